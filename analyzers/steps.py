@@ -1,0 +1,320 @@
+"""How long a training step takes and how much it processes, as the host saw it.
+
+The step time is the host's time from one step boundary to the next. The median is over undisturbed steps: the first
+step, the profiled ones, their warm-up and the step after an export are given apart, because each costs more than
+training does. Throughput is the work of a median step over its time, summed over data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.errors import MissingInput
+from perfscope.report import Column, Json, Section
+from perfscope.tables import Rank, Run, Steps
+
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The steps of one rank.
+
+    Attributes:
+        rank: The rank.
+        count: All completed steps.
+        skipped: Steps that did not update the weights.
+        undisturbed: How many steps the median and the 95th percentile are over.
+        median_s, p95_s: Of the undisturbed steps; absent where there is none.
+        first_s: The first step, from when training could begin; absent where that was not seen.
+        profiled_s: Median of the steps inside windows; absent without a window.
+        data_wait_s: Median wait for the data loader in an undisturbed step; absent where no loader was seen.
+        memory_peak_bytes: Peak device memory of tensors; absent without a device.
+        samples: Samples of a median undisturbed step on this rank; absent where unknown.
+        tokens: Tokens of it; absent where unknown.
+        global_samples: Samples over all ranks as the framework states them; absent where it does not.
+    """
+
+    rank: int
+    count: int
+    skipped: int
+    undisturbed: int
+    median_s: float | None
+    p95_s: float | None
+    first_s: float | None
+    profiled_s: float | None
+    data_wait_s: float | None
+    memory_peak_bytes: int | None
+    samples: float | None
+    tokens: float | None
+    global_samples: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The steps of a run.
+
+    Attributes:
+        source: What told that a step completed.
+        count: Completed training steps: the most that any rank completed.
+        median_s, p95_s: Over all ranks' undisturbed steps, the slowest rank of each step.
+        first_s: The first step of the slowest rank.
+        profiled_s: Median of profiled steps, the slowest rank of each.
+        samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
+        ranks: Each rank by itself.
+        notes: What a reader must know.
+    """
+
+    source: str
+    count: int
+    median_s: float | None
+    p95_s: float | None
+    first_s: float | None
+    profiled_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    ranks: tuple[RankSteps, ...]
+    notes: tuple[str, ...]
+
+    def data(self) -> Json:
+        """The value of ``results.steps``."""
+        return {
+            "count": self.count,
+            "source": self.source,
+            "median_s": self.median_s,
+            "p95_s": self.p95_s,
+            "first_s": self.first_s,
+            "profiled_s": self.profiled_s,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "count": rank.count,
+                    "skipped": rank.skipped,
+                    "undisturbed": rank.undisturbed,
+                    "median_s": rank.median_s,
+                    "p95_s": rank.p95_s,
+                    "first_s": rank.first_s,
+                    "profiled_s": rank.profiled_s,
+                    "data_wait_s": rank.data_wait_s,
+                    "memory_peak_bytes": rank.memory_peak_bytes,
+                }
+                for rank in self.ranks
+            ],
+            "notes": list(self.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table of ranks under a line for the run."""
+        columns = (
+            Column("Rank"),
+            Column("Steps"),
+            Column("Median (ms)", 2),
+            Column("p95 (ms)", 2),
+            Column("First (ms)", 1),
+            Column("Profiled (ms)", 2),
+            Column("Data wait (ms)", 2),
+            Column("Peak memory (GB)", 2),
+        )
+        rows = [
+            (
+                str(rank.rank),
+                rank.count,
+                _ms(rank.median_s),
+                _ms(rank.p95_s),
+                _ms(rank.first_s),
+                _ms(rank.profiled_s),
+                _ms(rank.data_wait_s),
+                None if rank.memory_peak_bytes is None else rank.memory_peak_bytes / 1e9,
+            )
+            for rank in self.ranks
+        ]
+        if len(self.ranks) > 1:
+            rows.append(
+                (
+                    "all",
+                    self.count,
+                    _ms(self.median_s),
+                    _ms(self.p95_s),
+                    _ms(self.first_s),
+                    _ms(self.profiled_s),
+                    None,
+                    None,
+                )
+            )
+        return (Section("Steps", columns, tuple(rows), notes=(*self._throughput(), *self.notes)),)
+
+    def _throughput(self) -> tuple[str, ...]:
+        rates = [
+            f"{rate:,.1f} {unit} a second"
+            for rate, unit in ((self.tokens_per_s, "tokens"), (self.samples_per_s, "samples"))
+            if rate is not None
+        ]
+        return (f"Throughput over all ranks: {', '.join(rates)}.",) if rates else ()
+
+
+def analyze(run: Run) -> StepTimes:
+    """Summarise the steps of every rank.
+
+    Raises:
+        MissingInput: No rank completed a training step.
+    """
+    steps = _last_attempts(run.steps)
+    if not steps:
+        raise MissingInput("no rank completed a training step")
+    ranks = tuple(_rank(table) for table in steps)
+    walls = _slowest_rank_of_each_step(steps, undisturbed=True)
+    profiled = _slowest_rank_of_each_step(steps, undisturbed=False)
+    median_s = _median(walls)
+    facts = {fact.rank: fact for fact in run.ranks}
+    samples, tokens = _work_of_a_step(ranks, facts)
+    return StepTimes(
+        source=str(steps[0].source[-1]),
+        count=max(rank.count for rank in ranks),
+        median_s=median_s,
+        p95_s=_p95(walls),
+        first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
+        profiled_s=_median(profiled),
+        samples_per_s=_rate(samples, median_s),
+        tokens_per_s=_rate(tokens, median_s),
+        ranks=ranks,
+        notes=_notes(run, ranks, steps),
+    )
+
+
+def _last_attempts(tables: Sequence[Steps]) -> list[Steps]:
+    """The last process of each rank that completed a step: what an elastic restart repeated is not counted twice."""
+    last: dict[int, Steps] = {}
+    for table in sorted(tables, key=lambda table: (table.rank, table.attempt)):
+        if len(table):
+            last[table.rank] = table
+    return list(last.values())
+
+
+def _rank(steps: Steps) -> RankSteps:
+    undisturbed = _undisturbed(steps)
+    walls = steps.wall_ns[undisturbed].compressed() / _NS_PER_S
+    first = steps.wall_ns[0] if steps.step[0] == 1 else np.ma.masked
+    in_window = steps.wall_ns[steps.window == "profiled"].compressed() / _NS_PER_S
+    return RankSteps(
+        rank=steps.rank,
+        count=len(steps),
+        skipped=int(steps.skipped.sum()),
+        undisturbed=len(walls),
+        median_s=_median(walls),
+        p95_s=_p95(walls),
+        first_s=None if first is np.ma.masked else float(first) / _NS_PER_S,
+        profiled_s=_median(in_window),
+        data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / _NS_PER_S),
+        memory_peak_bytes=_largest(steps.memory_peak_bytes),
+        samples=_median(_of_undisturbed(steps.samples, undisturbed)),
+        tokens=_median(_of_undisturbed(steps.tokens, undisturbed)),
+        global_samples=_median(_of_undisturbed(steps.global_samples, undisturbed)),
+    )
+
+
+def _undisturbed(steps: Steps) -> np.ndarray:
+    """Steps that neither start-up nor a window disturbed."""
+    return np.asarray((steps.window == "") & (steps.step > 1))
+
+
+def _of_undisturbed(column: np.ma.MaskedArray, undisturbed: np.ndarray) -> np.ndarray:
+    """The work of undisturbed steps; of all steps where every one was disturbed, because windows change no work."""
+    chosen = column[undisturbed].compressed()
+    return np.asarray(chosen if len(chosen) else column.compressed())
+
+
+def _slowest_rank_of_each_step(tables: Sequence[Steps], *, undisturbed: bool) -> np.ndarray:
+    """Seconds of each step on its slowest rank."""
+    slowest: dict[int, float] = {}
+    for table in tables:
+        chosen = _undisturbed(table) if undisturbed else table.window == "profiled"
+        for step, wall_ns in zip(table.step[chosen], table.wall_ns[chosen], strict=True):
+            if wall_ns is not np.ma.masked:
+                slowest[int(step)] = max(slowest.get(int(step), 0.0), float(wall_ns) / _NS_PER_S)
+    return np.asarray(list(slowest.values()))
+
+
+def _work_of_a_step(ranks: Sequence[RankSteps], facts: dict[int, Rank]) -> tuple[float | None, float | None]:
+    """Samples and tokens of a step over all ranks; what a framework states is preferred to what was counted.
+
+    Model-parallel ranks work on the same samples, so one of each group counts.
+    """
+    stated = [rank.global_samples for rank in ranks if rank.global_samples is not None]
+    representatives = [rank for rank in ranks if _leads_its_replica(facts.get(rank.rank))]
+    expected = {fact.world_size for fact in facts.values()}
+    complete = bool(facts) and len(ranks) >= max(expected)
+    counted = _sum([rank.samples for rank in representatives]) if complete else None
+    tokens = _sum([rank.tokens for rank in representatives]) if complete else None
+    return (stated[0] if stated else counted), tokens
+
+
+def _leads_its_replica(fact: Rank | None) -> bool:
+    if fact is None:
+        return True
+    return all(fact.parallel.get(axis, 0) == 0 for axis in ("tp", "pp", "cp"))
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tuple[str, ...]:
+    notes = [f"A step ends where {_SOURCES.get(str(steps[0].source[-1]), str(steps[0].source[-1]))}."]
+    disturbed = max(rank.count - rank.undisturbed for rank in ranks)
+    fewest = min(rank.undisturbed for rank in ranks)
+    if fewest == 0:
+        notes.append("Start-up or a profiler window disturbed every step, so there is no median: train for longer.")
+    else:
+        notes.append(
+            f"Median and p95 are over {fewest} undisturbed steps; the first, the profiled ones, their warm-up and the "
+            f"step after an export ({disturbed} in all) are left out."
+        )
+    counts = {rank.count for rank in ranks}
+    if len(counts) > 1:
+        notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
+    skipped = max(rank.skipped for rank in ranks)
+    if skipped:
+        notes.append(f"{skipped} steps did not update the weights (loss scale overflow); they are counted as steps.")
+    restarted = sorted({table.rank for table in run.steps if table.attempt > 0})
+    if restarted:
+        notes.append(f"Ranks {restarted} started more than once; the last start is shown.")
+    return tuple(notes)
+
+
+_SOURCES = {
+    "deepspeed": "DeepSpeed's engine moves global_steps",
+    "deepspeed_pipeline": "DeepSpeed's PipelineEngine.train_batch returns",
+    "grad_scaler": "GradScaler.update returns",
+    "optimizer": "the optimizer's step returns",
+}
+
+
+def _median(values: np.ndarray) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _p95(values: np.ndarray) -> float | None:
+    return float(np.percentile(values, 95)) if len(values) else None
+
+
+def _largest(column: np.ma.MaskedArray) -> int | None:
+    known = column.compressed()
+    return int(known.max()) if len(known) else None
+
+
+def _rate(work: float | None, seconds: float | None) -> float | None:
+    return work / seconds if work is not None and seconds else None
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
+
+
+def _ms(seconds: float | None) -> float | None:
+    return _scaled(seconds, 1e3)

@@ -1,0 +1,1 @@
+"""Capture inside a training job: the standard library, ``perfscope.wire`` and a torch that is already there."""

@@ -1,0 +1,119 @@
+"""The command line: the one place that prints and the one place that catches a PerfscopeError.
+
+A command is a module of ``perfscope.commands`` with a function of the same name that returns an Outcome. It is imported
+when it is called (or when ``--help`` lists it), so that ``perfscope tflops`` costs little more than starting Python.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import perfscope
+from perfscope.errors import PerfscopeError
+from perfscope.outcome import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = ("profile", "analyze", "tflops", "demo")
+
+
+class CommandGroup(TyperGroup):
+    """Commands that load lazily."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - the context type is typer's private one
+        """Name the commands in the order of a first use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - as above
+        """Import one command's module and wrap its function."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"perfscope.commands.{cmd_name}")
+        single = typer.Typer(add_completion=False)
+        single.command(name=cmd_name, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
+        command = typer.main.get_command(single)
+        assert isinstance(command, TyperCommand)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
+        """Run the command and end the process as its outcome says."""
+        outcome = super().invoke(ctx)
+        if isinstance(outcome, Outcome):
+            end(outcome, quiet=bool(ctx.params.get("quiet")))
+        return outcome
+
+
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
+    if value:
+        typer.echo(f"perfscope {perfscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def perfscope_command(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes on standard error.")] = False,  # noqa: FBT002
+    version: Annotated[  # noqa: FBT002 - the callback acts on it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Where did the time of a training run go, and can the number be trusted?"""
+
+
+def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
+    """Print an outcome and leave with its exit code, or by its signal."""
+    if outcome.text:
+        sys.stdout.write(outcome.text)
+        sys.stdout.flush()
+    if not quiet:
+        _say(outcome.notes)
+    if outcome.signal is not None:
+        _die_by(outcome.signal)
+    raise SystemExit(outcome.exit_code)
+
+
+def _say(lines: Sequence[str]) -> None:
+    for line in lines:
+        sys.stderr.write(f"perfscope: {line}\n" if line else "\n")
+    sys.stderr.flush()
+
+
+def _die_by(number: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of ours, beside the command's own, would only confuse
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+
+
+def main() -> None:
+    """Run the command line; a PerfscopeError becomes one line and its hint."""
+    try:
+        app()
+    except PerfscopeError as error:
+        sys.stderr.write(f"perfscope: {error.problem}\n")
+        if error.hint:
+            sys.stderr.write(f"  hint: {error.hint}\n")
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:
+        # The reader of a pipe went away; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None

@@ -1,0 +1,23 @@
+"""Options that several commands share, and the checks that typer cannot make."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perfscope.errors import UsageError
+from perfscope.renderers import Format
+
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the result.")]
+
+
+def require_positive(name: str, value: int) -> int:
+    """Return a count that is at least 1.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, not {value}")
+    return value

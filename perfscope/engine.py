@@ -1,0 +1,129 @@
+"""Runs the analyzers: measure each trace where it is read, then reduce the partials.
+
+A trace is opened once; every analyzer measures it while its tables are in memory, and only the small partials are kept.
+An analyzer that lacks an input is listed with its reason. A trace that cannot be read is listed too, and the other
+traces are still answered for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfscope.errors import MissingInput, SourceError
+from perfscope.registry import Analyzer, Reads, Result, analyzers
+from perfscope.sources.run import is_run, read_run
+from perfscope.tables import Run
+from perfscope.wire import TRACE_SUFFIX, TRACES
+
+TRACE_ENDINGS = (".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An analyzer that gave no result, and why."""
+
+    analyzer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What is known of the inputs.
+
+    Attributes:
+        inputs: The files and folders that were read.
+        results: Each analyzer's result by its name.
+        skipped: The analyzers without a result.
+        damage: Inputs that are missing or damaged, in words; the answers rest on what is left.
+        run: The run, where one was given.
+    """
+
+    inputs: tuple[str, ...]
+    results: dict[str, Result]
+    skipped: tuple[Skipped, ...]
+    damage: tuple[str, ...]
+    run: Run | None
+
+
+def analyze(paths: Sequence[Path]) -> Analysis:
+    """Analyze one run's folder, or traces.
+
+    Raises:
+        SourceError: A path does not exist, or nothing that was given can be read.
+    """
+    for path in paths:
+        if not path.exists():
+            raise SourceError(path, "does not exist")
+    run = read_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() and is_run(paths[0]) else None
+    traces = find_traces([paths[0] / TRACES] if run else paths)
+    if run is None and not traces:
+        raise SourceError(paths[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
+    partials, damage = _measure(traces)
+    if run:
+        damage = [*run.damage, *damage]
+    elif traces and not any(partials.values()):
+        raise SourceError(traces[0], damage[0] if damage else "holds nothing to analyze")
+    results: dict[str, Result] = {}
+    skipped: list[Skipped] = []
+    for analyzer in analyzers():
+        try:
+            results[analyzer.name] = _reduce(analyzer, run, partials[analyzer.name] if traces else [])
+        except MissingInput as missing:
+            skipped.append(Skipped(analyzer.name, missing.problem))
+    return Analysis(
+        inputs=tuple(str(path) for path in ([paths[0], *traces] if run else traces)),
+        results=results,
+        skipped=tuple(skipped),
+        damage=tuple(damage),
+        run=run,
+    )
+
+
+def find_traces(paths: Sequence[Path]) -> list[Path]:
+    """The traces among files and below folders, each once, in the order of their names."""
+    found: set[Path] = set()
+    for path in paths:
+        if path.is_dir():
+            found.update(file for file in path.rglob("*") if file.name.endswith(TRACE_ENDINGS) and file.is_file())
+        elif path.is_file():
+            found.add(path)
+    plain = {
+        path.with_name(path.name.removesuffix(".gz")) for path in found if path.name.endswith(f"{TRACE_SUFFIX}.gz")
+    }
+    return sorted(path for path in found if path not in plain)
+
+
+def _measure(traces: Sequence[Path]) -> tuple[dict[str, list[Any]], list[str]]:
+    reading = [analyzer for analyzer in analyzers() if analyzer.reads is Reads.TRACES]
+    partials: dict[str, list[Any]] = {analyzer.name: [] for analyzer in analyzers()}
+    damage: list[str] = []
+    if not reading:
+        return partials, damage
+    from perfscope.sources.trace import read_trace
+
+    for path in traces:
+        try:
+            trace = read_trace(path)
+        except SourceError as error:
+            damage.append(error.problem)
+            continue
+        damage.extend(trace.damage)
+        for analyzer in reading:
+            partial = analyzer.load().measure(trace)
+            if partial is not None:
+                partials[analyzer.name].append(partial)
+    return partials, damage
+
+
+def _reduce(analyzer: Analyzer, run: Run | None, partials: Sequence[Any]) -> Result:
+    result: Result
+    if analyzer.reads is Reads.TRACES:
+        result = analyzer.load().analyze(partials)
+        return result
+    if run is None:
+        raise MissingInput("needs a run of `perfscope profile`, not traces alone")
+    result = analyzer.load().analyze(run)
+    return result

@@ -1,0 +1,24 @@
+"""The start of the command ``perfscope``, installed as ``perfscope_toolkit``.
+
+An unrelated project on the package index installs a module that is also named ``perfscope``. This entry has a name of
+its own, so that it still runs, and can say so, where the other one comes first.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say which foreign module stands in its place."""
+    import perfscope
+
+    if getattr(perfscope, "DISTRIBUTION", None) != "perfscope-toolkit":
+        origin = getattr(perfscope, "__file__", None) or "an unknown place"
+        sys.stderr.write(
+            f"perfscope: the module 'perfscope' that Python finds is another project's, at {origin}.\n"
+            "  hint: uninstall the distribution 'perfscope' or take its folder off PYTHONPATH, "
+            "then reinstall perfscope-toolkit.\n"
+        )
+        raise SystemExit(1)
+    from perfscope.cli import main as run
+
+    run()

@@ -1,0 +1,55 @@
+"""Every error that a user can meet, and how the command ends with it.
+
+::
+
+    PerfscopeError                 1  something failed
+    ├── UsageError                 2  what was typed cannot be right
+    │   └── CommandNotFound      127  the command to profile does not exist
+    ├── SourceError                1  a file cannot be read as what it should be
+    └── MissingInput                  an analyzer lacks an input: listed as skipped, never fatal
+
+They are raised anywhere and caught once, in ``perfscope.cli``.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class PerfscopeError(Exception):
+    """What happened, and what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, hint: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class UsageError(PerfscopeError):
+    """What was typed cannot be right."""
+
+    exit_code = 2
+
+
+class CommandNotFound(UsageError):
+    """The command to profile does not exist; the code is the one that a shell gives."""
+
+    exit_code = 127
+
+
+class SourceError(PerfscopeError):
+    """A file cannot be read as what it should be.
+
+    >>> str(SourceError("a.json", "is empty"))
+    'a.json is empty'
+    """
+
+    def __init__(self, path: str | os.PathLike[str], problem: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{os.fspath(path)} {problem}", hint=hint)
+        self.path = os.fspath(path)
+
+
+class MissingInput(PerfscopeError):
+    """An analyzer lacks an input. The report lists the reason instead of a number."""

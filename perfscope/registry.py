@@ -1,0 +1,68 @@
+"""The analyzers: an explicit list of our own, and the entry-point group ``perfscope.analyzers`` for others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from perfscope.report import Json, Section
+
+ENTRY_POINTS = "perfscope.analyzers"
+
+
+class Result(Protocol):
+    """What an analyzer returns: a frozen value that can say itself as data and to people."""
+
+    def data(self) -> Json:
+        """The value of ``results.<name>`` in JSON."""
+        ...
+
+    def sections(self) -> tuple[Section, ...]:
+        """What people read."""
+        ...
+
+
+class Reads(Enum):
+    """What an analyzer is given."""
+
+    RUN = "run"
+    TRACES = "traces"
+
+
+@dataclass(frozen=True, slots=True)
+class Analyzer:
+    """One analyzer.
+
+    Attributes:
+        name: Its key in ``results``.
+        module: Where it is. A module that reads a run has ``analyze(run: Run) -> Result``. One that reads traces has
+            ``measure(trace: Trace) -> partial``, called where the trace is read, and
+            ``analyze(partials: Sequence) -> Result``, called once. Either raises MissingInput to be listed as skipped.
+        reads: Which of the two.
+    """
+
+    name: str
+    module: str
+    reads: Reads
+
+    def load(self) -> Any:  # noqa: ANN401 - a module
+        """Import it."""
+        return import_module(self.module)
+
+
+BUILT_IN: tuple[Analyzer, ...] = (Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),)
+
+
+@cache
+def analyzers() -> Sequence[Analyzer]:
+    """Our own analyzers, then those of installed distributions.
+
+    An entry point names an Analyzer object: ``mine = "my_package.scope:ANALYZER"``.
+    """
+    others = tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
+    return BUILT_IN + others

@@ -1,0 +1,61 @@
+"""The neutral document between analyzers and renderers.
+
+A result says what it knows twice: as data (for JSON, with full precision and null for what does not exist) and as
+sections (for people). Renderers see only this file, so that N analyzers and M formats make N + M pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Cell: TypeAlias = str | int | float | None
+Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: its heading (with the unit) and how many decimals its numbers show."""
+
+    heading: str
+    decimals: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, an optional table, and notes that a reader needs to trust it.
+
+    Attributes:
+        title: The heading.
+        columns: The table's columns; empty for a section of text.
+        rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
+        notes: Sentences below the table: conventions, assumptions, reasons for what is absent.
+    """
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise AssertionError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole answer.
+
+    Attributes:
+        title: What was asked.
+        data: What ``--format json`` prints; its first key is ``schema``.
+        sections: What people read.
+        warnings: Doubts about the answer, repeated on standard error.
+    """
+
+    title: str
+    data: Mapping[str, Json]
+    sections: tuple[Section, ...]
+    warnings: tuple[str, ...] = field(default=())

@@ -1,0 +1,171 @@
+"""A run's folder as a Run: step records, windows and rank facts of every process that reported.
+
+Hooks write whole lines, but a killed process or a full disk can leave half a line at the end: it is dropped and named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from perfscope import wire
+from perfscope.errors import SourceError
+from perfscope.tables import Rank, Run, Steps, Window
+
+_RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
+_RecordT = TypeVar("_RecordT")
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run of ``perfscope profile``."""
+    return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS).is_dir()
+
+
+def read_run(path: Path) -> Run:
+    """Read a run's folder, traces and NVML samples excepted.
+
+    Raises:
+        SourceError: The folder is no run.
+    """
+    if not is_run(path):
+        raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
+    damage: list[str] = []
+    facts = _read_json(path / wire.RUN_FILE, damage)
+    ranks: list[Rank] = []
+    steps: list[Steps] = []
+    windows: list[Window] = []
+    for folder, rank, attempt in _rank_folders(path / wire.RANKS):
+        records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
+        if records:
+            steps.append(_steps(rank, attempt, records))
+        events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
+        windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
+        notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
+        fact = _read_rank(folder, rank, attempt, notes, damage)
+        if fact is not None:
+            ranks.append(fact)
+    return Run(
+        path=str(path),
+        command=tuple(str(word) for word in facts.get("command", ())),
+        exit_status=facts.get("exit_status"),
+        ranks=tuple(ranks),
+        steps=tuple(steps),
+        windows=tuple(windows),
+        damage=tuple(damage),
+    )
+
+
+def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
+    if not ranks.is_dir():
+        return
+    for folder in sorted(ranks.iterdir()):
+        match = _RANK_FOLDER.fullmatch(folder.name)
+        if match and folder.is_dir():
+            yield folder, int(match[1]), int(match[2] or 0)
+
+
+def _read_json(path: Path, damage: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        damage.append(f"{path.name} is missing")
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        damage.append(f"{path} is not whole JSON")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_rank(folder: Path, rank: int, attempt: int, notes: tuple[str, ...], damage: list[str]) -> Rank | None:
+    try:
+        record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
+    except (OSError, msgspec.MsgspecError):
+        damage.append(f"{wire.RANKS}/{folder.name}/{wire.RANK_FILE} cannot be read")
+        return None
+    parallel = _read_json(folder / wire.PARALLEL_FILE, []).get("coordinates", {})
+    return Rank(
+        rank=rank,
+        attempt=attempt,
+        world_size=record.world_size,
+        host=record.host,
+        device_type=record.device_type,
+        device_name=record.device_name,
+        notes=notes,
+        parallel={str(axis): int(index) for axis, index in parallel.items()},
+    )
+
+
+def _read_lines(path: Path, kind: Any, damage: list[str]) -> list[Any]:  # noqa: ANN401 - a record type or a union
+    if not path.is_file():
+        return []
+    decode = _decoder(kind)
+    records = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            records.append(decode(line))
+        except msgspec.MsgspecError:
+            what = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
+            damage.append(f"{path.parent.name}/{path.name}: {what}")
+    return records
+
+
+def _decoder(kind: Any) -> Any:  # noqa: ANN401 - as above
+    if kind is wire.StepRecord:
+        return msgspec.json.Decoder(wire.StepRecord).decode
+    kinds = {"window": wire.WindowRecord, "note": wire.NoteRecord}
+
+    def decode(line: bytes) -> object:
+        value = msgspec.json.decode(line, type=dict[str, Any])
+        if value.get("kind") not in kinds:
+            raise msgspec.ValidationError("no known kind of event")
+        return msgspec.convert(value, kinds[value["kind"]])
+
+    return decode
+
+
+def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps:
+    return Steps(
+        rank=rank,
+        attempt=attempt,
+        step=np.asarray([record.step for record in records], np.int64),
+        end_ns=np.asarray([record.end_ns for record in records], np.int64),
+        wall_ns=_masked([record.wall_ns for record in records]),
+        source=np.asarray([record.source for record in records], np.str_),
+        window=np.asarray([record.window or "" for record in records], np.str_),
+        skipped=np.asarray([bool(record.skipped) for record in records], np.bool_),
+        micro_batches=_masked([record.micro_batches for record in records]),
+        samples=_masked([record.samples for record in records]),
+        tokens=_masked([record.tokens for record in records]),
+        global_samples=_masked([record.global_samples for record in records]),
+        data_wait_ns=_masked([record.data_wait_ns for record in records]),
+        memory_peak_bytes=_masked([record.memory_peak_bytes for record in records]),
+    )
+
+
+def _masked(values: Sequence[int | None]) -> np.ma.MaskedArray[Any, Any]:
+    return np.ma.MaskedArray(
+        np.asarray([0 if value is None else value for value in values], np.int64),
+        mask=[value is None for value in values],
+    )
+
+
+def _window(rank: int, record: wire.WindowRecord) -> Window:
+    return Window(
+        rank=rank,
+        first_step=record.first_step,
+        last_step=record.last_step,
+        trace=record.trace,
+        stop_ns=record.stop_ns,
+        export_ns=record.export_ns,
+        trace_bytes=record.trace_bytes,
+        partial=record.partial,
+    )

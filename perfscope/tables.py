@@ -1,0 +1,128 @@
+"""Typed tables between sources and analyzers: one NumPy column a field, integers for time.
+
+A column of an optional value is a masked array: absent is neither 0 nor NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+Bool: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The training steps of one process, in order.
+
+    Attributes:
+        rank: The rank they belong to.
+        attempt: 0 for the rank's first process in the run, 1 after a restart.
+        step: Number of the training step, from 1.
+        end_ns: When it completed, on the host's monotonic clock.
+        wall_ns: Host time of the step; masked where its beginning was not seen.
+        source: What told that a step completed.
+        window: ``""``, ``"warmup"``, ``"profiled"`` or ``"export"``.
+        skipped: The weights were not updated.
+        micro_batches: Forward passes in the step; masked where unknown.
+        samples: Samples this rank took in; masked where unknown.
+        tokens: Tokens this rank took in; masked where unknown.
+        global_samples: Samples over all ranks as the framework states them; masked where unknown.
+        data_wait_ns: Time spent waiting for the data loader; masked where unknown.
+        memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
+    """
+
+    rank: int
+    attempt: int
+    step: Int64
+    end_ns: Int64
+    wall_ns: np.ma.MaskedArray[Any, Any]
+    source: npt.NDArray[np.str_]
+    window: npt.NDArray[np.str_]
+    skipped: Bool
+    micro_batches: np.ma.MaskedArray[Any, Any]
+    samples: np.ma.MaskedArray[Any, Any]
+    tokens: np.ma.MaskedArray[Any, Any]
+    global_samples: np.ma.MaskedArray[Any, Any]
+    data_wait_ns: np.ma.MaskedArray[Any, Any]
+    memory_peak_bytes: np.ma.MaskedArray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def frame(self) -> pd.DataFrame:
+        """The table as a pandas DataFrame, with <NA> for what is absent."""
+        return _frame(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One profiler window of one rank: which training steps its trace holds, and what it cost."""
+
+    rank: int
+    first_step: int
+    last_step: int
+    trace: str
+    stop_ns: int
+    export_ns: int
+    trace_bytes: int
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Who a rank is: see ``perfscope.wire.RankRecord``."""
+
+    rank: int
+    attempt: int
+    world_size: int
+    host: str
+    device_type: str | None
+    device_name: str | None
+    notes: tuple[str, ...]
+    parallel: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Everything of a run but its traces.
+
+    Attributes:
+        path: The run's folder.
+        command: The profiled command, without secrets; empty where run.json is missing.
+        exit_status: How the command ended, in words; absent while it runs or where it was not seen.
+        ranks: One entry a process that reported, by rank and attempt.
+        steps: One table a process that completed a step.
+        windows: Every finished window.
+        damage: What could not be read, in words.
+    """
+
+    path: str
+    command: tuple[str, ...]
+    exit_status: str | None
+    ranks: tuple[Rank, ...]
+    steps: tuple[Steps, ...]
+    windows: tuple[Window, ...]
+    damage: tuple[str, ...]
+
+
+def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above
+    import pandas as pd
+
+    columns = {}
+    for field in fields(table):
+        value = getattr(table, field.name)
+        if isinstance(value, np.ma.MaskedArray):
+            columns[field.name] = pd.array(value.data, dtype="Int64")
+            columns[field.name][np.ma.getmaskarray(value)] = pd.NA
+        else:
+            columns[field.name] = value
+    return pd.DataFrame(columns)

@@ -1,0 +1,120 @@
+"""Sizes, counts and times as people write them: parsed and printed in one place.
+
+B is 10**9 parameters (never 2**30), GB is 10**9 bytes, GiB is 2**30 bytes. Times become integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from perfscope.errors import UsageError
+
+_COUNT_SUFFIX = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
+_COUNT = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
+_SMALLEST_BARE_SIZE = 1000
+
+_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_TIME_PART = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
+_LARGEST_TIME_NS = 10**4 * 365 * 86400 * 10**9
+
+_KILO = 1000
+_DECIMAL_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def parse_parameters(text: str) -> int:
+    """Read a model size such as ``52B``, ``7.5B``, ``125M`` or ``52e9`` as a number of parameters.
+
+    >>> parse_parameters("7.5B")
+    7500000000
+
+    Raises:
+        UsageError: The text is no size, is not positive, or is a bare number too small to be a model.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    suffix = match["suffix"].upper() if match else ""
+    if match is None or suffix not in _COUNT_SUFFIX:
+        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
+    try:
+        value = Decimal(match["number"].replace("_", "")).scaleb(_COUNT_SUFFIX[suffix])
+        parameters = int(value)
+    except (InvalidOperation, OverflowError, ValueError):
+        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M") from None
+    if parameters <= 0 or parameters > 10**18:
+        raise UsageError(f"a model size of {text} is not possible")
+    if not suffix and parameters < _SMALLEST_BARE_SIZE:
+        raise UsageError(f"a model of {text} parameters is too small", hint=f"was {text}B or {text}M meant?")
+    return parameters
+
+
+def parse_duration_ns(text: str) -> int:
+    """Read a time such as ``127``, ``127s``, ``2m7s`` or ``127000ms`` as nanoseconds; a bare number is in seconds.
+
+    >>> parse_duration_ns("2m7s") == parse_duration_ns("127") == parse_duration_ns("127000ms")
+    True
+
+    Raises:
+        UsageError: The text is no time, or the time is not positive.
+    """
+    stripped = text.strip()
+    total = Decimal(0)
+    position = 0
+    smallest_unit_yet: int | None = None
+    while position < len(stripped):
+        match = _TIME_PART.match(stripped, position)
+        if match is None or (match[2] is None and (position > 0 or match.end() != len(stripped))):
+            raise _not_a_time(text)
+        unit_ns = _NANOSECONDS[match[2] or "s"]
+        if smallest_unit_yet is not None and unit_ns >= smallest_unit_yet:
+            raise _not_a_time(text)
+        smallest_unit_yet = unit_ns
+        total += Decimal(match[1]) * unit_ns
+        position = match.end()
+    if not stripped or stripped.startswith("-"):
+        raise _not_a_time(text)
+    if not 1 <= total <= _LARGEST_TIME_NS:
+        raise UsageError(f"a time of {text} is not possible", hint="a time is positive: 127, 127s, 2m7s or 127000ms")
+    return int(total)
+
+
+def _not_a_time(text: str) -> UsageError:
+    return UsageError(f"{text!r} is not a time", hint="write it as 127, 127s, 2m7s or 127000ms")
+
+
+def format_parameters(parameters: int) -> str:
+    """Write a number of parameters the short way.
+
+    >>> format_parameters(52_000_000_000), format_parameters(812_445_696)
+    ('52B', '812.4M')
+    """
+    for suffix in ("T", "B", "M", "K"):
+        scale = 10 ** _COUNT_SUFFIX[suffix]
+        if parameters >= scale:
+            return f"{parameters / scale:.4g}{suffix}"
+    return str(parameters)
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes with a decimal prefix.
+
+    >>> format_bytes(1_624_919_321)
+    '1.62 GB'
+    """
+    value = float(count)
+    for unit in _DECIMAL_BYTES:
+        if abs(value) < _KILO or unit == _DECIMAL_BYTES[-1]:
+            return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= _KILO
+    raise AssertionError(count)
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with the unit that keeps three or four figures.
+
+    >>> format_seconds(0.09628), format_seconds(127.0)
+    ('96.28 ms', '127 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(seconds) * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.4g} {unit}"
+    raise AssertionError(seconds)

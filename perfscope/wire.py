@@ -1,0 +1,167 @@
+"""Names and records of the files of a run: what hooks write and sources read.
+
+Every record is one line of JSON that is written at once, so that a run that is killed leaves whole lines. A field that
+is unknown is left out; readers must not expect an end record. The layout::
+
+    RUN/run.json                     the command, its environment without secrets, versions, the outcome
+    RUN/ranks/00000/rank.json        who the rank is: host, process, device, clock
+    RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework tells them
+    RUN/ranks/00000/steps.jsonl      one StepRecord a training step
+    RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
+    RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
+    RUN/nvml/HOST.jsonl              samples of every visible GPU
+
+A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
+This module is imported inside training jobs: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SCHEMA = "perfscope/run/1"
+
+RUN_FILE = "run.json"
+RANKS = "ranks"
+RANK_FILE = "rank.json"
+PARALLEL_FILE = "parallel.json"
+STEPS_FILE = "steps.jsonl"
+EVENTS_FILE = "events.jsonl"
+TRACES = "traces"
+NVML = "nvml"
+BOOT = ".boot"
+TRACE_SUFFIX = ".pt.trace.json"
+
+#: The key of our metadata inside a trace file.
+TRACE_METADATA = "perfscope"
+
+#: How a step relates to a profiler window.
+WARMUP = "warmup"
+PROFILED = "profiled"
+EXPORT = "export"
+
+
+def rank_folder(rank: int, attempt: int = 0) -> str:
+    """Name the folder of a rank's n-th process.
+
+    >>> rank_folder(3), rank_folder(3, 1)
+    ('00003', '00003.1')
+    """
+    return f"{rank:05d}" if attempt == 0 else f"{rank:05d}.{attempt}"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One completed training step of one rank.
+
+    Attributes:
+        step: The number of the training step, from 1.
+        end_ns: When it completed, on the host's monotonic clock.
+        wall_ns: Host time since the boundary before it, exports excluded; absent where that boundary was not seen.
+        source: What told that the step completed: ``deepspeed``, ``optimizer`` and so on.
+        window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent for an undisturbed step.
+        skipped: True where the framework counted the step but did not update the weights.
+        micro_batches: Forward passes of the wrapped model in the step.
+        samples: Samples that this rank took in.
+        tokens: Tokens that this rank took in, where the input is integers of two dimensions.
+        global_samples: Samples of the step over all ranks, where the framework states it.
+        data_wait_ns: Time spent waiting for the data loader.
+        loss_scale: The loss scale, where it is known without a synchronisation.
+        memory_peak_bytes: Largest device memory allocated by tensors since the process started.
+        memory_reserved_bytes: Largest device memory held by the allocator since the process started.
+    """
+
+    step: int
+    end_ns: int
+    source: str
+    wall_ns: int | None = None
+    window: str | None = None
+    skipped: bool | None = None
+    micro_batches: int | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    global_samples: int | None = None
+    data_wait_ns: int | None = None
+    loss_scale: float | None = None
+    memory_peak_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """One profiler window of one rank, written when its trace lies complete on disk.
+
+    Attributes:
+        first_step: The first profiled training step.
+        last_step: The last one; the window is partial where fewer steps came.
+        trace: The file's name in ``RUN/traces``.
+        stop_ns: How long stopping the profiler held the training process.
+        export_ns: How long writing the trace held it.
+        trace_bytes: Size of the trace before compression.
+        partial: True where training ended inside the window.
+    """
+
+    first_step: int
+    last_step: int
+    trace: str
+    stop_ns: int
+    export_ns: int
+    trace_bytes: int
+    partial: bool = False
+    kind: str = "window"
+
+
+@dataclass(frozen=True)
+class NoteRecord:
+    """Something a reader of the report must know: a feature that is off, a hook that failed."""
+
+    text: str
+    kind: str = "note"
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """Who a rank is.
+
+    Attributes:
+        rank: Its number.
+        world_size: How many ranks there are.
+        host: Its machine.
+        pid: Its process.
+        wall_ns: The wall clock, read together with ``monotonic_ns``: the pair aligns clocks.
+        monotonic_ns: The monotonic clock of ``StepRecord.end_ns``.
+        python: Version of Python.
+        torch: Version of torch.
+        device_type: ``cuda``, ``cpu`` and so on.
+        device_name: What the device calls itself.
+        device_uuid: The device's UUID, which NVML knows too.
+        deepspeed: Version of DeepSpeed, where it is loaded.
+        argv: The command line of the process, without secrets.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    wall_ns: int
+    monotonic_ns: int
+    python: str
+    torch: str | None = None
+    device_type: str | None = None
+    device_name: str | None = None
+    device_uuid: str | None = None
+    deepspeed: str | None = None
+    argv: tuple[str, ...] = ()
+
+
+def to_line(record: StepRecord | WindowRecord | NoteRecord | RankRecord) -> bytes:
+    """Write a record as one line, without the fields that are unknown."""
+    known = {name: value for name, value in asdict(record).items() if value is not None}
+    return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def to_file(value: dict[str, Any]) -> bytes:
+    """Write a whole JSON file's content."""
+    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
