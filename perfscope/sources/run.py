@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +19,11 @@ from perfscope.errors import SourceError
 from perfscope.tables import Rank, Run, Steps, Window
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
-_RecordT = TypeVar("_RecordT")
+_MOST_SHOWN = 16
+_NO_RANKS = (
+    "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
+    "or started Python with -I, -E or -S"
+)
 
 
 def is_run(path: Path) -> bool:
@@ -50,6 +54,7 @@ def read_run(path: Path) -> Run:
         fact = _read_rank(folder, rank, attempt, notes, damage)
         if fact is not None:
             ranks.append(fact)
+    damage += _missing_ranks(ranks)
     return Run(
         path=str(path),
         command=tuple(str(word) for word in facts.get("command", ())),
@@ -59,6 +64,18 @@ def read_run(path: Path) -> Run:
         windows=tuple(windows),
         damage=tuple(damage),
     )
+
+
+def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
+    """The ranks that never reported, in words."""
+    if not ranks:
+        return [_NO_RANKS]
+    world_size = max(rank.world_size for rank in ranks)
+    missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
+    if not missing:
+        return []
+    shown = ", ".join(str(rank) for rank in missing[:_MOST_SHOWN]) + (", ..." if len(missing) > _MOST_SHOWN else "")
+    return [f"{len(missing)} of {world_size} ranks never reported: {shown}"]
 
 
 def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
