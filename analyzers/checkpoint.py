@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from perfscope.analyzers.checkpoint_findings import Finding, file_findings, size_findings
 from perfscope.analyzers.checkpoint_parts import Share, count_parameters, shares_of, sums_by_part
 from perfscope.analyzers.checkpoint_plan import GB, GIB, TB, TIB, BytesPerParameter
-from perfscope.checkpoints import Checkpoint, CheckpointFile, Held, Kind, Role
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Held, Kind, Role
 
 _SHOWN_FILES = 60
 _FILE_OVERHEAD_BYTES = 1 << 16  # pickles, names and alignment, where they cannot be told from tensors

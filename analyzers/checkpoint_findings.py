@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from perfscope.analyzers.checkpoint_parts import Share, parts_of
-from perfscope.checkpoints import Checkpoint, CheckpointFile, Kind, Layout
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout
 
 _TOLERANCE = 0.03
 _TWICE = (1.9, 2.1)

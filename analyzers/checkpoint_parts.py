@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfscope.analyzers.checkpoint_plan import BytesPerParameter
-from perfscope.checkpoints import Checkpoint, CheckpointFile, Kind, Layout, Role
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role
 
 _NAMED_ROLES: Mapping[Kind, Role] = {
     Kind.LAYER: Role.WEIGHTS,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from perfscope.published import Constant, PublishedTable, Quantity, Row
+from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
 
 _Q = Quantity
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfscope.analyzers.flops import bigscience_operations
-from perfscope.published import Constant, Figure, PublishedTable, Quantity, Row
+from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
 _Q = Quantity
 _TERA = 10**12

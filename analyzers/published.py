@@ -24,7 +24,7 @@ from perfscope.analyzers.derived import (
     recompute,
     tflops,
 )
-from perfscope.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row, Span
+from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row, Span
 
 _Q = Quantity
 

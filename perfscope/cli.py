@@ -23,7 +23,7 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("profile", "analyze", "tflops", "checkpoint", "report", "demo")
+COMMANDS = ("demo", "profile", "analyze", "tflops", "checkpoint", "report")
 
 
 class CommandGroup(TyperGroup):

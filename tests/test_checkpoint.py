@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.checkpoint import CheckpointSizes, analyze
 from perfscope.analyzers.checkpoint_plan import Optimizer, Precision, bytes_per_parameter
-from perfscope.checkpoints import Kind, Layout, Role
 from perfscope.sources.checkpoint import read_checkpoint
 from perfscope.sources.checkpoint_names import read_name
 from perfscope.sources.torch_files import TorchDamage, read_torch_file
+from perfscope.tables.checkpoint import Kind, Layout, Role
 from tests.report_cli import run
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "checkpoints"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.published import Quantity, Span
 from perfscope.sources.columns import understand
 from perfscope.sources.markdown import Cell, parse_markdown, split_lines
+from perfscope.tables.published import Quantity, Span
 from tests.report_cli import Run, run
 
 TABLE = """\
@@ -331,9 +331,9 @@ rows = st.tuples(
 @given(st.lists(rows, min_size=1, max_size=12))
 def test_it_writes_what_the_reports_own_one_liner_writes(table: list[tuple[int, int, int, str, int]]) -> None:
     from perfscope.analyzers.published import analyze
-    from perfscope.published import Constant
     from perfscope.regenerate.refresh import apply_cells
     from perfscope.sources.published import understand as read_table
+    from perfscope.tables.published import Constant
 
     head = "| GPUs | Size | GBS | Speed | TFlops | Notes |\n| --- | --- | --- | --- | --- | --- |\n"
     text = head + "".join(f"| {g} | {s}B | {b} | {t}s | {old / 10} | x |\n" for g, s, b, t, old in table)

@@ -11,8 +11,8 @@ from perfscope.analyzers.flops import Checkpointing
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.hardware import find_gpu
 from perfscope.outcome import Outcome
-from perfscope.published import Constant, Quantity
 from perfscope.renderers import Format
+from perfscope.tables.published import Constant, Quantity
 
 app = typer.Typer(help="Keep published tables right: recompute their cells, regenerate their blocks.")
 

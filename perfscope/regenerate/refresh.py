@@ -12,11 +12,11 @@ from perfscope.analyzers.published import analyze as check_tables
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.published import Constant, Quantity
 from perfscope.renderers import Format, render
 from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.markdown import Document
 from perfscope.sources.published import PublishedFile, read_published
+from perfscope.tables.published import Constant, Quantity
 
 DIFFERENCE_FOUND = 3
 _FEW = 3

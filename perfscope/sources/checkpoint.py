@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfscope.checkpoints import Checkpoint, CheckpointFile, Held, Kind, Layout, Role
 from perfscope.errors import SourceError
 from perfscope.sources.checkpoint_names import is_tracker, iteration, layout_of, read_name
 from perfscope.sources.dangers import dangers
@@ -19,6 +18,7 @@ from perfscope.sources.markdown import read_text
 from perfscope.sources.roles import held_in_safetensors, held_in_torch_file, role_of
 from perfscope.sources.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.torch_files import TorchDamage, TorchFile, read_torch_file
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Held, Kind, Layout, Role
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _STATE_KINDS = frozenset(Kind) - {Kind.OTHER, Kind.METADATA}

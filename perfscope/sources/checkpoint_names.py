@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.checkpoints import Kind, Layout
+from perfscope.tables.checkpoint import Kind, Layout
 
 _NAMES: tuple[tuple[str, Kind], ...] = (
     (r"(?:\w+_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt", Kind.OPTIMIZER),

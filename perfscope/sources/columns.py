@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from perfscope.errors import UsageError
-from perfscope.published import Change, ChangeKind, Figure, Quantity, Span
 from perfscope.sources.markdown import Cell
+from perfscope.tables.published import Change, ChangeKind, Figure, Quantity, Span
 from perfscope.units import parse_duration_ns
 
 _Q = Quantity

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.errors import SourceError
-from perfscope.published import Span
+from perfscope.tables.published import Span
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

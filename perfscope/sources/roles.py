@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfscope.checkpoints import Held, Kind, Role
 from perfscope.sources.safetensors import StoredTensor
 from perfscope.sources.torch_files import Tensor, TorchFile, item_bytes
+from perfscope.tables.checkpoint import Held, Kind, Role
 
 _MOMENTS = frozenset({
     "exp_avg", "exp_avg_sq", "exp_avg_diff", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf",

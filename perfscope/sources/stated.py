@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.published import Constant, Quantity
 from perfscope.sources.markdown import Document, Grid, Heading
+from perfscope.tables.published import Constant, Quantity
 
 # In the order of trust: a sentence, the formula itself, a variable of some script.
 _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
