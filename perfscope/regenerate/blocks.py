@@ -72,27 +72,34 @@ def read_page(path: Path) -> Page:
 def _blocks(
     path: Path, lines: Sequence[str], markers: Sequence[int], headings: Sequence[tuple[int, int]]
 ) -> list[Block]:
-    blocks: list[Block] = []
+    spans: list[tuple[int, int, str]] = []
     begun: tuple[int, str] | None = None
     for index in markers:
         start = _START.fullmatch(lines[index])
         if start and begun is None:
             begun = index, start["command"]
         elif start and begun is not None:
-            raise SourceError(path, f"line {begun[0] + 1}: the block has no end", hint="add <!-- /perfscope -->")
+            raise _endless(path, begun[0])
         elif _END.fullmatch(lines[index]):
             if begun is None:
                 raise SourceError(path, f"line {index + 1}: a block ends that did not begin")
-            level = max(((line, level) for line, level in headings if line < begun[0]), default=(0, 0))[1]
-            blocks.append(_block(path, lines, begun, index, level))
+            spans.append((begun[0], index, begun[1]))
             begun = None
     if begun is not None:
-        raise SourceError(path, f"line {begun[0] + 1}: the block has no end", hint="add <!-- /perfscope -->")
-    return blocks
+        raise _endless(path, begun[0])
+    own = [(at, level) for at, level in headings if not any(start < at < end for start, end, _ in spans)]
+    return [
+        _block(path, lines, span, max(((at, level) for at, level in own if at < span[0]), default=(0, 0))[1])
+        for span in spans
+    ]
 
 
-def _block(path: Path, lines: Sequence[str], begun: tuple[int, str], end: int, level: int) -> Block:
-    start, text = begun
+def _endless(path: Path, start: int) -> SourceError:
+    return SourceError(path, f"line {start + 1}: the block has no end", hint="add <!-- /perfscope -->")
+
+
+def _block(path: Path, lines: Sequence[str], span: tuple[int, int, str], level: int) -> Block:
+    start, end, text = span
     command, _, chosen = text.partition("::")
     try:
         words = tuple(shlex.split(command))
