@@ -76,6 +76,7 @@ def test_a_module_is_patched_before_its_importer_binds_a_name(tmp_path: Path, mo
 
     module = sys.modules.pop("watched_module")
     assert value == 2
+    assert module.__spec__ is not None
     assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
     assert module.__loader__ is module.__spec__.loader
 
