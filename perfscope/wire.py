@@ -97,6 +97,7 @@ class WindowRecord:
         first_step: The first profiled training step.
         last_step: The last one; the window is partial where fewer steps came.
         trace: The file's name in ``RUN/traces``.
+        start_ns: How long starting the profiler held the training process.
         stop_ns: How long stopping the profiler held the training process.
         export_ns: How long writing the trace held it.
         trace_bytes: Size of the trace before compression.
@@ -106,6 +107,7 @@ class WindowRecord:
     first_step: int
     last_step: int
     trace: str
+    start_ns: int
     stop_ns: int
     export_ns: int
     trace_bytes: int

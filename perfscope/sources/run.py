@@ -164,6 +164,7 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
         first_step=record.first_step,
         last_step=record.last_step,
         trace=record.trace,
+        start_ns=record.start_ns,
         stop_ns=record.stop_ns,
         export_ns=record.export_ns,
         trace_bytes=record.trace_bytes,

@@ -71,6 +71,7 @@ class Window:
     first_step: int
     last_step: int
     trace: str
+    start_ns: int
     stop_ns: int
     export_ns: int
     trace_bytes: int

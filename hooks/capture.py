@@ -1,0 +1,437 @@
+"""The capture of one training process: counts steps, opens and closes profiler windows, writes records.
+
+The hooks around frameworks report what happens; this class decides what it means. Training is never harmed: every entry
+is guarded, a failure ends the capture with one line and never reaches the script, and nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from perfscope import wire
+from perfscope.hooks import identity
+from perfscope.hooks.config import Config
+from perfscope.hooks.module_ranges import ModuleRanges
+from perfscope.hooks.nvml import start_sampler
+from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
+from perfscope.hooks.recorder import Recorder
+from perfscope.wire import NoteRecord, StepRecord
+
+#: What may tell that a step completed; the highest that is present does.
+PRIORITY = {"optimizer": 10, "grad_scaler": 15, "deepspeed": 30, "deepspeed_pipeline": 40}
+
+_WATCHDOG_S = 20.0
+_OTHERS_BEFORE_REELECTION = 3
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def guarded(method: _F) -> _F:
+    """Keep every failure of a hook away from the training script, and a forked child out of the capture."""
+
+    @functools.wraps(method)
+    def call(self: Capture, *args: Any, **kwargs: Any) -> Any:
+        if self.dead or os.getpid() != self.pid:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+            self.abandon(f"{method.__name__} failed: {error!r}")
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the framework itself says of a step; None is what it does not say.
+
+    Attributes:
+        skipped: It counted the step without updating the weights.
+        global_samples: Samples of the step over all ranks.
+        micro_batches: Forward passes in the step.
+        loss_scale: The loss scale.
+    """
+
+    skipped: bool | None = None
+    global_samples: int | None = None
+    micro_batches: int | None = None
+    loss_scale: float | None = None
+
+
+@dataclass
+class StepFacts:
+    """What was seen since the last step boundary."""
+
+    micro_batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loader_samples: int = 0
+    data_wait_ns: int = 0
+    loader_seen: bool = False
+    optimizer_steps: int = 0
+
+
+class Capture:
+    """One process's capture.
+
+    Attributes:
+        config: What to record.
+        dead: True after a failure: nothing more is recorded.
+        pid: The process it belongs to; a forked child has none.
+        steps: Completed training steps.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.dead = False
+        self.pid = os.getpid()
+        self.steps = 0
+        self._source: str | None = None
+        self._primary: int | None = None
+        self._others = 0
+        self._thread: int | None = None
+        self._facts = StepFacts()
+        self._step_started_ns: int | None = None
+        self._label: str | None = None
+        self._pending = list(config.windows)
+        self._window: ProfilerWindow | None = None
+        self._moving_own_profiler = False
+        self._ranges = ModuleRanges()
+        self._recorder: Recorder | None = None
+        self._rank: wire.RankRecord | None = None
+        self._notes: list[str] = []
+        self._foreign: str | None = _foreign_tool()
+        atexit.register(self.finish)
+
+    # What the hooks report.
+
+    @guarded
+    def arm(self, source: str) -> None:
+        """A framework that will tell steps is being built: simpler sources below it are ignored from now on."""
+        if self._source is None or PRIORITY[source] > PRIORITY[self._source]:
+            self._source = source
+            self._primary = None
+
+    @guarded
+    def process_group_ready(self) -> None:
+        """torch.distributed knows the rank."""
+        self._activate()
+
+    @guarded
+    def adopt_process_group(self) -> None:
+        """Learn the rank of a group that was there before the capture."""
+        if _group_exists():
+            self._activate()
+
+    @guarded
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A wrapped model is about to run forward on one micro-batch."""
+        torch = sys.modules["torch"]
+        if not torch.is_grad_enabled():
+            return
+        self._training_begins()
+        self._facts.micro_batches += 1
+        batch = _first_tensor((kwargs.get("input_ids"), args, kwargs), torch.Tensor, depth=2)
+        if batch is not None and batch.dim() > 0:
+            self._facts.samples += batch.shape[0]
+            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
+                self._facts.tokens += batch.numel()
+
+    @guarded
+    def step_begins(self) -> None:
+        """A framework that runs a whole step in one call is about to."""
+        self._training_begins()
+
+    @guarded
+    def batch_loaded(self, batch: Any, wait_ns: int) -> None:
+        """A data loader handed a batch out."""
+        torch = sys.modules["torch"]
+        if not torch.is_grad_enabled():
+            return
+        self._training_begins()
+        self._facts.loader_seen = True
+        self._facts.data_wait_ns += wait_ns
+        first = _first_tensor(batch, torch.Tensor, depth=2)
+        if first is not None and first.dim() > 0:
+            self._facts.loader_samples += first.shape[0]
+
+    @guarded
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An outermost optimizer step returned."""
+        self._facts.optimizer_steps += 1
+        if self._source in (None, "optimizer"):
+            self.boundary("optimizer", optimizer)
+
+    @guarded
+    def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:
+        """A GradScaler finished an iteration; ``stepped`` is whether it tried an optimizer step, None where unknown."""
+        skipped = None if stepped is None else stepped and self._facts.optimizer_steps == 0
+        self.boundary("grad_scaler", scaler, Stated(skipped=skipped))
+
+    @guarded
+    def boundary(self, source: str, key: object, stated: Stated = Stated()) -> None:
+        """A source says that one of its objects, the key, completed a training step."""
+        now_ns = time.monotonic_ns()
+        if not self._ends_a_step(source, key):
+            return
+        self._activate()
+        self.steps += 1
+        self._write(self._record(now_ns, source, stated))
+        self._facts = StepFacts()
+        self._move_window()
+        self._step_started_ns = time.monotonic_ns()
+
+    @guarded
+    def coordinates(self, value: dict[str, Any]) -> None:
+        """A framework told this rank's place in the process groups."""
+        self._activate()
+        assert self._recorder is not None
+        self._recorder.coordinates(value)
+
+    @guarded
+    def profiler_starts(self) -> None:
+        """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
+        if self._moving_own_profiler:
+            return
+        if self._foreign is None:
+            self._foreign = "the script runs a torch.profiler of its own"
+            if self._window is not None:
+                self._window.discard()
+                self._window = None
+            self.note(f"no window is profiled: {self._foreign}")
+
+    @guarded
+    def group_is_destroyed(self) -> None:
+        """The default process group is about to go: an open window is written while the device still answers."""
+        self._close_window()
+
+    @guarded
+    def finish(self) -> None:
+        """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
+        failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
+        if self._window is None:
+            return
+        if not failed:
+            self._close_window()
+            return
+        watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
+        watchdog.daemon = True
+        watchdog.start()
+        self._close_window(after_failure=True)
+        watchdog.cancel()
+
+    def note(self, text: str) -> None:
+        """Keep something that a reader of the report must know."""
+        if self._recorder is None:
+            self._notes.append(text)
+            return
+        try:
+            self._recorder.event(NoteRecord(text))
+        except OSError:
+            sys.stderr.write(f"perfscope: {text}\n")
+
+    def abandon(self, reason: str) -> None:
+        """End the capture after a failure: one line, and training goes on without it."""
+        self.dead = True
+        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
+        self.note(f"capture ended after step {self.steps}: {reason}")
+        window, self._window = self._window, None
+        try:
+            self._ranges.stop()
+            if window is not None:
+                window.discard()
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
+            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+
+    # Steps.
+
+    def _ends_a_step(self, source: str, key: object) -> bool:
+        """Only the highest source counts, only the first of several of its objects, only the thread that began."""
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if thread != self._thread or (self._source and PRIORITY[source] < PRIORITY[self._source]):
+            return False
+        if source != self._source:
+            self._source, self._primary = source, None
+        if self._primary is None or self._primary == id(key):
+            self._primary, self._others = id(key), 0
+            return True
+        self._others += 1
+        if self._others < _OTHERS_BEFORE_REELECTION:
+            return False
+        # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
+        self._primary, self._others = id(key), 0
+        return True
+
+    def _training_begins(self) -> None:
+        if self._step_started_ns is None and self.steps == 0:
+            self._thread = threading.get_ident()
+            self._move_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
+        facts = self._facts
+        return StepRecord(
+            step=self.steps,
+            end_ns=now_ns,
+            source=source,
+            wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns,
+            window=self._label,
+            skipped=stated.skipped or None,
+            micro_batches=stated.micro_batches or facts.micro_batches or None,
+            samples=facts.samples or facts.loader_samples or None,
+            tokens=facts.tokens or None,
+            global_samples=stated.global_samples,
+            data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
+            loss_scale=stated.loss_scale,
+            **_memory(),
+        )
+
+    def _write(self, record: StepRecord) -> None:
+        assert self._recorder is not None
+        if self.steps == 1:
+            self._identify()
+        self._recorder.step(record)
+
+    # Windows.
+
+    def _move_window(self) -> None:
+        """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
+        self._moving_own_profiler = True
+        try:
+            self._move_window_to(self.steps + 1)
+        finally:
+            self._moving_own_profiler = False
+
+    def _move_window_to(self, next_step: int) -> None:
+        self._label = None
+        if self._window is not None:
+            if self.steps >= self._window.steps.last:
+                self._close_window()
+                self._label = wire.EXPORT
+            else:
+                self._window.step()
+                self._label = wire.PROFILED
+        while self._pending and self._pending[0].first < next_step:
+            self.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
+        if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
+            self._open_window(next_step)
+
+    def _open_window(self, next_step: int) -> None:
+        window = self._pending.pop(0)
+        if self._foreign is not None:
+            self.note(f"the window {window} is not profiled: {self._foreign}")
+            return
+        if not self._profiles_this_rank():
+            return
+        opened = ProfilerWindow(window, self.config, next_step)
+        self._window = opened
+        opened.start()
+        if next_step == window.first:
+            self.note(f"the window {window} began without a warm-up step: its first step is slower")
+        self._label = wire.PROFILED if next_step == window.first else wire.WARMUP
+        if self.config.modules:
+            self._ranges.start()
+
+    def _close_window(self, *, after_failure: bool = False) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        self._ranges.stop()
+        if not window.recorded:
+            window.discard()
+            self.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+            return
+        self._activate()
+        assert self._recorder is not None
+        finish = window.finish_after_failure if after_failure else window.finish
+        try:
+            self._recorder.event(finish(self._trace_metadata(window), self.steps))
+        except ExportError as error:
+            self.note(f"the window {window.steps} is lost: {error}")
+            sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
+        window.release()
+
+    def _trace_metadata(self, window: ProfilerWindow) -> dict[str, Any]:
+        assert self._rank is not None
+        return {
+            "schema": wire.SCHEMA,
+            "rank": self._rank.rank,
+            "world_size": self._rank.world_size,
+            "first_step": window.steps.first,
+            "wall_ns": time.time_ns(),
+            "monotonic_ns": time.monotonic_ns(),
+        }
+
+    def _profiles_this_rank(self) -> bool:
+        if self.config.ranks is None:
+            return True
+        return (self._rank.rank if self._rank else identity.rank_and_world_size()[0]) in self.config.ranks
+
+    # Files.
+
+    def _activate(self) -> None:
+        """Claim this rank's folder; nothing is written before a process has shown that it trains."""
+        if self._recorder is not None:
+            return
+        rank, world_size = identity.rank_and_world_size()
+        self._recorder = Recorder(self.config.run_dir, rank)
+        self._rank = identity.describe(rank, world_size)
+        self._recorder.identify(self._rank)
+        for text in self._notes:
+            self._recorder.event(NoteRecord(text))
+        if self.config.nvml_hz > 0 and self.config.nvml_path is not None:
+            start_sampler(self.config)
+
+    def _identify(self) -> None:
+        """Write the rank's facts again once its device is known."""
+        assert self._recorder is not None
+        assert self._rank is not None
+        self._rank = identity.describe(self._rank.rank, self._rank.world_size)
+        self._recorder.identify(self._rank)
+
+
+def _group_exists() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _foreign_tool() -> str | None:
+    """A profiler outside the process that holds CUPTI."""
+    for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
+        if os.environ.get(name):
+            return f"another profiler is attached ({name} is set)"
+    return None
+
+
+def _memory() -> dict[str, int]:
+    """Peak device memory, from the allocator's own counters: no synchronisation."""
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "memory_peak_bytes": torch.cuda.max_memory_allocated(),
+        "memory_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
+    if isinstance(value, tensor):
+        return value
+    if depth < 0:
+        return None
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    for inner in values:
+        found = _first_tensor(inner, tensor, depth - 1)
+        if found is not None:
+            return found
+    return None
