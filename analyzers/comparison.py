@@ -1,4 +1,4 @@
-"""The same step by every convention: TFLOPs per GPU, MFU and HFU side by side, and why they differ.
+"""The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
 MFU is the model's operations over what the GPU can do at most, HFU the operations that the hardware did, recomputation
 included. Each convention states one of the two. The variants say the rest: what the other passes of a form would give,
@@ -8,19 +8,19 @@ and each convention with the recomputed operations added.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers import conventions as per_token
-from perfscope.analyzers.conventions import Checkpointing
+from perfscope.analyzers.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.report import Json
-from perfscope.transformer import Transformer
+
+if TYPE_CHECKING:
+    from perfscope.transformer import Transformer
 
 _NS_PER_S = 10**9
-_NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
+NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One training step, as far as its operations depend on it.
 
     Attributes:
@@ -52,15 +52,26 @@ class Step:
         return None if self.peak_tflops is None else self.tflops_per_gpu(flops_per_token) / self.peak_tflops
 
 
-@dataclass(frozen=True, slots=True)
-class Convention:
+class Form(NamedTuple):
+    """What is said of a convention before anything is computed.
+
+    Attributes:
+        formula: Operations per token, in the letters of ``Convention.inputs``.
+        source: Where the formula is published.
+        printed_by: The log that prints this figure; empty for none.
+    """
+
+    formula: str
+    source: str
+    printed_by: str = ""
+
+
+class Convention(NamedTuple):
     """One way to count the operations of a step, with its result.
 
     Attributes:
         name: What it is called here.
-        formula: Operations per token, in the letters of ``inputs``.
-        source: Where the formula is published.
-        printed_by: The log that prints this figure; empty for none.
+        form: Its formula and source.
         recomputes: Whether it counts recomputed activations: what it gives is then an HFU.
         flops_per_token: Operations per token; absent where dimensions are missing.
         tflops_per_gpu: TFLOPs per GPU; absent likewise.
@@ -70,16 +81,14 @@ class Convention:
     """
 
     name: str
-    formula: str
-    source: str
-    printed_by: str
+    form: Form
     recomputes: bool
     flops_per_token: int | None
     tflops_per_gpu: float | None
     mfu: float | None
     hfu: float | None
-    inputs: Mapping[str, int] = field(default_factory=dict)
-    reason: str = ""
+    inputs: Mapping[str, int]
+    reason: str
 
     def data(self) -> dict[str, Json]:
         """The convention for JSON."""
@@ -88,229 +97,131 @@ class Convention:
             "tflops_per_gpu": self.tflops_per_gpu,
             "mfu": self.mfu,
             "hfu": self.hfu,
-            "formula": self.formula,
-            "source": self.source,
+            "formula": self.form.formula,
+            "source": self.form.source,
             "flops_per_token": self.flops_per_token,
             "counts_recomputation": self.recomputes,
-            "printed_by": self.printed_by or None,
+            "printed_by": self.form.printed_by or None,
             "inputs": dict(self.inputs),
             "reason": self.reason or None,
         }
 
 
+_PAPER = "Narayanan et al. 2021, arXiv 2104.04473, equation 3"
+_PRODUCTS = "6 (attention + MLP or top-k experts + h V)"
+
+PAPER_FORMS = {
+    Checkpointing.FULL: Form("96 L h^2 (1 + s/6h + V/16Lh)", _PAPER),
+    Checkpointing.SELECTIVE: Form(
+        "72 L h^2 (1 + s/6h + V/12Lh) + 4 L s h", "Korthikanti et al. 2022, arXiv 2205.05198, section 5"
+    ),
+    Checkpointing.NONE: Form("72 L h^2 (1 + s/6h + V/12Lh)", _PAPER),
+}
+
+FORMS = {
+    "6n": Form("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1"),
+    "megatron_core": Form(
+        f"{_PRODUCTS} + 3 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, num_floating_point_operations",
+        "Megatron-LM since March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "megatron_before_2025": Form(
+        f"{_PRODUCTS} + 6 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
+        "Megatron-LM from November 2023 to March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "bigscience_code": Form(
+        "24 k L h^2 (1 + s/6h + V/16Lh), 32 k with a gate",
+        "bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, training_log",
+        "Megatron-DeepSpeed: TFLOPs",
+    ),
+    "torchtitan": Form(
+        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        "torchtitan: tflops and mfu",
+    ),
+    "palm": Form(
+        "6 N + 6 L a (d_qk + d_v) s", "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings"
+    ),
+}
+
+
 def compare(step: Step) -> tuple[Convention, ...]:
     """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
-    return (
-        _bigscience(step, step.checkpointing, "bigscience"),
-        _six_n(step),
-        _megatron_paper(step, step.checkpointing, "megatron_paper"),
-        _megatron_core(step),
-        _torchtitan(step),
-        _palm(step),
-    )
+    plain = (_bigscience(step, step.checkpointing, "bigscience"), plain_six_n(step))
+    if step.model is None:
+        paper = absent("megatron_paper", PAPER_FORMS[step.checkpointing])
+        return (*plain, paper, *(absent(name, FORMS[name]) for name in ("megatron_core", "torchtitan", "palm")))
+    from perfscope.analyzers.model_comparison import dimensioned
+
+    return (*plain, *dimensioned(step, step.model))
 
 
 def variants(step: Step) -> tuple[Convention, ...]:
     """The other passes of the forms that have them, older code, and the conventions with recomputation added."""
     passes = tuple(
-        _bigscience(step, other, f"bigscience_{per_token.bigscience_passes(other)}_passes")
+        _bigscience(step, other, f"bigscience_{bigscience_passes(other)}_passes")
         for other in (Checkpointing.NONE, Checkpointing.FULL)
     )
-    if step.model is None:
-        return (*passes, *_with_recomputation(step))
-    forms = tuple(_megatron_paper(step, form, f"megatron_paper_{form}") for form in Checkpointing)
-    return (*passes, *forms, _whole_attention(step), _bigscience_code(step), *_with_recomputation(step))
+    if step.model is not None:
+        from perfscope.analyzers.model_comparison import other_forms
+
+        return (*passes, *other_forms(step, step.model))
+    if step.checkpointing is Checkpointing.NONE:
+        return passes
+    recomputed, said = (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
+    return (*passes, recomputing(step, plain_six_n(step), recomputed, said))
 
 
-def _result(
-    step: Step,
-    *,
-    name: str,
-    formula: str,
-    source: str,
-    flops_per_token: int | None,
-    inputs: Mapping[str, int],
-    recomputes: bool = False,
-    printed_by: str = "",
-    reason: str = "",
-) -> Convention:
-    used = None if flops_per_token is None else step.utilisation(flops_per_token)
-    return Convention(
-        name=name,
-        formula=formula,
-        source=source,
-        printed_by=printed_by,
-        recomputes=recomputes,
-        flops_per_token=flops_per_token,
-        tflops_per_gpu=None if flops_per_token is None else step.tflops_per_gpu(flops_per_token),
-        mfu=None if recomputes else used,
-        hfu=used if recomputes else None,
-        inputs=inputs if flops_per_token is not None else {},
-        reason=reason if flops_per_token is not None else _NEEDS_DIMENSIONS,
-    )
+def plain_six_n(step: Step) -> Convention:
+    """Count a step by ``6n``."""
+    return counted(step, "6n", FORMS["6n"], six_n(step.parameters), {"N": step.parameters})
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
-    passes = per_token.bigscience_passes(checkpointing)
-    return _result(
+    passes = bigscience_passes(checkpointing)
+    return counted(
         step,
-        name=name,
-        formula=f"{passes} passes x 2 N",
-        source='bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"',
-        flops_per_token=per_token.bigscience(step.parameters, checkpointing),
-        inputs={"N": step.parameters, "passes": passes},
+        name,
+        Form(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"'),
+        bigscience(step.parameters, checkpointing),
+        {"N": step.parameters, "passes": passes},
         recomputes=checkpointing is Checkpointing.FULL,
     )
 
 
-def _six_n(step: Step) -> Convention:
-    return _result(
-        step,
-        name="6n",
-        formula="6 N",
-        source="Kaplan et al. 2020, arXiv 2001.08361, section 2.1",
-        flops_per_token=per_token.six_n(step.parameters),
-        inputs={"N": step.parameters},
-    )
+def absent(name: str, form: Form) -> Convention:
+    """A convention that needs dimensions which are not known."""
+    return Convention(name, form, False, None, None, None, None, {}, NEEDS_DIMENSIONS)  # noqa: FBT003 - a record
 
 
-_PAPER_FORMULAS = {
-    Checkpointing.FULL: "96 L h^2 (1 + s/6h + V/16Lh)",
-    Checkpointing.SELECTIVE: "72 L h^2 (1 + s/6h + V/12Lh) + 4 L s h",
-    Checkpointing.NONE: "72 L h^2 (1 + s/6h + V/12Lh)",
-}
-
-
-def _megatron_paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
-    model = step.model
-    doubt = "" if model is None or model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
-    selective = checkpointing is Checkpointing.SELECTIVE
-    return _result(
-        step,
+def counted(
+    step: Step,
+    name: str,
+    form: Form,
+    flops_per_token: int,
+    inputs: Mapping[str, int],
+    *,
+    recomputes: bool = False,
+    reason: str = "",
+) -> Convention:
+    """A convention with its figure, as MFU or as HFU."""
+    used = step.utilisation(flops_per_token)
+    return Convention(
         name=name,
-        formula=_PAPER_FORMULAS[checkpointing],
-        source="Korthikanti et al. 2022, arXiv 2205.05198, section 5"
-        if selective
-        else "Narayanan et al. 2021, arXiv 2104.04473, equation 3",
-        flops_per_token=per_token.megatron_paper(model, step.seq_len, checkpointing) if model else None,
-        inputs=_dimensions(step),
-        recomputes=checkpointing is not Checkpointing.NONE,
-        reason=doubt,
+        form=form,
+        recomputes=recomputes,
+        flops_per_token=flops_per_token,
+        tflops_per_gpu=step.tflops_per_gpu(flops_per_token),
+        mfu=None if recomputes else used,
+        hfu=used if recomputes else None,
+        inputs=inputs,
+        reason=reason,
     )
 
 
-_MEGATRON_PRODUCTS = "6 (attention + MLP or top-k experts + h V)"
-
-
-def _megatron_core(step: Step) -> Convention:
-    return _result(
-        step,
-        name="megatron_core",
-        formula=f"{_MEGATRON_PRODUCTS} + 3 L a (d_qk + d_v) s",
-        source="NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, num_floating_point_operations",
-        flops_per_token=per_token.megatron_core(step.model, step.seq_len) if step.model else None,
-        inputs=_dimensions(step),
-        printed_by="Megatron-LM since March 2025: throughput per GPU (TFLOP/s/GPU)",
-    )
-
-
-def _whole_attention(step: Step) -> Convention:
-    assert step.model is not None
-    return _result(
-        step,
-        name="megatron_before_2025",
-        formula=f"{_MEGATRON_PRODUCTS} + 6 L a (d_qk + d_v) s",
-        source="NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
-        flops_per_token=per_token.megatron_whole_attention(step.model, step.seq_len),
-        inputs=_dimensions(step),
-        printed_by="Megatron-LM from November 2023 to March 2025: throughput per GPU (TFLOP/s/GPU)",
-    )
-
-
-def _bigscience_code(step: Step) -> Convention:
-    assert step.model is not None
-    return _result(
-        step,
-        name="bigscience_code",
-        formula="24 k L h^2 (1 + s/6h + V/16Lh), 32 k with a gate",
-        source="bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, training_log",
-        flops_per_token=per_token.bigscience_code(step.model, step.seq_len, step.checkpointing),
-        inputs=_dimensions(step),
-        recomputes=step.checkpointing is Checkpointing.FULL,
-        printed_by="Megatron-DeepSpeed: TFLOPs",
-    )
-
-
-def _torchtitan(step: Step) -> Convention:
-    return _result(
-        step,
-        name="torchtitan",
-        formula="6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
-        source="pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
-        flops_per_token=per_token.torchtitan(step.model, step.seq_len) if step.model else None,
-        inputs={"N": step.parameters, **_dimensions(step)},
-        printed_by="torchtitan: tflops and mfu",
-    )
-
-
-def _palm(step: Step) -> Convention:
-    return _result(
-        step,
-        name="palm",
-        formula="6 N + 6 L a (d_qk + d_v) s",
-        source="Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings",
-        flops_per_token=per_token.palm(step.model, step.seq_len) if step.model else None,
-        inputs={"N": step.parameters, **_dimensions(step)},
-    )
-
-
-def _dimensions(step: Step) -> dict[str, int]:
-    model = step.model
-    if model is None:
-        return {}
-    return {
-        "L": model.layers,
-        "h": model.hidden,
-        "a": model.heads,
-        "d_qk": model.query_dim // model.heads,
-        "d_v": model.value_dim // model.heads,
-        "V": per_token.vocabulary_rows(model),
-        "s": step.seq_len,
-    }
-
-
-def _with_recomputation(step: Step) -> tuple[Convention, ...]:
-    """The conventions that count none, with the recomputed operations added: an HFU for each."""
-    if step.checkpointing is Checkpointing.NONE:
-        return ()
-    base = (
-        (_six_n(step),) if step.model is None else (_six_n(step), _megatron_core(step), _torchtitan(step), _palm(step))
-    )
-    return tuple(
-        _result(
-            step,
-            name=f"{convention.name}+recomputation",
-            formula=f"{convention.formula} + {formula}",
-            source=f"{convention.source}; recomputation added by perfscope",
-            flops_per_token=(convention.flops_per_token or 0) + operations,
-            inputs=convention.inputs,
-            recomputes=True,
-        )
-        for convention in base
-        for operations, formula in [_recomputation(step, convention.name)]
-    )
-
-
-def _recomputation(step: Step, name: str) -> tuple[int, str]:
-    """Operations that are done twice, counted as the convention counts them the first time."""
-    full = step.checkpointing is Checkpointing.FULL
-    model = step.model
-    if model is None:
-        return (2 * step.parameters, "2 N") if full else (0, "0")
-    products = per_token.recomputed_products(model) if full else 0
-    if name == "6n":
-        return products, "2 N of the layers" if full else "0"
-    halved = name == "megatron_core"
-    scores = per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)
-    scores_formula = f"{1 if halved else 2} L a (d_qk + d_v) s"
-    return products + scores, f"2 N of the layers + {scores_formula}" if full else scores_formula
+def recomputing(step: Step, plain: Convention, recomputed_per_token: int, said: str) -> Convention:
+    """A convention that counts no recomputation, with the recomputed operations added."""
+    form = Form(f"{plain.form.formula} + {said}", f"{plain.form.source}; recomputation added by perfscope")
+    total = (plain.flops_per_token or 0) + recomputed_per_token
+    return counted(step, f"{plain.name}+recomputation", form, total, plain.inputs, recomputes=True)

@@ -6,7 +6,7 @@ convention; a figure without the convention's name cannot be compared with anoth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfscope.analyzers.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.report import Column, Json, Section
@@ -14,8 +14,7 @@ from perfscope.report import Column, Json, Section
 _NS_PER_S = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(NamedTuple):
     """TFLOPs per GPU by the BigScience convention, with everything that went into it.
 
     Attributes:

@@ -7,13 +7,12 @@ convention explains the log if its figure lies in the range of every line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfscope.analyzers.comparison import Convention
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(NamedTuple):
     """The operations per token that one line of a log allows, from the lowest to the highest."""
 
     step: int
@@ -21,8 +20,7 @@ class Allowed:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class LogMatch:
+class LogMatch(NamedTuple):
     """How a log's own figure compares with the conventions.
 
     Attributes:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfscope.analyzers.comparison import Convention, Step
-from perfscope.analyzers.conventions import scores_and_values
-from perfscope.transformer import embedding_parameters, position_parameters
 
 _WORTH_SAYING = 0.001
 
@@ -60,6 +58,8 @@ def _terms(step: Step, figures: dict[str, Convention]) -> list[str]:
 
 
 def _attention(step: Step, whole: Convention, halved: Convention) -> str:
+    from perfscope.analyzers.model_conventions import scores_and_values
+
     assert step.model is not None
     half = scores_and_values(step.model, step.seq_len) // 2
     return (
@@ -77,6 +77,8 @@ def _and_in_all(high: Convention, low: Convention, explained: int) -> str:
 
 
 def _embedding(step: Step, with_table: Convention, without: Convention) -> str:
+    from perfscope.transformer import embedding_parameters, position_parameters
+
     assert step.model is not None
     if step.model.tied:
         return "The embedding table is tied to the output layer, so `torchtitan` and `palm` both count it once."

@@ -6,22 +6,22 @@ A peak belongs to one GPU and one number format. It is never guessed: an unknown
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
+_ENTRY = "[[gpu]]"
 _SAME_PEAK = 0.01
 _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One GPU model.
 
     Attributes:
@@ -65,34 +65,46 @@ class Gpu:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(files("perfscope").joinpath("hardware.toml").read_text("utf-8"))
+def _text() -> str:
+    return files("perfscope").joinpath("hardware.toml").read_text("utf-8")
+
+
+@cache
+def _families() -> dict[str, str]:
+    head, _, _ = _text().partition(_ENTRY)
+    families: dict[str, str] = tomllib.loads(head)["family"]
+    return families
 
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Read every GPU of ``hardware.toml``, in its order."""
-    return tuple(
-        Gpu(
-            name=entry["name"],
-            cuda_names=tuple(entry["cuda_names"]),
-            dense_tflops=entry["dense_tflops"],
-            source=entry["source"],
-            aliases=tuple(entry.get("aliases", ())),
-            memory_bytes=int(entry["memory_gb"] * 10**9),
-            power_w=entry["power_w"],
-        )
-        for entry in _table()["gpu"]
+    return tuple(_gpu(chunk) for chunk in _text().split(_ENTRY)[1:])
+
+
+def _gpu(chunk: str) -> Gpu:
+    entry: dict[str, Any] = tomllib.loads(chunk)
+    return Gpu(
+        name=entry["name"],
+        cuda_names=tuple(entry["cuda_names"]),
+        dense_tflops=entry["dense_tflops"],
+        source=entry["source"],
+        aliases=tuple(entry.get("aliases", ())),
+        memory_bytes=int(entry["memory_gb"] * 10**9),
+        power_w=entry["power_w"],
     )
 
 
 def look_up(name: str) -> Gpu | None:
     """Look a GPU up by its name, an alias or the name that CUDA gives it; absent where it is not known."""
     wanted = _plain(name)
-    wanted = _table()["family"].get(wanted, wanted)
-    for gpu in gpus():
-        if wanted in {_plain(known) for known in (gpu.name, *gpu.aliases, *gpu.cuda_names)}:
-            return gpu
+    wanted = _families().get(wanted, wanted)
+    for chunk in _text().split(_ENTRY)[1:]:
+        # Parsing the whole file takes longer than all else that a command does.
+        if wanted and wanted in _plain(chunk):
+            gpu = _gpu(chunk)
+            if wanted in {_plain(known) for known in (gpu.name, *gpu.aliases, *gpu.cuda_names)}:
+                return gpu
     return None
 
 
@@ -115,18 +127,22 @@ def not_known(name: str) -> str:
 
 def names() -> str:
     """Every name that ``--gpu`` takes, aliases left out."""
-    return ", ".join(gpu.name for gpu in gpus())
+    return ", ".join(re.findall(r'^name = "(.*)"', _text(), re.MULTILINE))
 
 
 def family_of(name: str) -> str | None:
     """The GPU that is taken for a name of several, such as ``h100``; absent for a name of one."""
-    taken: str | None = _table()["family"].get(_plain(name))
-    return taken
+    return _families().get(_plain(name))
 
 
 def fastest_gpu() -> Gpu:
     """The GPU with the highest dense 16-bit peak."""
-    return max(gpus(), key=lambda gpu: gpu.dense_16bit_tflops)
+    return _gpu(max(_text().split(_ENTRY)[1:], key=_peak_in))
+
+
+def _peak_in(chunk: str) -> float:
+    """The 16-bit peak of one entry, without parsing it."""
+    return max(float(peak) for peak in re.findall(r"\b(?:bf16|fp16) = ([\d.]+)", chunk))
 
 
 def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:

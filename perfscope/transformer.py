@@ -7,7 +7,7 @@ the embedding table (a lookup, no product) and from norms and biases (vectors, n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from perfscope.errors import UsageError
 
@@ -16,8 +16,7 @@ PLAIN_MATRICES = 2
 GATED_MATRICES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Latent:
+class Latent(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
     Attributes:
@@ -35,12 +34,11 @@ class Latent:
     value_dim: int
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(NamedTuple):
     """A mixture of experts in place of some layers' MLP.
 
     Attributes:
-        count: Routed experts in a layer.
+        routed: Routed experts in a layer.
         active: Routed experts that a token visits (top-k).
         ffn: Hidden size of one routed expert.
         shared_ffn: Hidden size of all shared experts together; 0 without them.
@@ -49,7 +47,7 @@ class Experts:
         layer_vectors: Vectors of one layer's router and shared experts.
     """
 
-    count: int
+    routed: int
     active: int
     ffn: int
     shared_ffn: int
@@ -58,8 +56,7 @@ class Experts:
     layer_vectors: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Transformer:
+class Transformer(NamedTuple):
     """A decoder-only transformer.
 
     Attributes:
@@ -82,9 +79,6 @@ class Transformer:
         window: Tokens that a sliding window sees; absent where attention sees the whole sequence.
         context: The longest sequence by its makers; absent where unknown.
         padded_vocabulary: Rows that the training framework pads the table to; absent where unknown.
-
-    Raises:
-        UsageError: Dimensions that contradict each other.
     """
 
     name: str
@@ -106,20 +100,6 @@ class Transformer:
     window: int | None = None
     context: int | None = None
     padded_vocabulary: int | None = None
-
-    def __post_init__(self) -> None:
-        for what in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"):
-            if getattr(self, what) < 1:
-                raise UsageError(f"{self.name}: {what} must be at least 1, not {getattr(self, what)}")
-        if self.heads % self.kv_heads:
-            raise UsageError(f"{self.name}: {self.heads} heads do not divide into {self.kv_heads} key-value heads")
-        if self.mtp_layers < 0:
-            raise UsageError(f"{self.name}: {self.mtp_layers} multi-token-prediction layers are not possible")
-        if self.padded_vocabulary is not None and self.padded_vocabulary < self.vocabulary:
-            raise UsageError(
-                f"{self.name}: a padded vocabulary of {self.padded_vocabulary} is less than {self.vocabulary} tokens"
-            )
-        _check_mlp(self)
 
     @property
     def query_dim(self) -> int:
@@ -149,9 +129,26 @@ class Transformer:
             and not (self.experts or self.latent or self.mtp_layers)
         )
 
-    def padded_to(self, padded_vocabulary: int | None) -> Transformer:
-        """The same model with its table padded by the training framework."""
-        return replace(self, padded_vocabulary=padded_vocabulary)
+
+def checked(model: Transformer) -> Transformer:
+    """Return a model whose dimensions are possible.
+
+    Raises:
+        UsageError: They contradict each other.
+    """
+    for what in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"):
+        if getattr(model, what) < 1:
+            raise UsageError(f"{model.name}: {what} must be at least 1, not {getattr(model, what)}")
+    if model.heads % model.kv_heads:
+        raise UsageError(f"{model.name}: {model.heads} heads do not divide into {model.kv_heads} key-value heads")
+    if model.mtp_layers < 0:
+        raise UsageError(f"{model.name}: {model.mtp_layers} multi-token-prediction layers are not possible")
+    if model.padded_vocabulary is not None and model.padded_vocabulary < model.vocabulary:
+        raise UsageError(
+            f"{model.name}: a padded vocabulary of {model.padded_vocabulary} is less than {model.vocabulary} tokens"
+        )
+    _check_mlp(model)
+    return model
 
 
 def _check_mlp(model: Transformer) -> None:
@@ -162,8 +159,8 @@ def _check_mlp(model: Transformer) -> None:
         if model.ffn < 1:
             raise UsageError(f"{model.name}: ffn must be at least 1, not {model.ffn}")
         return
-    if not 1 <= experts.active <= experts.count:
-        raise UsageError(f"{model.name}: a token cannot visit {experts.active} of {experts.count} experts")
+    if not 1 <= experts.active <= experts.routed:
+        raise UsageError(f"{model.name}: a token cannot visit {experts.active} of {experts.routed} experts")
     if not 1 <= experts.layers <= model.layers:
         raise UsageError(f"{model.name}: {experts.layers} of {model.layers} layers cannot have experts")
     if experts.ffn < 1 or experts.shared_ffn < 0:
@@ -193,7 +190,7 @@ def expert_mlp_weights(model: Transformer, routed: int) -> int:
     experts = model.experts
     assert experts is not None
     ffn = routed * experts.ffn + experts.shared_ffn
-    return model.mlp_matrices * model.hidden * ffn + model.hidden * experts.count
+    return model.mlp_matrices * model.hidden * ffn + model.hidden * experts.routed
 
 
 def layer_weights(model: Transformer, routed: int) -> int:
@@ -238,7 +235,7 @@ def _parameters(model: Transformer, routed: int) -> int:
 
 def total_parameters(model: Transformer) -> int:
     """All parameters that are stored, every expert counted."""
-    return _parameters(model, model.experts.count if model.experts else 0)
+    return _parameters(model, model.experts.routed if model.experts else 0)
 
 
 def active_parameters(model: Transformer) -> int:
@@ -255,8 +252,7 @@ def seed_formula(layers: int, hidden: int, vocabulary: int, seq_len: int) -> int
     return layers * (12 * hidden**2 + 13 * hidden) + vocabulary * hidden + seq_len * hidden + 2 * hidden
 
 
-@dataclass(frozen=True, slots=True)
-class KnownModel:
+class KnownModel(NamedTuple):
     """A model and where its dimensions come from.
 
     Attributes:

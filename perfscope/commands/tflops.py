@@ -10,17 +10,10 @@ import typer
 from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.flops import Throughput
 from perfscope.commands import model_options as option
-from perfscope.commands.model_choice import Choice, Dimensions, choose_model
+from perfscope.commands.model_choice import Choice, Typed, choose_model
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.commands.peaks import DtypeOption, GpuOption, PeakOption, resolve_peak
-from perfscope.commands.tflops_inputs import (
-    DEFAULT_GPUS,
-    DEFAULT_SEQ_LEN,
-    Asked,
-    size_mistakes,
-    with_deepspeed_config,
-    with_log,
-)
+from perfscope.commands.tflops_inputs import DEFAULT_GPUS, DEFAULT_SEQ_LEN, Asked
 from perfscope.commands.tflops_report import Answer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
@@ -70,18 +63,35 @@ def tflops(
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Compute TFLOPs per GPU, MFU and HFU from a model, a global batch size and a step time, by every convention."""
-    dimensions = Dimensions(
-        layers, hidden, heads, kv_heads, head_dim, ffn, vocab, padded_vocab, gated, tied, experts, top_k, expert_ffn,
-        shared_ffn, dense_layers, mtp_layers,
-    )  # fmt: skip
+    dimensions: Typed = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": ffn,
+        "vocab": vocab,
+        "padded_vocab": padded_vocab,
+        "gated": gated,
+        "tied": tied,
+        "experts": experts,
+        "top_k": top_k,
+        "expert_ffn": expert_ffn,
+        "shared_ffn": shared_ffn,
+        "dense_layers": dense_layers,
+        "mtp_layers": mtp_layers,
+    }
     asked = Asked(gbs, parse_duration_ns(time) if time else None, gpus, seq_len, checkpointing, dtype)
     training_log = None
     if log:
+        from perfscope.commands.tflops_log import with_log
         from perfscope.sources.megatron_log import read_megatron_log
 
         training_log = read_megatron_log(log)
         asked = with_log(asked, training_log)
     if deepspeed_config:
+        from perfscope.commands.tflops_log import with_deepspeed_config
+
         asked = with_deepspeed_config(asked, deepspeed_config)
     choice = choose_model(
         size, model, dimensions, asked.seq_len or DEFAULT_SEQ_LEN, training_log.model if training_log else None
@@ -92,7 +102,6 @@ def tflops(
         asked=asked,
         peak=resolve_peak(gpu, asked.dtype, peak),
         log=training_log,
-        notes=size_mistakes(training_log, choice.known) if training_log else (),
     )
     report = to_report(answer)
     return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.comparison import Convention, Step, compare, variants
 from perfscope.analyzers.flops import Throughput
 from perfscope.analyzers.spread import explain
 from perfscope.commands.model_choice import Choice
 from perfscope.commands.peaks import Peak
-from perfscope.commands.tflops_inputs import Asked, allowed_by
+from perfscope.commands.tflops_inputs import Asked
 from perfscope.hardware import fastest_gpu
 from perfscope.report import Cell, Column, Json, Report, Section
-from perfscope.transformer import seed_formula, total_parameters
 from perfscope.units import format_parameters, format_seconds
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.logged import LogMatch
     from perfscope.sources.megatron_log import TrainingLog
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Everything that the answer is made of.
 
     Attributes:
@@ -32,7 +28,6 @@ class Answer:
         asked: What was typed or read.
         peak: The denominator of MFU and HFU.
         log: The log; absent where none was given.
-        notes: What a reader must know of the log.
     """
 
     result: Throughput
@@ -40,7 +35,6 @@ class Answer:
     asked: Asked
     peak: Peak
     log: TrainingLog | None
-    notes: tuple[str, ...]
 
 
 def to_report(answer: Answer) -> Report:
@@ -57,7 +51,12 @@ def to_report(answer: Answer) -> Report:
         peak_tflops=answer.peak.tflops,
     )
     conventions, others = compare(step), variants(step)
-    logged = _match(answer, conventions, others)
+    logged = None
+    if answer.log:
+        from perfscope.commands.tflops_log import hold_against
+
+        known = answer.choice.known
+        logged = hold_against(answer.log, answer.asked, result.seq_len, result.gpus, known, (*conventions, *others))
     explanation = explain(step, conventions)
     assumed = (*_assumed(answer), *answer.peak.assumed, *answer.choice.notes)
     warnings = (*answer.peak.warnings, *_above_peak(answer))
@@ -70,7 +69,7 @@ def to_report(answer: Answer) -> Report:
         "conventions": [{**each.data(), "used_by_log": each.name == used} for each in conventions],
         "variants": [{**each.data(), "used_by_log": each.name == used} for each in others],
         "explanation": list(explanation),
-        "log": _log_data(answer, logged),
+        "log": logged.data if logged else None,
         "assumed": list(assumed),
         "read": list(answer.asked.read),
     }
@@ -79,8 +78,8 @@ def to_report(answer: Answer) -> Report:
         f"batch {result.samples}, {format_seconds(result.step_ns / 1e9)} a step"
     )
     sections = [result.section(), *_tables(conventions, others, used, explanation)]
-    if answer.log:
-        sections.append(Section("The log's own figure", notes=(*_log_notes(answer, logged), *answer.notes)))
+    if logged:
+        sections.append(Section("The log's own figure", notes=logged.notes))
     if answer.asked.read:
         sections.append(Section("Read", notes=answer.asked.read))
     if assumed:
@@ -100,6 +99,8 @@ def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
     model = choice.model
     if model is None:
         return {"name": None, "origin": choice.origin, "parameters": choice.parameters, "active_parameters": None}
+    from perfscope.transformer import seed_formula, total_parameters
+
     experts, latent = model.experts, model.latent
     return {
         "name": model.name,
@@ -119,7 +120,7 @@ def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
         "padded_vocabulary": model.padded_vocabulary,
         "tied": model.tied,
         "gated": model.mlp_matrices > 2,  # noqa: PLR2004 - up and down, or a gate too
-        "experts": experts.count if experts else None,
+        "experts": experts.routed if experts else None,
         "top_k": experts.active if experts else None,
         "latent_attention": latent is not None,
         "mtp_layers": model.mtp_layers,
@@ -137,11 +138,11 @@ def _tables(
         notes.append(f"Not computed, because it {absent[0].reason}: {', '.join(each.name for each in absent)}.")
     counted = [each for each in conventions if each.flops_per_token is not None]
     columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
-    rows = tuple((*_figures(each, used), each.formula, each.source) for each in counted)
+    rows = tuple((*_figures(each, used), each.form.formula, each.form.source) for each in counted)
     table = Section("Conventions", columns, rows, tuple(notes))
     if absent:
         return (table,)
-    forms = tuple((*_figures(each, used), each.printed_by) for each in others)
+    forms = tuple((*_figures(each, used), each.form.printed_by) for each in others)
     return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
 
 
@@ -161,52 +162,6 @@ def _figures(each: Convention, used: str | None) -> tuple[Cell, ...]:
         each.tflops_per_gpu,
         None if each.mfu is None else 100 * each.mfu,
         None if each.hfu is None else 100 * each.hfu,
-    )
-
-
-def _match(answer: Answer, conventions: Sequence[Convention], others: Sequence[Convention]) -> LogMatch | None:
-    if answer.log is None:
-        return None
-    from perfscope.analyzers.logged import match
-
-    allowed = allowed_by(answer.log, answer.asked, answer.result.seq_len, answer.result.gpus)
-    preferred = {
-        "megatron": ("megatron_core", "megatron_before_2025", "bigscience_code"),
-        "torchtitan": ("torchtitan",),
-    }
-    candidates = [each for each in (*conventions, *others) if "+" not in each.name]
-    first = preferred[answer.log.framework]
-    return match(allowed, sorted(candidates, key=lambda each: each.name not in first))
-
-
-def _log_data(answer: Answer, logged: LogMatch | None) -> Json:
-    if answer.log is None:
-        return None
-    return {
-        "path": answer.log.path,
-        "framework": answer.log.framework,
-        "label": answer.log.label or None,
-        "steps": len(answer.log.steps),
-        "steps_with_tflops": logged.lines if logged else 0,
-        "convention": logged.convention if logged else None,
-        "nearest": logged.nearest if logged else None,
-        "deviation_from_nearest": logged.nearest_deviation if logged else None,
-        "notes": list(answer.notes),
-    }
-
-
-def _log_notes(answer: Answer, logged: LogMatch | None) -> tuple[str, ...]:
-    assert answer.log is not None
-    if logged is None:
-        return (f"{answer.log.path} prints no TFLOPs to compare with.",)
-    if logged.convention:
-        return (
-            f"`{answer.log.label}` is `{logged.convention}`: it gives every one of the {logged.lines} printed figures "
-            "within their rounding.",
-        )
-    return (
-        f"`{answer.log.label}` is none of these conventions; `{logged.nearest}` is nearest, the log is "
-        f"{logged.nearest_deviation:+.1%} from it: are the dimensions, the batch or the number of GPUs others?",
     )
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfscope.errors import SourceError, UsageError
 
@@ -14,8 +13,7 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 _LAST_STAGE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DeepSpeedConfig:
+class DeepSpeedConfig(NamedTuple):
     """A DeepSpeed config, as far as operations and memory depend on it; absent is what it leaves to run time.
 
     Attributes:

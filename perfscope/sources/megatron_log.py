@@ -8,8 +8,8 @@ torchtitan's step lines are read as well, because they state TFLOPs and tokens a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.transformer import (
@@ -19,6 +19,7 @@ from perfscope.transformer import (
     KnownModel,
     Latent,
     Transformer,
+    checked,
 )
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -33,8 +34,7 @@ _TORCHTITAN = re.compile(r"step:\s*(\d+) .*?tps: ([\d,]+)\s+tflops: ([\d.,]+)")
 _NANOSECONDS = {"ms": 10**6, "s": 10**9}
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedStep:
+class LoggedStep(NamedTuple):
     """One line of a log that states a speed.
 
     Attributes:
@@ -56,8 +56,7 @@ class LoggedStep:
     resolution: float
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingLog:
+class TrainingLog(NamedTuple):
     """What a log tells.
 
     Attributes:
@@ -193,24 +192,26 @@ def _model(arguments: dict[str, str], vocabulary: tuple[int, int] | None, path: 
     norm = hidden if rms else 2 * hidden
     mlp_inner = ffn * (2 if gated else 1)
     biases = (heads + 2 * kv_heads) * head_dim + 2 * hidden + mlp_inner
-    return Transformer(
-        name=f"the model of {Path(path).name}",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=ffn,
-        mlp_matrices=GATED_MATRICES if gated else PLAIN_MATRICES,
-        vocabulary=tokens,
-        padded_vocabulary=padded,
-        tied="untie_embeddings_and_output_weights" not in on,
-        positions=_positions(arguments, numbers),
-        layer_vectors=2 * norm + (0 if arguments.get("add_bias_linear") == "False" else biases),
-        other_vectors=norm,
-        latent=_latent(numbers, path) if "multi_latent_attention" in on else None,
-        experts=experts,
-        mtp_layers=numbers.get("mtp_num_layers", 0),
+    return checked(
+        Transformer(
+            name=f"the model of {Path(path).name}",
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            ffn=ffn,
+            mlp_matrices=GATED_MATRICES if gated else PLAIN_MATRICES,
+            vocabulary=tokens,
+            padded_vocabulary=padded,
+            tied="untie_embeddings_and_output_weights" not in on,
+            positions=_positions(arguments, numbers),
+            layer_vectors=2 * norm + (0 if arguments.get("add_bias_linear") == "False" else biases),
+            other_vectors=norm,
+            latent=_latent(numbers, path) if "multi_latent_attention" in on else None,
+            experts=experts,
+            mtp_layers=numbers.get("mtp_num_layers", 0),
+        )
     )
 
 
@@ -243,7 +244,7 @@ def _experts(arguments: dict[str, str], numbers: dict[str, int], layers: int, ff
     if top_k is None:
         raise UsageError(f"{path}: {count} experts are printed but not moe_router_topk, how many a token visits")
     return Experts(
-        count=count,
+        routed=count,
         active=top_k,
         ffn=numbers.get("moe_ffn_hidden_size") or ffn,
         shared_ffn=numbers.get("moe_shared_expert_intermediate_size") or 0,

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.model_families import FAMILIES, Family, Flag
-from perfscope.transformer import GATED_MATRICES, PLAIN_MATRICES, Experts, KnownModel, Latent, Transformer
+from perfscope.transformer import GATED_MATRICES, PLAIN_MATRICES, Experts, KnownModel, Latent, Transformer, checked
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
@@ -89,13 +88,13 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
         window=_window(config),
         context=_find(config, _CONTEXT),
     )
-    return _with_vectors(model, config, family), _notes(config)
+    return _with_vectors(checked(model), config, family), _notes(config)
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
     model_type = config.get("model_type")
     if model_type in FAMILIES:
-        return FAMILIES[model_type]
+        return FAMILIES[str(model_type)]
     parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
     if parts:
         problem = f"{name}: {', '.join(parts)} of {model_type!r} is not known, only plain decoders are"
@@ -217,7 +216,7 @@ def _experts(config: Mapping[str, Any], family: Family, name: str) -> Experts | 
     hidden = _need(config, _HIDDEN, name, "hidden size")
     kind = config["model_type"]
     return Experts(
-        count=count,
+        routed=count,
         active=_need(config, _TOP_K, name, "experts that a token visits"),
         ffn=ffn,
         shared_ffn=shared,
@@ -259,7 +258,7 @@ def _with_vectors(model: Transformer, config: Mapping[str, Any], family: Family)
         outside = 0
     if family.head_bias:
         outside += model.vocabulary
-    return replace(model, layer_vectors=vectors, other_vectors=outside)
+    return model._replace(layer_vectors=vectors, other_vectors=outside)
 
 
 def _norms(config: Mapping[str, Any], family: Family) -> int:

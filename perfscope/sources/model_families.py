@@ -7,14 +7,13 @@ from an entry are those of the model that ``transformers`` builds from the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: A property that is fixed, or the config key that says it and what its absence means.
 Flag = bool | tuple[str, bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """What an architecture's config.json leaves unsaid.
 
     Attributes:
