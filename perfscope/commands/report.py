@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops import Checkpointing
+from perfscope.analyzers.conventions import Checkpointing
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.hardware import find_gpu
 from perfscope.outcome import Outcome
