@@ -55,6 +55,17 @@ def test_the_median_leaves_out_what_start_up_and_windows_disturbed(tmp_path: Pat
     assert steps.p95_s == pytest.approx(0.0138)  # 12 + 0.9 x 2: NumPy's linear interpolation
     assert steps.first_s == pytest.approx(0.9)
     assert steps.profiled_s == pytest.approx(0.075)
+    assert steps.export_s == pytest.approx(0.060)
+    assert any("3 undisturbed steps are too few" in note for note in steps.notes)
+
+
+def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9] * 7, 1: [9] * 4})
+    window = wire.WindowRecord(4, 5, "t", start_ns=1 * MS, stop_ns=20 * MS, export_ns=300 * MS, trace_bytes=1)
+    (run / wire.RANKS / "00000" / wire.EVENTS_FILE).write_bytes(wire.to_line(window))
+    notes = steps_of(run).notes
+    assert any("4-5 held training up for 321 ms (1 ms to start, 20 ms to stop, 300 ms to export)" in n for n in notes)
+    assert any("Ranks [1] ended while a window was open" in note for note in notes)
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
