@@ -326,13 +326,18 @@ def _windows(run: Run) -> list[str]:
             f"{ns / 1e6:.0f} ms to {verb}" for ns, verb in zip(cost, ("start", "stop", "export"), strict=True)
         )
         notes.append(
-            f"The window {first if first == last else f'{first}-{last}'} held training up for {sum(cost) / 1e6:.0f} ms ({parts}), in no step's time."
+            f"The window {_range(first, last)} held training up for {sum(cost) / 1e6:.0f} ms ({parts}), "
+            "in no step's time."
         )
     lost = [table.rank for table in run.steps if len(table) and table.window[-1] in ("warmup", "profiled")]
     lost = sorted(set(lost) - {window.rank for window in run.windows if window.partial})
     if lost:
         notes.append(f"Ranks {lost} ended while a window was open: that window is lost, earlier ones are kept.")
     return notes
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 _SOURCES = {
