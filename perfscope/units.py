@@ -6,7 +6,7 @@ B is 10**9 parameters (never 2**30), GB is 10**9 bytes, GiB is 2**30 bytes. Time
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 
 from perfscope.errors import UsageError
 
@@ -66,7 +66,7 @@ def _parse_count(text: str) -> int | None:
         return None
     try:
         return int(Decimal(match["number"].replace("_", "")).scaleb(_COUNT_SUFFIX[suffix]))
-    except (InvalidOperation, OverflowError, ValueError):
+    except (DecimalException, OverflowError, ValueError):
         return None
 
 
@@ -91,7 +91,10 @@ def parse_duration_ns(text: str) -> int:
         if smallest_unit_yet is not None and unit_ns >= smallest_unit_yet:
             raise _not_a_time(text)
         smallest_unit_yet = unit_ns
-        total += Decimal(match[1]) * unit_ns
+        try:
+            total += Decimal(match[1]) * unit_ns
+        except DecimalException:  # 1e999999999
+            raise _not_a_time(text) from None
         position = match.end()
     if not stripped or stripped.startswith("-"):
         raise _not_a_time(text)

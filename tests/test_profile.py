@@ -17,7 +17,7 @@ ENDINGS = ["none", "raise", "exit", "_exit", "SIGTERM", "SIGINT", "SIGKILL", "SI
 @pytest.mark.parametrize("when", [5, 9], ids=["inside the window", "after the window"])
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_script_ends_as_it_would_without_perfscope(how: str, when: int, tmp_path: Path) -> None:
-    script = [sys.executable, SCRIPTS / "ending.py", how, str(when)]
+    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", how, str(when)]
     alone = run(script, tmp_path)
     captured = profile(*script, cwd=tmp_path)
     assert (captured.code, captured.stdout) == (alone.code, alone.stdout)
@@ -48,7 +48,7 @@ def test_steps_are_iterations(script: str, count: int, source: str, skipped: int
 
 
 def test_torchrun_with_gradient_accumulation(tmp_path: Path) -> None:
-    command = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
     alone = run(command, tmp_path)
     captured = profile(*command, cwd=tmp_path)
     assert (captured.code, captured.stdout) == (0, alone.stdout)
@@ -86,7 +86,7 @@ def test_windows_are_training_steps_and_so_are_the_names_in_the_trace(tmp_path: 
 def test_a_window_at_step_2_has_its_warm_up_where_a_loader_or_a_wrapped_model_shows_the_beginning(
     tmp_path: Path,
 ) -> None:
-    command = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
     assert profile(*command, cwd=tmp_path, options=["--steps", "2-3", "--ranks", "1"]).code == 0
     labels = [line.get("window") for line in step_lines(tmp_path / "RUN", "00001")]
     assert labels[:4] == ["warmup", "profiled", "profiled", "export"]
@@ -95,7 +95,7 @@ def test_a_window_at_step_2_has_its_warm_up_where_a_loader_or_a_wrapped_model_sh
 
 
 def test_modules_are_named_by_their_path(tmp_path: Path) -> None:
-    command = ["torchrun", "--nproc_per_node", "1", "--standalone", SCRIPTS / "ddp.py"]
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "1", "--standalone", SCRIPTS / "ddp.py"]
     assert (
         profile(*command, cwd=tmp_path, options=["--modules", "--shapes", "--memory", "--flops", "--stack"]).code == 0
     )
@@ -160,7 +160,7 @@ def test_a_hook_that_fails_ends_the_capture_and_not_the_training(tmp_path: Path)
         "    return module\n"
         "builtins.__import__ = broken\n"
     )
-    script = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
+    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
     alone = run(script, tmp_path)
     captured = profile(*script, cwd=tmp_path, PYTHONPATH=f"{site}:{Path(__file__).parent.parent}")
     assert (captured.code, captured.stdout) == (0, alone.stdout)
