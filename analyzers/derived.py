@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfscope.analyzers.checkpoint_plan import bytes_per_parameter
-from perfscope.analyzers.flops import bigscience_operations
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
+#: One multiplication and one addition a parameter and token: see perfscope.analyzers.conventions.bigscience.
+_OPERATIONS_A_PASS = 2
 _Q = Quantity
 _TERA = 10**12
 _GIGA = 10**9
@@ -122,7 +123,7 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
     else:
         time = measured(_need(row, _Q.STEP_TIME))
         tokens = exactly(_global_batch(row) * seq_len.value) / time
-    operations = bigscience_operations(int(parameters.number), 1, passes.value)
+    operations = _OPERATIONS_A_PASS * int(parameters.number) * passes.value
     return exactly(Fraction(operations, _TERA)) * tokens / gpus
 
 

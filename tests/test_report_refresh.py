@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.sources.columns import understand
+from perfscope.sources.headings import understand
 from perfscope.sources.markdown import Cell, parse_markdown, split_lines
 from perfscope.tables.published import Quantity, Span
 from tests.report_cli import Run, run

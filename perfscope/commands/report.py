@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops import Checkpointing
+from perfscope.analyzers.conventions import Checkpointing
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.errors import UsageError
 from perfscope.hardware import find_gpu

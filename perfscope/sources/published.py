@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
-from perfscope.sources import columns as cells_of
-from perfscope.sources.columns import Column
+from perfscope.sources import headings as cells_of
+from perfscope.sources.headings import Column
 from perfscope.sources.markdown import Cell, Document, Grid, read_markdown, read_text
 from perfscope.sources.stated import stated_for, statements
 from perfscope.tables.published import DERIVED, Constant, Figure, PublishedTable, Quantity, Row, Span
