@@ -29,7 +29,7 @@ RAW_FILES = sorted(
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The reports and their raw files, outside of any git repository."""
-    for folder in ("reports", "fixtures"):
+    for folder in ("reports", "fixtures/published", "fixtures/checkpoints"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     return tmp_path
 

@@ -25,7 +25,7 @@ from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report, Section
-from perfscope.units import format_bytes, format_parameters, parse_duration_ns, parse_parameters
+from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
 DAMAGED_INPUT = 4
 _PUBLISHED = re.compile(
@@ -128,7 +128,7 @@ def _measure(
     sizes = analyze(read_checkpoint(directory), parameters, each)
     found = sizes.checkpoint
     name = f"{found.path} ({found.tag})" if found.tag else found.path
-    title = f"{name}: {found.layout}, {len(found.files)} files, {format_bytes(found.size_bytes)}"
+    title = f"{name}: {found.layout}, {format_count(len(found.files), 'file')}, {format_bytes(found.size_bytes)}"
     results: dict[str, Json] = {"checkpoint": sizes.data()}
     sections = sizes.sections()
     speed = _speed(found.size_bytes, saved_ns)
