@@ -22,7 +22,7 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("profile", "analyze", "tflops", "demo")
+COMMANDS = ("profile", "analyze", "tflops", "bubble", "demo")
 
 
 class CommandGroup(TyperGroup):
