@@ -1,0 +1,1 @@
+"""Measurements that a person runs: each prints its ratios as a markdown table."""

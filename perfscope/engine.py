@@ -7,15 +7,17 @@ traces are still answered for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfscope.errors import MissingInput, SourceError
+from perfscope.errors import MissingInput, NotATrace, SourceError
+from perfscope.ranks import RankCheck
 from perfscope.registry import Analyzer, Reads, Result, analyzers
 from perfscope.sources.run import is_run, read_run
 from perfscope.tables import Run
+from perfscope.tables.trace import NO_EVENTS, Trace
 from perfscope.wire import TRACE_SUFFIX, TRACES
 
 TRACE_ENDINGS = (".json", ".json.gz")
@@ -61,11 +63,9 @@ def analyze(paths: Sequence[Path]) -> Analysis:
     traces = find_traces([paths[0] / TRACES] if run else paths)
     if run is None and not traces:
         raise SourceError(paths[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    partials, damage = _measure(traces)
+    partials, damage = _measure(traces, named=frozenset(paths))
     if run:
         damage = [*run.damage, *damage]
-    elif traces and not any(partials.values()):
-        raise SourceError(traces[0], damage[0] if damage else "holds nothing to analyze")
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
     for analyzer in analyzers():
@@ -96,26 +96,50 @@ def find_traces(paths: Sequence[Path]) -> list[Path]:
     return sorted(path for path in found if path not in plain)
 
 
-def _measure(traces: Sequence[Path]) -> tuple[dict[str, list[Any]], list[str]]:
+def _measure(traces: Sequence[Path], named: Set[Path]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Measure every trace; one that cannot be read is damage, unless none can be read.
+
+    Raises:
+        SourceError: No trace can be read.
+    """
     reading = [analyzer for analyzer in analyzers() if analyzer.reads is Reads.TRACES]
     partials: dict[str, list[Any]] = {analyzer.name: [] for analyzer in analyzers()}
     damage: list[str] = []
-    if not reading:
-        return partials, damage
-    from perfscope.sources.trace import read_trace
-
+    ranks = RankCheck()
+    failures: list[SourceError] = []
     for path in traces:
         try:
-            trace = read_trace(path)
+            trace = _read(path, reading)
+        except NotATrace as error:
+            if path in named or "trace" in path.name:
+                failures.append(error)
+            continue
         except SourceError as error:
-            damage.append(error.problem)
+            failures.append(error)
             continue
         damage.extend(trace.damage)
+        ranks.add(trace)
         for analyzer in reading:
             partial = analyzer.load().measure(trace)
             if partial is not None:
                 partials[analyzer.name].append(partial)
-    return partials, damage
+    if failures and not ranks.facts:
+        raise failures[0]
+    return partials, [*(error.problem for error in failures), *damage, *ranks.findings()]
+
+
+def _read(path: Path, reading: Sequence[Analyzer]) -> Trace:
+    """Read what the analyzers need of a trace; what they need of the host alone only where no device is seen."""
+    from perfscope.sources.trace import read_trace
+
+    needs = needs_without_device = NO_EVENTS
+    for analyzer in reading:
+        needs |= analyzer.needs
+        needs_without_device |= analyzer.needs_without_device
+    trace = read_trace(path, needs)
+    if len(trace.device) or needs_without_device in needs:
+        return trace
+    return read_trace(path, needs | needs_without_device)
 
 
 def _reduce(analyzer: Analyzer, run: Run | None, partials: Sequence[Any]) -> Result:

@@ -6,6 +6,7 @@
     ├── UsageError                 2  what was typed cannot be right
     │   └── CommandNotFound      127  the command to profile does not exist
     ├── SourceError                1  a file cannot be read as what it should be
+    │   └── NotATrace              1  it is something else; ignored in a folder unless its name says trace
     └── MissingInput                  an analyzer lacks an input: listed as skipped, never fatal
 
 They are raised anywhere and caught once, in ``perfscope.cli``.
@@ -49,6 +50,10 @@ class SourceError(PerfscopeError):
     def __init__(self, path: str | os.PathLike[str], problem: str, *, hint: str | None = None) -> None:
         super().__init__(f"{os.fspath(path)} {problem}", hint=hint)
         self.path = os.fspath(path)
+
+
+class NotATrace(SourceError):
+    """A file is no trace of torch.profiler."""
 
 
 class MissingInput(PerfscopeError):

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from perfscope.report import Json, Section
+from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events
 
 ENTRY_POINTS = "perfscope.analyzers"
 
@@ -44,18 +45,26 @@ class Analyzer:
             ``measure(trace: Trace) -> partial``, called where the trace is read, and
             ``analyze(partials: Sequence) -> Result``, called once. Either raises MissingInput to be listed as skipped.
         reads: Which of the two.
+        needs: The events it wants of a trace; others may be missing from the tables.
+        needs_without_device: What it wants besides, of a trace without device events.
     """
 
     name: str
     module: str
     reads: Reads
+    needs: Events = BASIC_EVENTS
+    needs_without_device: Events = NO_EVENTS
 
     def load(self) -> Any:  # noqa: ANN401 - a module
         """Import it."""
         return import_module(self.module)
 
 
-BUILT_IN: tuple[Analyzer, ...] = (Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),)
+BUILT_IN: tuple[Analyzer, ...] = (
+    Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
+    Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
+    Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
+)
 
 
 @cache

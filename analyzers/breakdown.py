@@ -1,0 +1,302 @@
+"""What a device did with its time: compute, exposed communication, exposed copies and idle add up to the window.
+
+The window of a rank is from its first to its last device event; the window of a step is from the first to the last
+event that was launched in it. Compute is the time that any compute kernel covers. Communication and copies are counted
+the same way, and are *exposed* where nothing above them hides them: compute hides communication, and both hide copies.
+What is left is idle. ``overlap_fraction`` is the share of communication that compute hides: 1 means communication is
+free, 0 means that all of it stalls the device; without communication there is no such number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.errors import MissingInput
+from perfscope.intervals import Intervals, union
+from perfscope.report import Cell, Column, Json, Section
+from perfscope.tables import Bool
+from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work
+
+_NS_PER_US = 1000
+_NS_PER_MS = 1e6
+_MOST_STEP_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where a window went, in nanoseconds.
+
+    ``compute + exposed_communication + exposed_copy + idle`` is the window.
+    """
+
+    window: int
+    compute: int
+    communication: int
+    copy: int
+    exposed_communication: int
+    exposed_copy: int
+    idle: int
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        """The share of communication that compute hides; absent without communication."""
+        return (self.communication - self.exposed_communication) / self.communication if self.communication else None
+
+    def data(self) -> dict[str, Json]:
+        """The parts as microseconds."""
+        times: dict[str, Json] = {f"{field.name}_us": getattr(self, field.name) / _NS_PER_US for field in fields(self)}
+        return {**times, "overlap_fraction": self.overlap_fraction}
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The parts as a row of a table."""
+        overlap = self.overlap_fraction
+        return (
+            self.window / _NS_PER_MS,
+            *(
+                _percent(part, self.window)
+                for part in (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
+            ),
+            self.communication / _NS_PER_MS,
+            None if overlap is None else 100 * overlap,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Where one step's window went."""
+
+    name: str
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """One device of one rank in one trace, or in several that follow each other.
+
+    Attributes:
+        rank: The rank; absent where nothing tells.
+        device: Index of its GPU.
+        trace: The file.
+        first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
+        total: Its whole window.
+        steps: Its steps, in order.
+        between_steps: Time between the windows of consecutive steps, in nanoseconds.
+        events: Device events.
+        is_damaged: Something of the trace is lost, and the numbers rest on what is left.
+    """
+
+    rank: int | None
+    device: int
+    trace: str
+    first_ns: int
+    last_ns: int
+    total: Parts
+    steps: tuple[StepParts, ...]
+    between_steps: int
+    events: int
+    is_damaged: bool
+
+    def follows(self, other: RankParts) -> bool:
+        """Whether this is a later window of the same rank and device."""
+        is_same = self.rank is not None and (self.rank, self.device) == (other.rank, other.device)
+        return is_same and self.first_ns >= other.last_ns
+
+    def after(self, other: RankParts) -> RankParts:
+        """The windows of both as one."""
+        return RankParts(
+            rank=self.rank,
+            device=self.device,
+            trace=other.trace,
+            first_ns=other.first_ns,
+            last_ns=self.last_ns,
+            total=other.total + self.total,
+            steps=other.steps + self.steps,
+            between_steps=other.between_steps + self.between_steps,
+            events=other.events + self.events,
+            is_damaged=other.is_damaged or self.is_damaged,
+        )
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.breakdown.ranks``."""
+        return {
+            "rank": self.rank,
+            "device": self.device,
+            "trace": self.trace,
+            **self.total.data(),
+            "between_steps_us": self.between_steps / _NS_PER_US if self.steps else None,
+            "device_events": self.events,
+            "damaged": self.is_damaged,
+            "steps": [{"name": step.name, **step.parts.data()} for step in self.steps],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Every rank's device time.
+
+    Attributes:
+        ranks: One entry a rank and device, by rank.
+        total: All of them added up.
+        notes: What a reader must know.
+    """
+
+    ranks: tuple[RankParts, ...]
+    total: Parts
+    notes: tuple[str, ...]
+
+    def data(self) -> Json:
+        """``results.breakdown``."""
+        return {"ranks": [rank.data() for rank in self.ranks], "all": self.total.data(), "notes": list(self.notes)}
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table of ranks and one of steps."""
+        rows = [(_label(rank), *rank.total.cells()) for rank in self.ranks]
+        if len(self.ranks) > 1:
+            rows.append(("all", *self.total.cells()))
+        sections = [Section("Device time", (Column("Rank"), *_COLUMNS), tuple(rows), self.notes)]
+        steps = [(_label(rank), step.name, *step.parts.cells()) for rank in self.ranks for step in rank.steps]
+        if steps:
+            left_out = len(steps) - _MOST_STEP_ROWS
+            notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
+            columns = (Column("Rank"), Column("Step"), *_COLUMNS)
+            sections.append(Section("Device time by step", columns, tuple(steps[:_MOST_STEP_ROWS]), notes))
+        return tuple(sections)
+
+
+_COLUMNS = (
+    Column("Window (ms)", 2),
+    Column("Compute (%)"),
+    Column("Exposed comm. (%)"),
+    Column("Exposed copy (%)"),
+    Column("Idle (%)"),
+    Column("Comm. (ms)", 2),
+    Column("Hidden comm. (%)"),
+)
+
+
+def measure(trace: Trace) -> tuple[RankParts, ...] | None:
+    """One trace's devices; nothing where the trace holds no device events, but its rank is kept for the reason."""
+    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+
+
+def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
+    """Put the devices of all traces in order.
+
+    Raises:
+        MissingInput: No trace holds device events.
+    """
+    ranks = _joined(rank for partial in partials for rank in partial)
+    if not ranks:
+        raise MissingInput(no_device_events(len(partials)))
+    total = ranks[0].total
+    for rank in ranks[1:]:
+        total += rank.total
+    return Breakdown(ranks, total, _notes(ranks))
+
+
+def no_device_events(traces: int) -> str:
+    """Why there is nothing to say about a device.
+
+    >>> no_device_events(2)
+    '2 ranks: the traces hold no GPU events: CPU run, or a profiler conflict'
+    """
+    ranks = "1 rank: the trace holds" if traces == 1 else f"{traces} ranks: the traces hold"
+    return f"{ranks} no GPU events: CPU run, or a profiler conflict"
+
+
+def split(device: DeviceEvents, rows: Bool) -> Parts:
+    """Where the window of some device events went; their window is from the first start to the last end."""
+    start, end = device.start_ns[rows], device.end_ns[rows]
+    compute, communication, copies = (
+        covered(device, rows & device.is_work(*kinds))
+        for kinds in ((Work.COMPUTE, Work.FUSED), (Work.COMMUNICATION, Work.FUSED), (Work.COPY,))
+    )
+    window = int(end.max() - start.min())
+    exposed_communication = (communication - compute).measure
+    busy = compute | communication
+    exposed_copy = (copies - busy).measure
+    return Parts(
+        window=window,
+        compute=compute.measure,
+        communication=communication.measure,
+        copy=copies.measure,
+        exposed_communication=exposed_communication,
+        exposed_copy=exposed_copy,
+        idle=window - (busy | copies).measure,
+    )
+
+
+def covered(device: DeviceEvents, rows: Bool) -> Intervals:
+    """The time that some device events cover."""
+    return union(device.start_ns[rows], device.end_ns[rows])
+
+
+def _measure_device(trace: Trace, device: int) -> RankParts:
+    events = trace.device
+    rows = events.device == device
+    steps: list[StepParts] = []
+    windows: list[tuple[int, int]] = []
+    for step in np.unique(trace.step[rows & (trace.step != ABSENT)]):
+        members = rows & (trace.step == step)
+        steps.append(StepParts(trace.names[trace.steps.name[step]], split(events, members)))
+        windows.append((int(events.start_ns[members].min()), int(events.end_ns[members].max())))
+    return RankParts(
+        rank=trace.rank,
+        device=device,
+        trace=trace.path,
+        first_ns=trace.base_ns + int(events.start_ns[rows].min()),
+        last_ns=trace.base_ns + int(events.end_ns[rows].max()),
+        total=split(events, rows),
+        steps=tuple(steps),
+        between_steps=sum(max(0, after[0] - before[1]) for before, after in pairwise(windows)),
+        events=int(rows.sum()),
+        is_damaged=bool(trace.damage),
+    )
+
+
+def _joined(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
+    """Later windows of a rank added to its earlier ones; traces of one rank that overlap in time stay apart."""
+    entries: list[RankParts] = []
+    for part in sorted(parts, key=_order):
+        if entries and part.follows(entries[-1]):
+            entries[-1] = part.after(entries[-1])
+        else:
+            entries.append(part)
+    return tuple(entries)
+
+
+def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
+    return part.rank is None, part.rank or 0, part.device, part.first_ns, part.trace
+
+
+def _label(rank: RankParts) -> str:
+    name = "unknown" if rank.rank is None else str(rank.rank)
+    return f"{name} (damaged)" if rank.is_damaged else name
+
+
+def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
+    notes = [
+        "Compute, exposed communication, exposed copies and idle add up to the window. Compute hides communication, "
+        "and both hide copies. A step's window is from the first to the last event launched in it."
+    ]
+    devices: dict[int | None, set[int]] = {}
+    for rank in ranks:
+        devices.setdefault(rank.rank, set()).add(rank.device)
+    for number, several in devices.items():
+        if len(several) > 1:
+            notes.append(f"Rank {number} drives several devices: {sorted(several)}.")
+    without_steps = [_label(rank) for rank in ranks if not rank.steps]
+    if without_steps:
+        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
+    return tuple(notes)
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return 100 * part / whole if whole else None

@@ -1,0 +1,319 @@
+"""Where the host's time went, from a trace of a run on CPUs: operators, communication, data loading and the rest.
+
+A moment is *compute* where any thread is inside an operator that computes; *communication* where a collective is in
+flight (``gloo:``, ``c10d::``), and exposed where no operator runs meanwhile; *data loading* where a loader is fetching
+and neither of the two goes on. What is left is *other*: Python, the framework, waiting. Compute, exposed communication,
+exposed data loading and other add up to the window exactly. With GPU events the device's time is the answer instead.
+
+The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
+gradients to be reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from perfscope.errors import MissingInput
+from perfscope.intervals import Intervals, union
+from perfscope.report import Cell, Column, Json, Section
+from perfscope.tables import Bool, Int64
+from perfscope.tables.trace import HostSpans, Trace
+
+_NS_PER_US = 1000
+_NS_PER_MS = 1e6
+_COMMUNICATION = (
+    "gloo:", "nccl:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
+    "record_param_comms", "torch_ccl::", "oneccl", "RecvActivation", "RecvGrad", "SendActivation", "SendGrad",
+)  # fmt: skip
+_WRAPPERS = ("autograd::engine::evaluate_function",)
+_LOADING = ("enumerate(DataLoader)",)
+_MOST_OPERATORS = 20
+_MOST_STEP_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """Where a window of the host went, in nanoseconds.
+
+    ``compute + exposed_communication + exposed_data_loading + other`` is the window.
+    """
+
+    window: int
+    compute: int
+    communication: int
+    exposed_communication: int
+    exposed_data_loading: int
+    other: int
+
+    def __add__(self, parts: HostParts) -> HostParts:
+        return HostParts(*(getattr(self, field.name) + getattr(parts, field.name) for field in fields(self)))
+
+    def data(self) -> dict[str, Json]:
+        """The parts as microseconds."""
+        return {f"{field.name}_us": getattr(self, field.name) / _NS_PER_US for field in fields(self)}
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The parts as a row of a table."""
+        parts = (self.compute, self.exposed_communication, self.exposed_data_loading, self.other)
+        shares = (100 * part / self.window if self.window else None for part in parts)
+        return (self.window / _NS_PER_MS, *shares, self.communication / _NS_PER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One operator over a trace, or over all of them.
+
+    Attributes:
+        name: The operator.
+        calls: How often it ran.
+        self_ns: Its time without the operators inside it.
+        total_ns: Its time with them.
+        is_communication: Whether it communicates.
+    """
+
+    name: str
+    calls: int
+    self_ns: int
+    total_ns: int
+    is_communication: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostRank:
+    """The host's time in one trace."""
+
+    rank: int | None
+    trace: str
+    total: HostParts
+    steps: tuple[tuple[str, HostParts], ...]
+    operators: tuple[OperatorTime, ...]
+    is_damaged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """The host's time of every rank.
+
+    Attributes:
+        ranks: One entry a trace, by rank.
+        operators: All operators over all ranks, the most expensive first.
+        notes: What a reader must know.
+    """
+
+    ranks: tuple[HostRank, ...]
+    operators: tuple[OperatorTime, ...]
+    notes: tuple[str, ...]
+
+    def data(self) -> Json:
+        """``results.host``."""
+        return {
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "trace": rank.trace,
+                    **rank.total.data(),
+                    "damaged": rank.is_damaged,
+                    "steps": [{"name": name, **parts.data()} for name, parts in rank.steps],
+                }
+                for rank in self.ranks
+            ],
+            "operators": [
+                {
+                    "name": operator.name,
+                    "calls": operator.calls,
+                    "self_us": operator.self_ns / _NS_PER_US,
+                    "total_us": operator.total_ns / _NS_PER_US,
+                    "communication": operator.is_communication,
+                }
+                for operator in self.operators
+            ],
+            "notes": list(self.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """Tables of ranks, of steps and of operators."""
+        ranks = tuple((_label(rank), *rank.total.cells()) for rank in self.ranks)
+        steps = tuple((_label(rank), name, *parts.cells()) for rank in self.ranks for name, parts in rank.steps)
+        sections = [Section("Host time", (Column("Rank"), *_COLUMNS), ranks, self.notes)]
+        if steps:
+            left_out = len(steps) - _MOST_STEP_ROWS
+            notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
+            columns = (Column("Rank"), Column("Step"), *_COLUMNS)
+            sections.append(Section("Host time by step", columns, steps[:_MOST_STEP_ROWS], notes))
+        return (*sections, self._operators())
+
+    def _operators(self) -> Section:
+        rows = tuple(
+            (operator.name, operator.calls, operator.self_ns / _NS_PER_MS, operator.total_ns / _NS_PER_MS)
+            for operator in self.operators[:_MOST_OPERATORS]
+        )
+        columns = (Column("Operator"), Column("Calls"), Column("Self (ms)", 2), Column("Total (ms)", 2))
+        note = "Over all ranks and threads, the most self time first; self leaves out the operators inside."
+        return Section("Operators on the host", columns, rows, (note,))
+
+
+_COLUMNS = (
+    Column("Window (ms)", 2),
+    Column("Compute (%)"),
+    Column("Exposed comm. (%)"),
+    Column("Data loading (%)"),
+    Column("Other (%)"),
+    Column("Comm. (ms)", 2),
+)
+
+
+def measure(trace: Trace) -> tuple[HostRank, ...]:
+    """The host's time in one trace; nothing where the trace holds device events or no operators."""
+    if len(trace.device) or not len(trace.operators):
+        return ()
+    is_communication = _starting(trace, _COMMUNICATION)
+    spans = trace.operators, trace.annotations
+    communication = _covered(spans, is_communication)
+    compute = _compute(trace.operators, spans, is_communication, _starting(trace, _WRAPPERS))
+    loading = _covered(spans, _starting(trace, _LOADING)) - (compute | communication)
+    windows = [
+        (trace.names[name], int(start), int(end))
+        for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
+    ]
+    start, end = _whole(trace, windows)
+    return (
+        HostRank(
+            rank=trace.rank,
+            trace=trace.path,
+            total=_parts(start, end, compute, communication, loading),
+            steps=tuple((name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows),
+            operators=_operators(trace, is_communication),
+            is_damaged=bool(trace.damage),
+        ),
+    )
+
+
+def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
+    """Put the ranks in order and add up their operators.
+
+    Raises:
+        MissingInput: A trace holds device events, or none holds operators.
+    """
+    ranks = sorted(
+        (rank for partial in partials for rank in partial),
+        key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace),
+    )
+    if not ranks:
+        raise MissingInput("there are GPU events, so device time is the answer, or there are no operators")
+    notes = [
+        "From traces without GPU events. Compute, exposed communication, data loading and other add up to the window. "
+        "Other is Python, the framework and waiting."
+    ]
+    without_steps = [_label(rank) for rank in ranks if not rank.steps]
+    if without_steps:
+        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
+    return HostTime(tuple(ranks), _added_up(ranks), tuple(notes))
+
+
+def self_times(spans: HostSpans) -> Int64:
+    """Each span's duration without the spans inside it on the same thread, in nanoseconds; never below 0."""
+    order = np.lexsort((-spans.duration_ns, spans.start_ns, spans.thread, spans.process))
+    starts, ends = spans.start_ns[order].tolist(), spans.end_ns[order].tolist()
+    threads = np.stack([spans.process, spans.thread])[:, order]
+    changes = np.concatenate([[True], (threads[:, 1:] != threads[:, :-1]).any(axis=0)]).tolist()
+    left = (spans.duration_ns[order]).tolist()
+    open_spans: list[int] = []
+    for index, start in enumerate(starts):
+        if changes[index]:
+            open_spans.clear()
+        while open_spans and ends[open_spans[-1]] <= start:
+            open_spans.pop()
+        if open_spans:
+            parent = open_spans[-1]
+            left[parent] -= min(ends[index], ends[parent]) - start
+        open_spans.append(index)
+    result = np.empty(len(left), np.int64)
+    result[order] = np.maximum(left, 0)
+    return result
+
+
+def _starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:
+    """Which of the trace's names start with one of the prefixes."""
+    return np.array([name.startswith(prefixes) for name in trace.names], np.bool_)
+
+
+def _covered(tables: Sequence[HostSpans], named: Bool) -> Intervals:
+    chosen = [table.take(named[table.name]) for table in tables if len(table)]
+    if not chosen:
+        return Intervals()
+    return union(
+        np.concatenate([spans.start_ns for spans in chosen]), np.concatenate([spans.end_ns for spans in chosen])
+    )
+
+
+def _compute(operators: HostSpans, spans: Sequence[HostSpans], is_communication: Bool, is_wrapper: Bool) -> Intervals:
+    """When any thread is inside an operator that computes, and not inside a communication of its own."""
+    computes = operators.take(~(is_communication | is_wrapper)[operators.name])
+    total = Intervals()
+    for thread in np.unique(computes.thread):
+        mine = computes.take(computes.thread == thread)
+        waits = [table.take(table.thread == thread) for table in spans]
+        total = total | (union(mine.start_ns, mine.end_ns) - _covered(waits, is_communication))
+    return total
+
+
+def _whole(trace: Trace, windows: Sequence[tuple[str, int, int]]) -> tuple[int, int]:
+    """From the first step to the last; without steps from the first operator to the end of the last."""
+    if windows:
+        return min(start for _, start, _ in windows), max(end for _, _, end in windows)
+    return int(trace.operators.start_ns.min()), int(trace.operators.end_ns.max())
+
+
+def _parts(start: int, end: int, compute: Intervals, communication: Intervals, loading: Intervals) -> HostParts:
+    compute, communication, loading = (part.clip(start, end) for part in (compute, communication, loading))
+    exposed = (communication - compute).measure
+    return HostParts(
+        window=end - start,
+        compute=compute.measure,
+        communication=communication.measure,
+        exposed_communication=exposed,
+        exposed_data_loading=loading.measure,
+        other=end - start - compute.measure - exposed - loading.measure,
+    )
+
+
+def _operators(trace: Trace, is_communication: Bool) -> tuple[OperatorTime, ...]:
+    result = []
+    of_annotations = trace.annotations.take(is_communication[trace.annotations.name])
+    for spans in (trace.operators, of_annotations):
+        own = self_times(spans)
+        for name in np.unique(spans.name):
+            rows = spans.name == name
+            result.append(
+                OperatorTime(
+                    name=trace.names[name],
+                    calls=int(rows.sum()),
+                    self_ns=int(own[rows].sum()),
+                    total_ns=int(spans.duration_ns[rows].sum()),
+                    is_communication=bool(is_communication[name]),
+                )
+            )
+    return tuple(result)
+
+
+def _added_up(ranks: Sequence[HostRank]) -> tuple[OperatorTime, ...]:
+    added: dict[str, OperatorTime] = {}
+    for rank in ranks:
+        for one in rank.operators:
+            so_far = added.get(one.name, OperatorTime(one.name, 0, 0, 0, one.is_communication))
+            added[one.name] = OperatorTime(
+                name=one.name,
+                calls=so_far.calls + one.calls,
+                self_ns=so_far.self_ns + one.self_ns,
+                total_ns=so_far.total_ns + one.total_ns,
+                is_communication=one.is_communication,
+            )
+    return tuple(sorted(added.values(), key=lambda operator: (-operator.self_ns, operator.name)))
+
+
+def _label(rank: HostRank) -> str:
+    name = "unknown" if rank.rank is None else str(rank.rank)
+    return f"{name} (damaged)" if rank.is_damaged else name

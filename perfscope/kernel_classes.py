@@ -1,0 +1,70 @@
+"""Which kernels communicate, told by their names where the profiler's metadata does not say.
+
+The table follows the libraries that people train with. A pattern is searched for in the name; the first that matches
+decides. It is never as loose as ``hip``, ``Sync`` or ``dma``, which make compute of copies and the reverse.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.tables.trace import Work
+
+_COMMUNICATION = (
+    r"ncclDev(?:Kernel|Func)",
+    r"ncclKernel_",
+    r"ncclSym(?:k|m)?(?:Dev)?Kernel",
+    r"\bnccl[A-Z]\w*",
+    r"rcclGenericKernel",
+    r"\bmscclpp|\bmsccl\w*Kernel|\bmscclKernel",
+    r"\bhccl|\bhcom_",
+    r"\boneccl|\bccl::",
+    # torch symmetric memory
+    r"multimem_(?:one_shot_|two_shot_)?(?:all_?reduce|all_?gather|reduce_?scatter)",
+    r"(?:one|two)_shot_all_?reduce",
+    r"reduce_scatter\w*multimem",
+    r"all_to_all_vdev|allToAllV",
+    # custom all-reduce of inference engines
+    r"cross_device_reduce_[12]stage",
+    r"allreduce_fusion_kernel",
+    r"(?:one|two)[sS]hotAll[rR]educe",
+    r"lamport",
+    # DeepEP; its layout kernel computes
+    r"deep_ep::(?:intranode|internode|internode_ll)::(?:cached_notify_)?(?:notify_)?(?:dispatch|combine|cached_notify)",
+    r"\bnvshmem(?:i|x)?_|\bnvshmem(?:i|x)?[A-Z]|\brocshmem",
+    r"userbuffers_fp16_sum_inplace|kuserbuffers_(?:push|pull)(?:send|recv)",
+)
+_FUSED = (
+    r"flux::\w*(?:gemm_rs|ag_gemm|all_gather_gemm|gemm_reduce_scatter)",
+    r"all_?gather_(?:gemm|matmul)|(?:gemm|matmul)_(?:reduce_?scatter|all_?reduce)",
+)
+_LIKE_COMMUNICATION = re.compile(
+    r"reduce_?scatter|all_?reduce|all_?gather|all_?to_?all|\bsend\b|\brecv\b", re.IGNORECASE
+)
+_IS_COMMUNICATION = re.compile("|".join(_COMMUNICATION))
+_IS_FUSED = re.compile("|".join(_FUSED), re.IGNORECASE)
+
+
+def classify(name: str) -> Work:
+    """What a kernel of this name does.
+
+    >>> classify("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)").name
+    'COMMUNICATION'
+    >>> classify("void at::native::batch_norm_SyncBatchNorm_kernel<float>").name
+    'COMPUTE'
+    """
+    if _IS_COMMUNICATION.search(name):
+        return Work.COMMUNICATION
+    if _IS_FUSED.search(name):
+        return Work.FUSED
+    return Work.COMPUTE
+
+
+def looks_like_communication(name: str) -> bool:
+    """Whether a kernel that was classified as compute has a name that makes that doubtful."""
+    return bool(_LIKE_COMMUNICATION.search(name))
+
+
+def classify_copy(name: str) -> Work:
+    """What a copy of this name does: from device to device peer it is communication."""
+    return Work.COMMUNICATION if "PtoP" in name else Work.COPY

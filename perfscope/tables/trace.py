@@ -1,0 +1,283 @@
+"""One rank's trace as columns: what ran on the device, what the host called, what it was doing meanwhile.
+
+Times are integer nanoseconds on the trace's own clock; ``Trace.base_ns`` is what its exporter adds for wall-clock time.
+Names are stored once, in ``Trace.names``; a name column holds their indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Flag, IntEnum, auto
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.tables import Bool, Int64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+
+#: An integer that the trace does not state (a correlation, an external id, a size).
+ABSENT = -1
+
+
+class Events(Flag):
+    """Kinds of events; a reader decodes only those that are asked for.
+
+    Attributes:
+        DEVICE: Kernels, copies and fills.
+        CALLS: Calls into the CUDA (HIP, XPU) runtime and driver, launches among them.
+        ANNOTATIONS: What user code and frameworks marked: ``ProfilerStep#N``, ``Forward 3``, ``nccl:all_reduce``.
+        OPERATORS: Operators of the framework, such as ``aten::mm``.
+    """
+
+    DEVICE = auto()
+    CALLS = auto()
+    ANNOTATIONS = auto()
+    OPERATORS = auto()
+
+
+NO_EVENTS = Events(0)
+ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS
+#: What every reading decodes: without them a trace has no device time, no steps and no way from one to the other.
+BASIC_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS
+
+
+class Work(IntEnum):
+    """What a device event does. FUSED computes and communicates in one kernel and counts as both."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    FUSED = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSpans:
+    """Things that host threads did, in the order of their start.
+
+    Attributes:
+        name: Index into ``Trace.names``.
+        start_ns: When it began.
+        duration_ns: How long it took.
+        process: Process id; a name that is no number becomes a negative one.
+        thread: Thread id, likewise.
+        correlation: What joins a call to the device work that it launched, or ABSENT.
+        external_id: What joins it to the operator around it, or ABSENT.
+    """
+
+    name: Int32
+    start_ns: Int64
+    duration_ns: Int64
+    process: Int64
+    thread: Int64
+    correlation: Int64
+    external_id: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        """When each ended."""
+        return self.start_ns + self.duration_ns
+
+    def take(self, index: Int64 | Bool) -> HostSpans:
+        """Some of the rows."""
+        return HostSpans(
+            self.name[index],
+            self.start_ns[index],
+            self.duration_ns[index],
+            self.process[index],
+            self.thread[index],
+            self.correlation[index],
+            self.external_id[index],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceEvents:
+    """Kernels, copies and fills, in the order of their start.
+
+    Attributes:
+        name: Index into ``Trace.names``.
+        work: A value of Work.
+        start_ns: When it began.
+        duration_ns: How long it took.
+        device: Index of the GPU.
+        stream: Its stream.
+        correlation: What joins it to the call that launched it, or ABSENT.
+        external_id: What joins it to the operator that caused it, or ABSENT.
+        bytes: Size of a copy or fill, or ABSENT.
+        collective: Index into ``Trace.collectives``, or ABSENT.
+    """
+
+    name: Int32
+    work: Int8
+    start_ns: Int64
+    duration_ns: Int64
+    device: Int64
+    stream: Int64
+    correlation: Int64
+    external_id: Int64
+    bytes: Int64
+    collective: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        """When each ended."""
+        return self.start_ns + self.duration_ns
+
+    def is_work(self, *kinds: Work) -> Bool:
+        """Which rows are of these kinds."""
+        return np.isin(self.work, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What the profiler says of one communication kernel.
+
+    Attributes:
+        operation: ``allreduce``, ``send`` and so on, as the profiler spells it.
+        group: Name of the process group, ``""`` where it is not stated.
+        group_size: Ranks in the group; absent where not stated.
+        dtype: Element type; ``""`` where not stated.
+        in_elements: Elements that go in on this rank; absent where not stated.
+        out_elements: Elements that come out on this rank; absent where not stated.
+        sequence: The number of the operation in its group; absent where not stated.
+        peer: The other rank of a send or a receive; absent where not stated.
+    """
+
+    operation: str
+    group: str
+    group_size: int | None
+    dtype: str
+    in_elements: int | None
+    out_elements: int | None
+    sequence: int | None
+    peer: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group that the trace describes.
+
+    Attributes:
+        name: What collectives call it.
+        description: ``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP`` and so on; ``""`` or ``undefined`` where not given.
+        size: Ranks in it.
+        ranks: Their numbers; empty where not listed.
+    """
+
+    name: str
+    description: str
+    size: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One trace file.
+
+    Attributes:
+        path: The file.
+        rank: Whose it is; absent where nothing tells.
+        world_size: Ranks of the job; absent where nothing tells.
+        host: The machine; ``""`` where not stated.
+        backend: Of torch.distributed; ``""`` where not stated.
+        devices: Names of the GPUs of the machine by index; empty on a CPU.
+        base_ns: What the exporter adds to ``start_ns`` to get wall-clock time.
+        names: Every distinct name of an event.
+        device: What ran on devices.
+        calls: Calls into the device's runtime.
+        annotations: What code marked.
+        operators: Operators of the framework; empty unless they were asked for.
+        groups: Process groups, by name.
+        collectives: What the profiler says of communication kernels.
+        damage: What is lost or doubtful, in words.
+    """
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    host: str
+    backend: str
+    devices: tuple[str, ...]
+    base_ns: int
+    names: tuple[str, ...]
+    device: DeviceEvents
+    calls: HostSpans
+    annotations: HostSpans
+    operators: HostSpans
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    damage: tuple[str, ...] = ()
+
+    @cached_property
+    def launch(self) -> Int64:
+        """For each device event the row of ``calls`` that launched it, or ABSENT.
+
+        Where calls share a correlation, the first one counts.
+        """
+        return join(self.device.correlation, self.calls.correlation)
+
+    @cached_property
+    def steps(self) -> HostSpans:
+        """The annotations ``ProfilerStep#N``, in the order of their start."""
+        return self.annotated("ProfilerStep#")
+
+    def annotated(self, prefix: str) -> HostSpans:
+        """The annotations whose name starts with a prefix, in the order of their start."""
+        matching = np.array([name.startswith(prefix) for name in self.names], np.bool_)
+        return self.annotations.take(matching[self.annotations.name])
+
+    def name_of(self, index: int) -> str:
+        """The text of one entry of a name column."""
+        return self.names[index]
+
+    @cached_property
+    def step(self) -> Int64:
+        """For each device event the row of ``steps`` in which it was launched, or ABSENT.
+
+        A step's kernels run on after the host has left it: the launch decides, not the time of the kernel.
+        """
+        launch = self.launch
+        launched_ns = self.calls.start_ns[launch] if len(self.calls) else np.zeros(len(launch), np.int64)
+        return np.where(launch == ABSENT, ABSENT, span_at(self.steps, launched_ns))
+
+
+def join(keys: Int64, table: Int64) -> Int64:
+    """For each key the first row of a table that holds it, or ABSENT; an ABSENT key joins nothing."""
+    if not len(table):
+        return np.full(len(keys), ABSENT, np.int64)
+    order = np.argsort(table, kind="stable")
+    ordered = table[order]
+    place = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
+    return np.where((ordered[place] == keys) & (keys != ABSENT), order[place], ABSENT)
+
+
+def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
+    """For each moment the last-begun span that covers it (its end excluded), or ABSENT; for spans that do not nest."""
+    if not len(spans):
+        return np.full(len(moments_ns), ABSENT, np.int64)
+    place = np.searchsorted(spans.start_ns, moments_ns, side="right") - 1
+    covered = (place >= 0) & (moments_ns < spans.end_ns[np.maximum(place, 0)])
+    return np.where(covered, place, ABSENT)
+
+
+def frame(trace: Trace, table: DeviceEvents | HostSpans) -> pd.DataFrame:
+    """One table of a trace as a pandas DataFrame, with names spelled out."""
+    import pandas as pd
+
+    columns = {name: getattr(table, name) for name in table.__slots__}
+    columns["name"] = np.array(trace.names, np.object_)[table.name]
+    return pd.DataFrame(columns)

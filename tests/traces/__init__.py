@@ -1,0 +1,1 @@
+"""Traces: reading them, and what is computed from them."""
