@@ -54,6 +54,18 @@ def chart_of(title: str, timeline: Timeline) -> Chart:
     return Chart(title, lanes, timeline.section)
 
 
+def scaled_chart_of(title: str, timeline: Timeline, ticks: int) -> Chart:
+    """A simulated step whose times are in parts of a unit, in whole units."""
+    exact = chart_of(title, timeline)
+    lanes = tuple(
+        Lane(
+            lane.label, tuple(Bar(one.kind, one.microbatch, one.start // ticks, one.end // ticks) for one in lane.bars)
+        )
+        for lane in exact.lanes
+    )
+    return Chart(title, lanes, max(exact.end // ticks, 1))
+
+
 def _bars(block: tuple[Op, ...], start: int, end: int) -> list[Bar]:
     cuts = [start + (end - start) * index // len(block) for index in range(len(block) + 1)]
     return [Bar(op.kind, op.microbatch, left, right) for op, left, right in zip(block, cuts, cuts[1:], strict=False)]

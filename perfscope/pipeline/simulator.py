@@ -2,7 +2,7 @@
 
 A device takes its blocks in the plan's order. A block starts when the device is free and its inputs have arrived: a
 forward needs the forward of the stage before, a backward its own forward and the backward of the stage after, a
-weight gradient its own input gradient. What crosses devices arrives its transfer time later; sending occupies nobody.
+weight gradient its own input gradient. What crosses devices arrives its transfer time later.
 Times are integers in any one unit, so that every sum is exact.
 """
 
@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from perfscope.pipeline.schedules import Block, Kind, Op, Plan
 
@@ -21,9 +21,25 @@ class Deadlock(ValueError):
     """The order can never run: devices wait for each other."""
 
 
+class Timing(Protocol):
+    """How long everything takes; ``Costs`` is the simple case in which micro-batches are alike."""
+
+    def of(self, op: Op) -> int:
+        """Time of one operation."""
+        ...
+
+    def transfer_of(self, op: Op, sender: int) -> int:
+        """Time for which what an operation made is under way from the device that made it to another one."""
+        ...
+
+    def held_by(self, op: Op) -> int:
+        """Time for which sending what an operation made keeps its own device from working on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one micro-batch costs.
+    """What one micro-batch costs; every one costs the same, and sending keeps nobody from working.
 
     Attributes:
         forward: Time of the forward pass on each virtual stage.
@@ -46,6 +62,14 @@ class Costs:
         if op.kind is Kind.WEIGHT:
             return self.weight[op.stage]
         return self.backward[op.stage] - self.weight[op.stage]
+
+    def transfer_of(self, op: Op, sender: int) -> int:  # noqa: ARG002 - a part of Timing
+        """Time for which what a device sends is under way."""
+        return self.transfer[sender]
+
+    def held_by(self, op: Op) -> int:  # noqa: ARG002 - a part of Timing
+        """Nothing: a send runs beside the work."""
+        return 0
 
 
 class Span(NamedTuple):
@@ -111,7 +135,7 @@ def of_ideal(fraction_of_total: Fraction) -> Fraction:
     return fraction_of_total / (1 - fraction_of_total)
 
 
-def simulate(plan: Plan, costs: Costs) -> Timeline:
+def simulate(plan: Plan, costs: Timing) -> Timeline:
     """Run a plan.
 
     Raises:
@@ -149,12 +173,15 @@ class _Run:
     Integers in place of operations make a simulation three times as fast.
     """
 
-    def __init__(self, plan: Plan, costs: Costs) -> None:
+    def __init__(self, plan: Plan, costs: Timing) -> None:
         self.plan = plan
         self.costs = costs
         self.spans: list[list[Span]] = [[] for _ in plan.orders]
-        self.end: list[int | None] = [None] * (2 * plan.microbatches * plan.stages)
-        self.maker = [0] * len(self.end)
+        self.free = [0] * plan.devices
+        results = 2 * plan.microbatches * plan.stages
+        self.end: list[int | None] = [None] * results
+        self.arrival = [0] * results
+        self.maker = [0] * results
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)
 
     def advance(self, device: int) -> list[int]:
@@ -163,30 +190,34 @@ class _Run:
         order, spans = self.plan.orders[device], self.spans[device]
         while len(spans) < len(order):
             block = order[len(spans)]
-            start = self._start(block, device, spans[-1].end if spans else 0)
+            start = self._start(block, device)
             if start is None:
                 break
             end = start + sum([self.costs.of(op) for op in block])
             spans.append(Span(block, start, end))
+            self.free[device] = end
             for op in block:
                 if op.kind is not Kind.WEIGHT:
-                    result = 2 * (op.microbatch * self.plan.stages + op.stage) + (op.kind is not Kind.FORWARD)
-                    self.end[result] = end
-                    self.maker[result] = device
-                    woken.extend(self.waiting.pop(result, ()))
+                    woken.extend(self._produce(op, device, end))
         return woken
 
-    def _start(self, block: Block, device: int, free: int) -> int | None:
-        start = free
+    def _produce(self, op: Op, device: int, end: int) -> list[int]:
+        result = 2 * (op.microbatch * self.plan.stages + op.stage) + (op.kind is not Kind.FORWARD)
+        self.end[result] = end
+        self.arrival[result] = end + self.costs.transfer_of(op, device)
+        self.maker[result] = device
+        self.free[device] = max(self.free[device], end + self.costs.held_by(op))
+        return self.waiting.pop(result, [])
+
+    def _start(self, block: Block, device: int) -> int | None:
+        start = self.free[device]
         for op in block:
             for need in self._needs(op):
                 end = self.end[need]
                 if end is None:
                     self.waiting[need].append(device)
                     return None
-                maker = self.maker[need]
-                arrival = end if maker == device else end + self.costs.transfer[maker]
-                start = max(start, arrival)
+                start = max(start, end if self.maker[need] == device else self.arrival[need])
         return start
 
     def _needs(self, op: Op) -> tuple[int, ...]:

@@ -44,6 +44,8 @@ _KIND = {
     "cpu_op": Events.OPERATORS,
     "Operator": Events.OPERATORS,
 }
+#: What the autograd engine calls the operator around each node of the backward pass.
+_BACKWARD_NODE = "autograd::engine::evaluate_function"
 
 
 class Args(msgspec.Struct, gc=False, frozen=True, rename={
@@ -170,6 +172,9 @@ class Columns:
                 self._add_device(members, _DEVICE_CATEGORIES[category])
             else:
                 self._add_host(members, kind)
+        if Events.BACKWARD in self.wanted:
+            nodes = [event for event in by_category.get("cpu_op", ()) if event.name.startswith(_BACKWARD_NODE)]
+            self._add_host(nodes, Events.BACKWARD)
 
     def _times(self, events: Sequence[Any]) -> tuple[Sequence[Any], Int64, Int64]:
         whole = [event for event in events if event.ts is not None and event.dur is not None]

@@ -146,6 +146,7 @@ def _to_trace(path: Path, content: _Content, damage: list[str]) -> Trace:
         collectives=tuple(columns.collectives),
         names=tuple(columns.codes),
         damage=tuple(damage),
+        backward=columns.host_spans(Events.BACKWARD),
     )
 
 
