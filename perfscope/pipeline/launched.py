@@ -1,7 +1,7 @@
 """What a rank's device ran, in the order of launch, with what a pipeline needs to know of each event.
 
-A step's work is told by its launch, and so is whether it is forward or backward: backward kernels are launched inside
-the autograd engine's nodes or on its own thread. Transfers between stages are NCCL's SendRecv kernels; they spin until
+A step's work is told by its launch, and so is whether it is forward or backward: backward kernels are launched on the
+autograd engine's own thread. Transfers between stages are NCCL's SendRecv kernels; they spin until
 the other side is there, so they are waiting and never work.
 """
 
@@ -16,6 +16,8 @@ from perfscope.tables import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 
 _SENDS = re.compile(r"SendRecv|sendrecv")
+#: One in so many parts of the computation must come from a thread for it to be one of the autograd engine.
+_LEAST_SHARE_OF_AN_ENGINE = 20
 _POINT_TO_POINT = {"", "send", "recv", "coalesced"}
 _PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
 _SPLITS_DATA = re.compile(r"data|(^|_)dp(_|$)", re.IGNORECASE)
@@ -59,23 +61,25 @@ def is_pipeline_group(description: str) -> bool:
 
 
 def launched(trace: Trace) -> Launched:
-    """The device events of a trace whose launch is known."""
+    """The device events of a trace whose launch is known and comes from the training script or the autograd engine."""
     call = trace.launch
     rows = np.flatnonzero(call != ABSENT)
     device = trace.device
     launch_ns = trace.calls.start_ns[call[rows]]
     rows = rows[np.lexsort((device.start_ns[rows], launch_ns))]
     call = call[rows]
-    launch_ns, thread = trace.calls.start_ns[call], trace.calls.thread[call]
-    is_transfer = _transfers(trace)[rows]
+    main, engines = _engines_threads(trace, rows, trace.calls.thread[call], _transfers(trace)[rows])
+    kept = (trace.calls.thread[call] == main) | np.isin(trace.calls.thread[call], engines)
+    rows, call = rows[kept], call[kept]
+    launch_ns = trace.calls.start_ns[call]
     return Launched(
         name=device.name[rows].astype(np.int64),
         start_ns=device.start_ns[rows],
         end_ns=device.end_ns[rows],
         launch_ns=launch_ns,
         step=span_at(steps_of(trace), launch_ns),
-        is_transfer=is_transfer,
-        is_backward=_backward(trace, launch_ns, thread, thread[is_transfer]),
+        is_transfer=_transfers(trace)[rows],
+        is_backward=trace.calls.thread[call] != main,
         is_communication=device.is_work(Work.COMMUNICATION)[rows],
         splits_layers=_of_layers(trace)[rows],
         collective=device.collective[rows],
@@ -127,28 +131,20 @@ def _description(trace: Trace, group: str) -> str:
     return trace.groups[group].description if group in trace.groups else ""
 
 
-def _backward(trace: Trace, launch_ns: Int64, thread: Int64, transfer_threads: Int64) -> Bool:
-    """Launched by the autograd engine: inside one of its nodes, or on a thread that only it uses."""
-    nodes = trace.backward
-    if not len(nodes):
-        main = _most_frequent(transfer_threads if len(transfer_threads) else thread)
-        return np.asarray(thread != main)
-    found = np.zeros(len(launch_ns), np.bool_)
-    own = set(np.unique(nodes.thread).tolist()) - set(np.unique(transfer_threads).tolist())
-    for each in np.unique(nodes.thread).tolist():
-        here = thread == each
-        if each in own:
-            found |= here
-        else:
-            found |= here & _inside(nodes.take(nodes.thread == each), launch_ns)
-    return found
+def _engines_threads(trace: Trace, rows: Int64, thread: Int64, is_transfer: Bool) -> tuple[int, Int64]:
+    """The training script's thread, and those of the autograd engine: the other ones that launch much computation.
 
-
-def _inside(spans: HostSpans, moments_ns: Int64) -> Bool:
-    """Whether any of the spans, which may nest, covers each moment."""
-    reach = np.maximum.accumulate(spans.end_ns)
-    place = np.searchsorted(spans.start_ns, moments_ns, side="right") - 1
-    return np.asarray((place >= 0) & (moments_ns < reach[np.maximum(place, 0)]))
+    The engine runs the backward pass of a GPU on a thread of its own. Loaders and savers have threads too, which launch
+    copies.
+    """
+    main = _most_frequent(thread[is_transfer] if is_transfer.any() else thread)
+    time_ns = np.where(trace.device.work[rows] == Work.COMPUTE, trace.device.duration_ns[rows], 0)
+    others = [
+        each
+        for each in np.unique(thread[thread != main]).tolist()
+        if _LEAST_SHARE_OF_AN_ENGINE * time_ns[thread == each].sum() >= time_ns.sum() > 0
+    ]
+    return main, np.array(others, np.int64)
 
 
 def _most_frequent(values: Int64) -> int:

@@ -20,7 +20,7 @@ _STRING_OR_WORD = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity|und
 _WRONG_ESCAPE = re.compile(rb'\\(\\|"|/|b|f|n|r|t|u[0-9a-fA-F]{4}|)')
 _NESTED_PIECES = 4
 _ENDS_TRIED = 1000
-_FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,12 @@ class Salvage:
         events: The whole events.
         mended: How many of them had to be mended.
         lost: How many could not be read at all.
-        first_lost: Where the first lost event begins, in bytes; absent where none is lost.
         is_closed: Whether the list of events has an end.
     """
 
     events: list[Any]
     mended: int
     lost: int
-    first_lost: int | None
     is_closed: bool
 
 
@@ -59,48 +57,46 @@ def salvage(text: bytes, start: int, decode: Callable[[bytes], Any]) -> Salvage:
     found = [match.end() for match in _EVENT_START.finditer(text, start)]
     events: list[Any] = []
     mended = lost = index = 0
-    first_lost: int | None = None
     is_closed = False
     while index < len(found):
         is_last = index == len(found) - 1
         end = len(text) if is_last else found[index + 1]
-        event, was_mended = _decode_one(text[found[index] : end].rstrip(b", \r\n\t"), decode)
+        event, was_mended = decode_one(text[found[index] : end].rstrip(b", \r\n\t"), decode)
         if event is None and is_last:
-            event, is_closed = _decode_last(text[found[index] :], decode)
+            event, _, is_closed = decode_last(text[found[index] :], decode)
         used = 1
         while event is None and used < _NESTED_PIECES and index + used < len(found):
             used += 1
             end = found[index + used] if index + used < len(found) else len(text)
-            event, was_mended = _decode_one(text[found[index] : end].rstrip(b", \r\n\t"), decode)
+            event, was_mended = decode_one(text[found[index] : end].rstrip(b", \r\n\t"), decode)
         if event is None:
             lost, used = lost + 1, 1
-            first_lost = found[index] if first_lost is None else first_lost
         else:
             events.append(event)
             mended += was_mended
         index += used
-    return Salvage(events, mended, lost, first_lost, is_closed)
+    return Salvage(events, mended, lost, is_closed)
 
 
-def _decode_one(piece: bytes, decode: Callable[[bytes], Any]) -> tuple[Any, bool]:
-    try:
-        return decode(piece), False
-    except _FAILURES:
-        pass
-    try:
-        return decode(mend(piece)), True
-    except _FAILURES:
-        return None, False
+def decode_one(piece: bytes, decode: Callable[[bytes], Any]) -> tuple[Any, bool]:
+    """An event and whether it had to be mended; None where it cannot be read."""
+    for candidate, is_mended in ((piece, False), (mend(piece), True)):
+        try:
+            return decode(candidate), is_mended
+        except FAILURES:
+            continue
+    return None, False
 
 
-def _decode_last(piece: bytes, decode: Callable[[bytes], Any]) -> tuple[Any, bool]:
-    """Decode the event that a list, and perhaps the document, ends with."""
+def decode_last(piece: bytes, decode: Callable[[bytes], Any]) -> tuple[Any, bytes, bool]:
+    """The event that a list ends with, what comes after it, and whether that closes the list."""
     end = -1
     for _ in range(_ENDS_TRIED):
         end = piece.find(b"}", end + 1)
         if end < 0:
             break
-        event, _mended = _decode_one(piece[: end + 1], decode)
+        event, _mended = decode_one(piece[: end + 1], decode)
         if event is not None:
-            return event, piece[end + 1 :].lstrip().startswith(b"]")
-    return None, False
+            tail = piece[end + 1 :].lstrip()
+            return event, tail, tail.startswith(b"]")
+    return None, b"", False

@@ -1,32 +1,35 @@
-"""Reads one trace of torch.profiler, plain or gzip, whole or damaged, as a Trace."""
+"""Reads one trace of torch.profiler, plain or gzip, whole or damaged, as a Trace.
+
+A trace in one of the layouts that exporters write is scanned block by block while it is inflated: what is kept is the
+wanted events alone. Whatever does not fit is parsed as a whole, and what cannot be parsed is salvaged event by event.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.ahead import Ahead
+from perfscope.sources.columns import Columns, TimesDoNotFit
 from perfscope.sources.inflate import read_blocks
-from perfscope.sources.kineto import (
-    Columns,
-    Device,
-    DistributedInfo,
-    Event,
-    EventInDigits,
-    OurMetadata,
-    TimesDoNotFit,
-)
-from perfscope.sources.salvage import mend, salvage
+from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.records import Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
+from perfscope.sources.salvage import FAILURES, decode_last, decode_one, mend, salvage
+from perfscope.sources.scan import DoesNotFit, Scanner
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import TRACE_METADATA
 
 _RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
-_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_HEAD_BYTES = 1 << 20
+_LARGEST_HEAD_BYTES = 16 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
 
@@ -47,10 +50,11 @@ class _Document(msgspec.Struct, rename={
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a file holds: its events as columns, and what it says of itself."""
+    """What a file holds: its events as columns, what it says of itself, and what is wrong with it."""
 
     columns: Columns
     document: _Document
+    damage: tuple[str, ...]
 
 
 def read_trace(path: Path, events: Events = ALL_EVENTS) -> Trace:
@@ -59,27 +63,119 @@ def read_trace(path: Path, events: Events = ALL_EVENTS) -> Trace:
     Raises:
         SourceError: The file cannot be opened, is empty, or is no trace.
     """
+    try:
+        return _to_trace(path, _scan(path, events))
+    except (DoesNotFit, TimesDoNotFit):
+        return _to_trace(path, _parse(path, events))
+
+
+def _scan(path: Path, events: Events) -> _Content:
+    """Find the wanted events block by block.
+
+    Raises:
+        DoesNotFit: The layout is unknown, or not kept.
+        TimesDoNotFit: A time is too large for a double, which the first one was not.
+    """
     damage: list[str] = []
-    text = b"".join(read_blocks(path, damage))
+    with Ahead(read_blocks(path, damage)) as blocks:
+        head = _read_head(blocks)
+        start = start_of_events(head)
+        layout = None if start is None else find_layout(head, start)
+        if start is None or layout is None:
+            raise DoesNotFit
+        first = head.index(b"{", start)
+        scanner = Scanner(layout, events, at=first)
+        columns = Columns(events)
+        fits = times_fit_doubles(head, start)
+        of_device = _Decoding(path, Event if fits else EventInDigits, layout.is_unambiguous)
+        of_host = _Decoding(path, HostEvent if fits else EventInDigits, layout.is_unambiguous)
+        for found in scanner.scan(chain((head[first:],), blocks)):
+            columns.add(of_device.decode(found.device))
+            columns.add(of_host.decode(found.host))
+    last, tail, is_closed = decode_last(scanner.rest, of_device.decode_one)
+    if tail and not is_closed:
+        raise DoesNotFit
+    columns.add([last] if last is not None else ())
+    if not is_closed:
+        count = scanner.events + (last is not None)
+        damage.append(f"{path}: is cut off after {count} events; what was not written is lost")
+    damage.extend(of_device.damage())
+    damage.extend(of_host.damage())
+    return _Content(columns, _document_around(head[:start], tail), tuple(damage))
+
+
+def _read_head(blocks: Iterator[bytes]) -> bytes:
+    """The first blocks, until the events have begun and there are enough of them to tell the layout."""
+    head = b""
+    for block in blocks:
+        head = head + block if head else block
+        start = start_of_events(head)
+        if len(head) > _LARGEST_HEAD_BYTES or (start is not None and len(head) - start > _HEAD_BYTES):
+            break
+    return head
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """Decodes blocks of events, and one by one what fails as a block."""
+
+    path: Path
+    kind: Any
+    is_unambiguous: bool
+    lost: int = 0
+
+    def decode(self, pieces: Sequence[bytes]) -> list[Any]:
+        """The events of a block.
+
+        Raises:
+            DoesNotFit: An event cannot be read, and may have been cut where it does not end.
+        """
+        if not pieces:
+            return []
+        try:
+            events: list[Any] = _decoder(list[self.kind])(b"[%b]" % b",".join(pieces))  # type: ignore[name-defined]
+        except FAILURES:
+            return [event for piece in pieces if (event := self.decode_or_count(piece)) is not None]
+        return events
+
+    def decode_one(self, piece: bytes) -> Any:  # noqa: ANN401 - one of the events' types
+        """One event, or an exception of the decoder."""
+        return _decoder(self.kind)(piece)
+
+    def decode_or_count(self, piece: bytes) -> Any:  # noqa: ANN401 - as above
+        """One event, mended where it must be; None, and counted, where that is no use."""
+        event, _ = decode_one(piece, self.decode_one)
+        if event is None and not self.is_unambiguous:
+            raise DoesNotFit
+        self.lost += event is None
+        return event
+
+    def damage(self) -> list[str]:
+        """What was lost, in words."""
+        return [f"{self.path}: {self.lost} of its events cannot be read and are left out"] if self.lost else []
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a type
+    return msgspec.json.Decoder(kind, strict=False).decode
+
+
+def _parse(path: Path, events: Events) -> _Content:
+    """Read the whole file, whatever its layout."""
+    damage: list[str] = []
+    text = b"".join(read_blocks(path, damage)).removeprefix(_BYTE_ORDER_MARK)
     if not text.strip():
         raise SourceError(path, "is empty", hint=damage[0] if damage else None)
-    content = _read(path, text, events, damage)
-    return _to_trace(path, content, damage)
-
-
-def _read(path: Path, text: bytes, events: Events, damage: list[str]) -> _Content:
     for kind in (Event, EventInDigits):
         try:
-            try:
-                return _read_whole(text, kind, events)
-            except _FAILURES:
-                return _read_damaged(path, text, kind, events, damage)
+            return _parse_whole(text, kind, events, damage)
         except TimesDoNotFit:
             continue
+        except FAILURES:
+            return _parse_damaged(path, text, events, damage)
     raise AssertionError("times in digits always fit")
 
 
-def _read_whole(text: bytes, kind: Any, events: Events) -> _Content:  # noqa: ANN401 - a type
+def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _Content:  # noqa: ANN401 - a type
     columns = Columns(events)
     if text.lstrip()[:1] == b"[":
         document = _Document(events=msgspec.Raw(text))
@@ -87,49 +183,48 @@ def _read_whole(text: bytes, kind: Any, events: Events) -> _Content:  # noqa: AN
         document = msgspec.json.decode(text, type=_Document)
     if not document.events:
         raise msgspec.ValidationError("no events")
-    columns.add(msgspec.json.decode(document.events, type=list[kind], strict=False))
-    return _Content(columns, document)
+    columns.add(_decoder(list[kind])(document.events))
+    return _Content(columns, document, tuple(damage))
 
 
-def _read_damaged(path: Path, text: bytes, kind: type[Any], events: Events, damage: list[str]) -> _Content:
-    key = _EVENTS_KEY.search(text)
-    if key is None and text.lstrip()[:1] != b"[":
+def _parse_damaged(path: Path, text: bytes, events: Events, damage: list[str]) -> _Content:
+    start = start_of_events(text)
+    if start is None:
         raise NotATrace(path, "is no trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
-    decoder = msgspec.json.Decoder(kind, strict=False)
-    found = salvage(text, key.end() - 1 if key else 0, decoder.decode)
-    if not found.events and key is None:
+    kind = Event if times_fit_doubles(text, start) else EventInDigits
+    found = salvage(text, start - 1, _decoder(kind))
+    if not found.events and b'"traceEvents"' not in text:
         raise NotATrace(path, "is no trace", hint="it holds no event of torch.profiler")
     columns = Columns(events)
     columns.add(found.events)
     if not found.is_closed:
-        damage.append(f"{path}: is cut off after {len(found.events)} whole events; what was not written is lost")
+        damage.append(f"{path}: is cut off after {len(found.events)} events; what was not written is lost")
     lost = found.lost - (0 if found.is_closed or not found.lost else 1)
     if lost > 0:
-        damage.append(
-            f"{path}: {lost} of its events cannot be read and are left out, the first at byte {found.first_lost}"
-        )
-    return _Content(columns, _document_around(text, key.start() if key else 0))
+        damage.append(f"{path}: {lost} of its events cannot be read and are left out")
+    return _Content(columns, _document_around(text[:start], b"]}"), tuple(damage))
 
 
-def _document_around(text: bytes, end_of_head: int) -> _Document:
-    """What a damaged file says of itself before its events."""
-    head = text[:end_of_head].rstrip().rstrip(b",") + b"}"
-    for candidate in (head, mend(head)):
-        try:
-            return msgspec.json.decode(candidate, type=_Document)
-        except _FAILURES:
-            continue
+def _document_around(head: bytes, tail: bytes) -> _Document:
+    """What a file says of itself before and after its events, or before them where what follows is not whole."""
+    head = head.removeprefix(_BYTE_ORDER_MARK)
+    for end in (tail, b"]}"):
+        for candidate in (head + end, mend(head + end)):
+            try:
+                return msgspec.json.decode(candidate, type=_Document)
+            except FAILURES:
+                continue
     return _Document()
 
 
-def _to_trace(path: Path, content: _Content, damage: list[str]) -> Trace:
+def _to_trace(path: Path, content: _Content) -> Trace:
     columns, document = content.columns, content.document
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
     ours = _metadata(document.ours, OurMetadata, OurMetadata())
     devices: list[Device] = _metadata(document.devices, list[Device], [])
-    damage.extend(
+    dropped = [
         f"{path}: {count} events have {what} and are left out" for what, count in columns.dropped.items() if count
-    )
+    ]
     return Trace(
         path=str(path),
         rank=_first(info.rank, ours.rank, _rank_in_name(path)),
@@ -144,9 +239,8 @@ def _to_trace(path: Path, content: _Content, damage: list[str]) -> Trace:
         operators=columns.host_spans(Events.OPERATORS),
         groups=_groups(info, columns),
         collectives=tuple(columns.collectives),
-        names=tuple(columns.codes),
-        damage=tuple(damage),
-        backward=columns.host_spans(Events.BACKWARD),
+        names=tuple(columns.names),
+        damage=(*content.damage, *dropped),
     )
 
 
@@ -155,7 +249,7 @@ def _metadata(raw: msgspec.Raw, kind: Any, default: _T) -> _T:  # noqa: ANN401 -
         return default
     try:
         value: _T = msgspec.json.decode(raw, type=kind, strict=False)
-    except _FAILURES:
+    except FAILURES:
         return default
     return value
 

@@ -35,14 +35,12 @@ class Events(Flag):
         CALLS: Calls into the CUDA (HIP, XPU) runtime and driver, launches among them.
         ANNOTATIONS: What user code and frameworks marked: ``ProfilerStep#N``, ``Forward 3``, ``nccl:all_reduce``.
         OPERATORS: Operators of the framework, such as ``aten::mm``.
-        BACKWARD: Of the operators only those in which the autograd engine runs a node of the backward pass.
     """
 
     DEVICE = auto()
     CALLS = auto()
     ANNOTATIONS = auto()
     OPERATORS = auto()
-    BACKWARD = auto()
 
 
 NO_EVENTS = Events(0)
@@ -101,12 +99,6 @@ class HostSpans:
             self.correlation[index],
             self.external_id[index],
         )
-
-
-def no_spans() -> HostSpans:
-    """A table without rows."""
-    nothing = np.zeros(0, np.int64)
-    return HostSpans(np.zeros(0, np.int32), nothing, nothing, nothing, nothing, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +201,6 @@ class Trace:
         calls: Calls into the device's runtime.
         annotations: What code marked.
         operators: Operators of the framework; empty unless they were asked for.
-        backward: Nodes of the backward pass that the autograd engine ran; empty unless they were asked for.
         groups: Process groups, by name.
         collectives: What the profiler says of communication kernels.
         damage: What is lost or doubtful, in words.
@@ -230,7 +221,6 @@ class Trace:
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     damage: tuple[str, ...] = ()
-    backward: HostSpans = field(default_factory=no_spans)
 
     @cached_property
     def launch(self) -> Int64:

@@ -136,7 +136,7 @@ def test_a_file_that_is_cut_off_gives_every_whole_event(
     trace = read_trace(path)
     assert [trace.names[name] for name in trace.device.name] == [f"kernel {index}" for index in range(13)]
     assert trace.rank == 1
-    assert trace.damage == (f"{path}: is cut off after 13 whole events; what was not written is lost",)
+    assert trace.damage == (f"{path}: is cut off after 13 events; what was not written is lost",)
 
 
 def test_a_cut_gzip_gives_every_whole_event_before_the_cut(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_one_unreadable_event_costs_itself(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert len(trace.device) == 9
     assert len(trace.damage) == 1
-    assert "1 of its events cannot be read and are left out, the first at byte " in trace.damage[0]
+    assert "1 of its events cannot be read and are left out" in trace.damage[0]
 
 
 @pytest.mark.parametrize(

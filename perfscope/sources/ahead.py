@@ -1,0 +1,78 @@
+"""Runs a producer in a thread of its own, a few items ahead of who uses them.
+
+Inflating releases Python's global lock, so it costs no time of its own while the events before it are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+_DEPTH = 2
+_LOOKS_UP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: BaseException
+
+
+class _Finished:
+    pass
+
+
+class Ahead(Generic[_T]):
+    """The items of a producer, made ahead in a thread; leave the context to end the thread.
+
+    What the producer raises is raised where its item would have come.
+    """
+
+    def __init__(self, items: Iterator[_T]) -> None:
+        self._items = items
+        self._ready: Queue[_T | _Raised | _Finished] = Queue(_DEPTH)
+        self._is_left = Event()
+        self._thread = Thread(target=self._produce, name="perfscope-ahead", daemon=True)
+
+    def __enter__(self) -> Iterator[_T]:
+        self._thread.start()
+        return self._consume()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_left.set()
+        try:
+            while True:
+                self._ready.get_nowait()
+        except Empty:
+            self._thread.join()
+
+    def _produce(self) -> None:
+        last: _Raised | _Finished = _Finished()
+        try:
+            for item in self._items:
+                if not self._put(item):
+                    return
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the items are used
+            last = _Raised(error)
+        self._put(last)
+
+    def _put(self, item: _T | _Raised | _Finished) -> bool:
+        while not self._is_left.is_set():
+            try:
+                self._ready.put(item, timeout=_LOOKS_UP_S)
+            except Full:
+                continue
+            return True
+        return False
+
+    def _consume(self) -> Iterator[_T]:
+        while True:
+            item = self._ready.get()
+            if isinstance(item, _Finished):
+                return
+            if isinstance(item, _Raised):
+                raise item.error
+            yield item

@@ -1,0 +1,82 @@
+"""How an exporter lays out its events, so that the few that are wanted can be found without parsing the many others.
+
+An exporter writes every event alike: the same spaces, the same keys first. From one sample follow the text between
+two events and the text from an event's brace to its category. What does not fit the layout is noticed, and the whole
+file is then parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_BRACE = re.compile(rb"\s*(?=\{)")
+_SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
+_OPENING = re.compile(rb'\{\s*"')
+_TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
+_LONGEST_DOUBLE = 12
+_DECIMALS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The fixed texts of one exporter.
+
+    Attributes:
+        close: From the last byte of an event's content to its closing brace.
+        separator: From there to the first quote of the next event, ``close`` included.
+        prefix: From an event's opening brace to the key ``"cat"``.
+        key: From that key to the first letter of the category.
+        is_unambiguous: The separator has line breaks, so it cannot occur inside an event.
+    """
+
+    close: bytes
+    separator: bytes
+    prefix: bytes
+    key: bytes
+    is_unambiguous: bool
+
+    @property
+    def until_brace(self) -> int:
+        """Length of the separator up to the next event's brace."""
+        return self.separator.rindex(b"{")
+
+
+def start_of_events(text: bytes) -> int | None:
+    """Where the events begin: behind the bracket of ``traceEvents``, or of a bare list; None where there is neither."""
+    match = _EVENTS_KEY.search(text)
+    if match:
+        return match.end()
+    stripped = text.lstrip()
+    return len(text) - len(stripped) + 1 if stripped.startswith(b"[") else None
+
+
+def find_layout(text: bytes, start: int) -> Layout | None:
+    """The layout of the events from ``start`` on, or None where it is not one of those that can be scanned."""
+    first = _FIRST_BRACE.match(text, start)
+    span = _SPAN.search(text, start)
+    if first is None or span is None:
+        return None
+    opening = _OPENING.match(text, first.end())
+    if opening is None or not span["prefix"].startswith(opening[0]):
+        return None
+    before = first[0]
+    if b"\n" in before:
+        indent = before[before.rindex(b"\n") :]
+        return _layout(indent + b"}", indent + b"}," + indent + opening[0], span)
+    separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
+    places = [(place, separator) for separator in separators if (place := text.find(separator, first.end())) >= 0]
+    return _layout(b"}", min(places)[1], span) if places else None
+
+
+def _layout(close: bytes, separator: bytes, span: re.Match[bytes]) -> Layout:
+    return Layout(close, separator, span["prefix"], span["key"], is_unambiguous=b"\n" in close)
+
+
+def times_fit_doubles(text: bytes, start: int) -> bool:
+    """Whether the first time of the events looks as if a double could hold it to the nanosecond."""
+    match = _TIME.search(text, start)
+    if match is None:
+        return True
+    return len(match[2]) <= _LONGEST_DOUBLE + 1 and len(match[3] or b"") <= _DECIMALS and not match[4]

@@ -1,0 +1,146 @@
+"""The raw keys of a torch.profiler (Kineto) trace, as typed records.
+
+Events are decoded straight into these; no dictionary is made for any of them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from perfscope.tables.trace import ABSENT, Events
+
+KERNEL, COPY, FILL = range(3)
+DEVICE_CATEGORIES = {
+    "kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "gpu_memset": FILL,
+    "Kernel": KERNEL,
+    "Memcpy": COPY,
+    "Memset": FILL,
+}
+_CALL_CATEGORIES = (
+    "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
+    "mtia_runtime", "privateuse1_runtime", "privateuse1_driver",
+)  # fmt: skip
+#: What the categories of the exporters are to us; other categories are not read.
+KIND = {
+    **dict.fromkeys(DEVICE_CATEGORIES, Events.DEVICE),
+    **dict.fromkeys(_CALL_CATEGORIES, Events.CALLS),
+    "user_annotation": Events.ANNOTATIONS,
+    "ProfilerStep": Events.ANNOTATIONS,
+    "cpu_op": Events.OPERATORS,
+    "Operator": Events.OPERATORS,
+}
+
+
+class Args(msgspec.Struct, gc=False, frozen=True, rename={
+    "external_id": "External id", "operation": "Collective name", "group": "Process Group Name",
+    "description": "Process Group Description", "ranks": "Process Group Ranks", "group_size": "Group size",
+    "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
+    "destination": "Dst Rank", "old_external_id": "external id",
+}):  # fmt: skip
+    """The arguments of an event that an analysis may need."""
+
+    external_id: int | None = ABSENT
+    device: int | None = ABSENT
+    stream: int | None = ABSENT
+    correlation: int | None = ABSENT
+    bytes: int | None = ABSENT
+    operation: str | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    group_size: int | None = None
+    dtype: str | None = None
+    group: str | None = None
+    description: str | None = None
+    ranks: str | None = None
+    source: int | None = None
+    destination: int | None = None
+    sequence: int | None = None
+    old_external_id: int | None = ABSENT
+
+
+class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
+    "external_id": "External id", "old_external_id": "external id",
+}):  # fmt: skip
+    """The arguments of an event on the host."""
+
+    external_id: int | None = ABSENT
+    correlation: int | None = ABSENT
+    old_external_id: int | None = ABSENT
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; its time is a double, exact below 2**43 us."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = ABSENT
+    tid: int | str | None = ABSENT
+    ts: float | None = None
+    dur: float | None = None
+    args: Args | None = Args()
+
+
+class HostEvent(msgspec.Struct, gc=False):
+    """One event on the host, for which fewer keys are compared."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = ABSENT
+    tid: int | str | None = ABSENT
+    ts: float | None = None
+    dur: float | None = None
+    args: HostArgs | None = HostArgs()
+
+
+class EventInDigits(msgspec.Struct, gc=False):
+    """One event of an exporter whose microseconds do not fit a double."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = ABSENT
+    tid: int | str | None = ABSENT
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: float | None = None
+    args: Args | None = Args()
+
+
+AnyEvent: TypeAlias = Event | HostEvent | EventInDigits
+
+
+class Group(msgspec.Struct):
+    """A process group in the trace's head."""
+
+    pg_name: str = ""
+    pg_desc: str = ""
+    pg_size: int = 0
+    ranks: list[int] = []
+
+
+class DistributedInfo(msgspec.Struct):
+    """What the profiler knew of torch.distributed."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    pg_config: list[Group] = []
+
+
+class Device(msgspec.Struct):
+    """A GPU of the machine."""
+
+    id: int = 0
+    name: str = ""
+
+
+class OurMetadata(msgspec.Struct):
+    """What the hooks added to the trace."""
+
+    rank: int | None = None
+    world_size: int | None = None

@@ -1,0 +1,148 @@
+"""Finds the events of the wanted categories in a trace's text without parsing the others.
+
+Most events of a trace are of no interest to an analysis: operators, Python functions, arrows. In a text of a known
+layout every event has the key ``"cat"`` at the same distance from its brace, so that it is enough to look at what
+follows that key. All of a block's keys are found at once by comparing bytes; only wanted events are cut out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.sources.layout import Layout
+from perfscope.sources.records import KIND
+from perfscope.tables import Int64
+from perfscope.tables.trace import Events
+
+_KEY = b'"cat"'
+_SLICE_BYTES = 1 << 18  # what is compared at once stays in the processor's cache
+_CODE_BYTES = 4
+_LARGEST_EVENT_BYTES = 64 << 20
+
+
+class DoesNotFit(Exception):
+    """The text departs from its layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The wanted events of one block.
+
+    Attributes:
+        device: Texts of events on devices.
+        host: Texts of events on the host.
+        at: Where the block begins in the file.
+    """
+
+    device: list[bytes]
+    host: list[bytes]
+    at: int
+
+
+@dataclass(slots=True)
+class Scanner:
+    """Cuts the wanted events out of blocks of text that follow each other.
+
+    Attributes:
+        layout: How the exporter writes.
+        wanted: The kinds of events to find.
+        rest: What follows the last separator so far; in the end the last event and what comes after the list.
+        events: How many events with a category were passed.
+        at: Where ``rest`` begins in the file.
+    """
+
+    layout: Layout
+    wanted: Events
+    rest: bytes = b""
+    events: int = 0
+    at: int = 0
+    _device: tuple[bytes, ...] = field(init=False)
+    _host: tuple[bytes, ...] = field(init=False)
+    _codes: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = {name: kind for name, kind in KIND.items() if kind in self.wanted}
+        start = self.layout.prefix + self.layout.key
+        self._device = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is Events.DEVICE)
+        self._host = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is not Events.DEVICE)
+        codes = {int.from_bytes(name.encode()[:_CODE_BYTES], "little") for name in wanted}
+        self._codes = np.array(sorted(codes), np.int64)
+
+    def scan(self, blocks: Iterable[bytes]) -> Iterator[Found]:
+        """Yield the wanted events of each block.
+
+        Raises:
+            DoesNotFit: An event is written otherwise than the layout says, or none ends for 64 MB.
+        """
+        layout = self.layout
+        for block in blocks:
+            first = block.find(layout.separator)
+            if first < 0:
+                self.rest += block
+                if len(self.rest) > _LARGEST_EVENT_BYTES:
+                    raise DoesNotFit
+                continue
+            # The event across the border is looked at by itself, so that no block is copied.
+            yield self._find(self.rest + block[: first + len(layout.close)], self.at)
+            last = block.rfind(layout.separator)
+            begin, end = first + layout.until_brace, last + len(layout.close)
+            if last > first:
+                yield self._find(block, self.at + len(self.rest), begin, end)
+            self.at += len(self.rest) + last + layout.until_brace
+            self.rest = block[last + layout.until_brace :]
+
+    def _find(self, text: bytes, at: int, begin: int = 0, end: int | None = None) -> Found:
+        end = len(text) if end is None else end
+        layout, find = self.layout, text.find
+        device: list[bytes] = []
+        host: list[bytes] = []
+        stop = begin
+        for key in self._places(text, begin, end):
+            start = key - len(layout.prefix)
+            if start < stop:
+                raise DoesNotFit
+            place = find(layout.separator, key, end)
+            stop = end if place < 0 else place + len(layout.close)
+            piece = text[start:stop]
+            if piece.startswith(self._device):
+                device.append(piece)
+            elif piece.startswith(self._host):
+                host.append(piece)
+            elif not piece.startswith(layout.prefix):
+                raise DoesNotFit
+        return Found(device, host, at)
+
+    def _places(self, text: bytes, begin: int, end: int) -> list[int]:
+        """Where the key ``"cat"`` stands before a category whose first letters are those of a wanted one."""
+        data = np.frombuffer(text, np.uint8, end - begin, begin)
+        keys = _find_keys(data)
+        letters = keys + len(self.layout.key)
+        keys = keys[: np.searchsorted(letters, len(data) - _CODE_BYTES)]
+        letters = letters[: len(keys)]
+        if (data[letters - 1] != ord('"')).any():
+            raise DoesNotFit
+        self.events += len(keys)
+        code = np.zeros(len(keys), np.int64)
+        for index in range(_CODE_BYTES):
+            code |= data[letters + index].astype(np.int64) << (8 * index)
+        places: list[int] = (keys[np.isin(code, self._codes)] + begin).tolist()
+        return places
+
+
+def _find_keys(data: np.ndarray) -> Int64:
+    """Where ``"cat"`` stands, unless it is quoted inside a name."""
+    found = []
+    for start in range(0, max(0, len(data) - len(_KEY)), _SLICE_BYTES):
+        part = data[start : start + _SLICE_BYTES + 1]
+        is_place = part[:-1] == _KEY[0]
+        is_place &= part[1:] == _KEY[1]
+        found.append(np.flatnonzero(is_place) + start)
+    places = np.concatenate(found) if found else np.zeros(0, np.int64)
+    places = places[: np.searchsorted(places, len(data) - len(_KEY))]
+    for index in range(2, len(_KEY)):
+        places = places[data[places + index] == _KEY[index]]
+    is_quoted = (places > 0) & (data[places - 1] == ord("\\"))
+    return places[~is_quoted] if is_quoted.any() else places
