@@ -47,13 +47,15 @@ def attach(
     from perfscope.hooks.config import Config
     from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
 
+    windows = parse_windows(steps or DEFAULT_WINDOWS)
+    chosen = None if ranks is None else parse_ranks(ranks)
     if start.current() is not None or "_perfscope_imports" in sys.modules:
         return
     attaching.attach(
         Config(
             run_dir=attaching.make_run_dir(run_dir),
-            windows=parse_windows(steps or DEFAULT_WINDOWS),
-            ranks=None if ranks is None else parse_ranks(ranks),
+            windows=windows,
+            ranks=chosen,
             shapes=shapes,
             stack=stack,
             memory=memory,

@@ -42,10 +42,10 @@ class PostImportFinder:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find else None
+            spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _CallingLoader(spec.loader, name, self.callback)
+                    spec.loader = _CallingLoader(spec.loader, name, self.callback)  # type: ignore[assignment]
                 return spec
         return None
 

@@ -22,7 +22,7 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("profile", "analyze", "tflops", "bubble", "demo")
+COMMANDS = ("demo", "profile", "analyze", "tflops", "bubble")
 
 
 class CommandGroup(TyperGroup):

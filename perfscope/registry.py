@@ -62,6 +62,7 @@ class Analyzer:
 
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
+    Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),

@@ -14,7 +14,11 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """The steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
     lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
-    lines += [f"not computed: {skip['analyzer']}: {skip['reason']}" for skip in analysis["skipped"]]
+    lines += [
+        f"not computed: {skip['analyzer']}: {skip['reason']}"
+        for skip in analysis["skipped"]
+        if not (skip["analyzer"] == "host" and "breakdown" in results)
+    ]
     lines += [f"warning: {text}" for text in analysis["warnings"]]
     return lines
 

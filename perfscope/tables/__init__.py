@@ -15,6 +15,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.tables.gpus import GpuSamples
+
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
 
@@ -86,6 +88,7 @@ class Rank:
     attempt: int
     world_size: int
     host: str
+    device_uuid: str | None
     device_type: str | None
     device_name: str | None
     notes: tuple[str, ...]
@@ -104,6 +107,8 @@ class Run:
         steps: One table a process that completed a step.
         windows: Every finished window.
         damage: What could not be read, in words.
+        gpus: The NVML samples of every GPU.
+        gpu_notes: Why a host has none, in words.
     """
 
     path: str
@@ -113,6 +118,8 @@ class Run:
     steps: tuple[Steps, ...]
     windows: tuple[Window, ...]
     damage: tuple[str, ...]
+    gpus: tuple[GpuSamples, ...] = ()
+    gpu_notes: tuple[str, ...] = ()
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above

@@ -1,0 +1,91 @@
+"""What the tests share: a way to run perfscope and training scripts as a person would."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_S = 200
+SCRIPTS = ROOT / "tests" / "scripts"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended; ``code`` is negative for a signal."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def environment() -> dict[str, str]:
+    """The tests' own environment with this interpreter's programs first and a free port for rendezvous."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(ROOT / ".venv" / "torch_extensions")),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": str(port),
+        "COLUMNS": "120",
+    }
+
+
+def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> Ended:
+    """Run a command to its end, with a session of its own."""
+    with subprocess.Popen(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**environment(), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # a launcher's ranks too: nothing outlives its test
+            raise
+    return Ended(process.returncode, stdout, stderr)
+
+
+def perfscope(*words: str | Path, cwd: Path, **variables: str) -> Ended:
+    """Run the command line of this tree."""
+    return run([sys.executable, "-m", "perfscope", *words], cwd, **variables)
+
+
+def profile(*words: str | Path, cwd: Path, options: Sequence[str] = (), **variables: str) -> Ended:
+    """Run ``perfscope profile -o RUN -- WORDS`` in a folder; the run is in its subfolder ``RUN``."""
+    return perfscope("profile", "-o", "RUN", "--nvml-hz", "0", *options, "--", *words, cwd=cwd, **variables)
+
+
+def analysis(run_dir: Path) -> dict[str, Any]:
+    """The JSON of ``perfscope analyze``."""
+    answer = perfscope("analyze", "--format", "json", run_dir, cwd=run_dir.parent)
+    assert answer.code in (0, 4), answer.stderr
+    document: dict[str, Any] = json.loads(answer.stdout)
+    return document
+
+
+def step_lines(run_dir: Path, rank: str = "00000") -> list[dict[str, Any]]:
+    """The step records of one rank, as they lie on disk."""
+    return [json.loads(line) for line in (run_dir / "ranks" / rank / "steps.jsonl").read_text().splitlines()]
+
+
+def event_names(trace: Path) -> list[str]:
+    """The names of a compressed trace's events, by the json module."""
+    return [event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
