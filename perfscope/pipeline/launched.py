@@ -16,8 +16,6 @@ from perfscope.tables import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 
 _SENDS = re.compile(r"SendRecv|sendrecv")
-#: One in so many parts of the computation must come from a thread for it to be one of the autograd engine.
-_LEAST_SHARE_OF_AN_ENGINE = 20
 _POINT_TO_POINT = {"", "send", "recv", "coalesced"}
 _PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
 _SPLITS_DATA = re.compile(r"data|(^|_)dp(_|$)", re.IGNORECASE)
@@ -132,19 +130,13 @@ def _description(trace: Trace, group: str) -> str:
 
 
 def _engines_threads(trace: Trace, rows: Int64, thread: Int64, is_transfer: Bool) -> tuple[int, Int64]:
-    """The training script's thread, and those of the autograd engine: the other ones that launch much computation.
+    """The training script's thread, and those of the autograd engine: the other ones that launch computation.
 
     The engine runs the backward pass of a GPU on a thread of its own. Loaders and savers have threads too, which launch
     copies.
     """
     main = _most_frequent(thread[is_transfer] if is_transfer.any() else thread)
-    time_ns = np.where(trace.device.work[rows] == Work.COMPUTE, trace.device.duration_ns[rows], 0)
-    others = [
-        each
-        for each in np.unique(thread[thread != main]).tolist()
-        if _LEAST_SHARE_OF_AN_ENGINE * time_ns[thread == each].sum() >= time_ns.sum() > 0
-    ]
-    return main, np.array(others, np.int64)
+    return main, np.unique(thread[(thread != main) & (trace.device.work[rows] == Work.COMPUTE)])
 
 
 def _most_frequent(values: Int64) -> int:

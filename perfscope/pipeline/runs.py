@@ -78,8 +78,11 @@ class _Pattern:
 
 
 def find_passes(events: Launched, rows: Int64) -> list[FoundPass]:
-    """The forward and backward passes of one step, in the order of their launch; empty where there is no backward."""
-    runs = _runs(events, rows)
+    """The forward and backward passes of one step, in the order of their launch; empty where there is no backward.
+
+    What the autograd engine launches behind a transfer and only communicates is gradient synchronisation, and no pass.
+    """
+    runs = [run for run in _runs(events, rows) if run.what != _BACKWARD or not events.is_communication[run.rows].all()]
     first = next((place for place, run in enumerate(runs) if run.what == _BACKWARD), None)
     if first is None:
         return []

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfscope.cli import app
 
-_PAGE = Path(__file__).parent.parent / "docs" / "bubble.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "bubble.md"
 
 
 def _examples() -> list[tuple[str, str]]:
