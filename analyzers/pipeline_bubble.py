@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from perfscope.errors import MissingInput
 from perfscope.pipeline.bubble_result import MeasuredBubble
-from perfscope.pipeline.layout import Layout, find_pipelines
+from perfscope.pipeline.layout import find_pipelines
 from perfscope.pipeline.measured import measure_pipelines
 from perfscope.pipeline.pieces import RankPieces, pieces_of
 from perfscope.tables.trace import Trace
@@ -28,19 +28,18 @@ def analyze(partials: Sequence[RankPieces]) -> MeasuredBubble:
     Raises:
         MissingInput: There is no pipeline in the traces, or they do not tell which ranks make one.
     """
-    return analyze_with(partials, None)
+    return analyze_pipelines(partials, ())
 
 
-def analyze_with(partials: Sequence[RankPieces], layout: Layout | None) -> MeasuredBubble:
-    """As ``analyze``, with a layout of ranks that the user knows.
+def analyze_pipelines(partials: Sequence[RankPieces], given: Sequence[Sequence[int]]) -> MeasuredBubble:
+    """As ``analyze``, with the ranks of each pipeline in the order of stages, where they are known.
 
     Raises:
         MissingInput: There is no pipeline in the traces, or they do not tell which ranks make one.
-        UsageError: The layout does not fit the job.
     """
     if not partials:
         raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
-    return measure_pipelines(find_pipelines(_joined(partials), layout))
+    return measure_pipelines(find_pipelines(_joined(partials), given))
 
 
 def _joined(partials: Sequence[RankPieces]) -> list[RankPieces]:

@@ -56,14 +56,9 @@ def analyze(paths: Sequence[Path]) -> Analysis:
     Raises:
         SourceError: A path does not exist, or nothing that was given can be read.
     """
-    for path in paths:
-        if not path.exists():
-            raise SourceError(path, "does not exist")
-    run = read_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() and is_run(paths[0]) else None
-    traces = find_traces([paths[0] / TRACES] if run else paths)
-    if run is None and not traces:
-        raise SourceError(paths[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    partials, damage = _measure(traces, named=frozenset(paths))
+    run, traces = _open(paths)
+    reading = [analyzer for analyzer in analyzers() if analyzer.reads is Reads.TRACES]
+    partials, damage = _measure(traces, frozenset(paths), reading)
     if run:
         damage = [*run.damage, *damage]
     results: dict[str, Result] = {}
@@ -82,6 +77,31 @@ def analyze(paths: Sequence[Path]) -> Analysis:
     )
 
 
+def measure(name: str, paths: Sequence[Path]) -> tuple[Run | None, list[Any], list[str]]:
+    """Measure every trace with one analyzer, for a command that reduces the partials itself.
+
+    Returns:
+        The run, where one was given; the partials; and what is missing or damaged, in words.
+
+    Raises:
+        SourceError: A path does not exist, or nothing that was given can be read.
+    """
+    run, traces = _open(paths)
+    partials, damage = _measure(traces, frozenset(paths), [one for one in analyzers() if one.name == name])
+    return run, partials[name], [*(run.damage if run else ()), *damage]
+
+
+def _open(paths: Sequence[Path]) -> tuple[Run | None, list[Path]]:
+    for path in paths:
+        if not path.exists():
+            raise SourceError(path, "does not exist")
+    run = read_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() and is_run(paths[0]) else None
+    traces = find_traces([paths[0] / TRACES] if run else paths)
+    if run is None and not traces:
+        raise SourceError(paths[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
+    return run, traces
+
+
 def find_traces(paths: Sequence[Path]) -> list[Path]:
     """The traces among files and below folders, each once, in the order of their names."""
     found: set[Path] = set()
@@ -96,13 +116,14 @@ def find_traces(paths: Sequence[Path]) -> list[Path]:
     return sorted(path for path in found if path not in plain)
 
 
-def _measure(traces: Sequence[Path], named: Set[Path]) -> tuple[dict[str, list[Any]], list[str]]:
+def _measure(
+    traces: Sequence[Path], named: Set[Path], reading: Sequence[Analyzer]
+) -> tuple[dict[str, list[Any]], list[str]]:
     """Measure every trace; one that cannot be read is damage, unless none can be read.
 
     Raises:
         SourceError: No trace can be read.
     """
-    reading = [analyzer for analyzer in analyzers() if analyzer.reads is Reads.TRACES]
     partials: dict[str, list[Any]] = {analyzer.name: [] for analyzer in analyzers()}
     damage: list[str] = []
     ranks = RankCheck()

@@ -1,35 +1,48 @@
-"""``perfscope bubble``: what a pipeline schedule will cost before it runs, and what would make it cheaper."""
+"""``perfscope bubble``: what a pipeline schedule costs, predicted from its shape or measured from a run."""
 
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.errors import SourceError, UsageError
 from perfscope.outcome import Outcome
-from perfscope.pipeline.answer import Answer
+from perfscope.pipeline.answer import Answer, alternatives_data, alternatives_section
 from perfscope.pipeline.lanes import Chart, chart_of
 from perfscope.pipeline.prediction import MOST_OPERATIONS, Setup, Times, alternatives, formula, simulated, target
 from perfscope.pipeline.schedules import Schedule, check
 from perfscope.pipeline.text import draw
 from perfscope.renderers import Format, render
-from perfscope.report import Report
+from perfscope.report import Json, Report
 from perfscope.units import parse_duration_ns
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.tables import Run
+
+SCHEMA = "perfscope/bubble/1"
+DAMAGED_INPUT = 4
 _DEFAULT_CHUNKS = 2
 _DEFAULT_FORWARD_NS = 10**6
 _TIMES_HELP = "one time, or one for each stage: 10ms or 9ms,10ms,10ms,12ms"
 
 
 def bubble(
-    pp: Annotated[int, typer.Option(help="Pipeline stages.")],
-    microbatches: Annotated[int, typer.Option("--microbatches", "-m", help="Micro-batches of one pipeline in a step.")],
-    schedule: Annotated[Schedule, typer.Option(help="The order of work.")] = Schedule.ONE_F_ONE_B,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN_DIR | TRACE...]", help="A run's folder, or traces: measure instead of predict."),
+    ] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", "-m", help="Micro-batches of one pipeline in a step.")
+    ] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="The order of work.  [default: 1f1b]")] = None,
     virtual_stages: Annotated[
         int | None, typer.Option(help="Chunks of the model on a stage, for interleaved.  [default: 2]")
     ] = None,
@@ -46,34 +59,115 @@ def bubble(
     ] = None,
     tflops: Annotated[str | None, typer.Option(help="TFLOPs per GPU measured at --microbatches.")] = None,
     target_tflops: Annotated[str | None, typer.Option(help="How many micro-batches until this many?")] = None,
+    tp: Annotated[int | None, typer.Option(help="Of measured ranks: tensor-parallel size, with --pp and --dp.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Of measured ranks: data-parallel size, with --pp and --tp.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw the schedule to this SVG file.")] = None,
     width: Annotated[int, typer.Option(help="Columns of the drawing.", min=10, max=1000)] = 100,
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
-    """Predict the bubble of a pipeline schedule: formula, simulation, drawing, and what would change it."""
-    chunks = _chunks(schedule, virtual_stages)
-    require_positive("--pp", pp)
-    require_positive("--microbatches", microbatches)
-    check(schedule, pp, microbatches, chunks)
-    times = _times(pp, forward, backward, weight, transfer)
-    setup = Setup(schedule, pp, microbatches, chunks, times)
-    wanted = _wanted(tflops, target_tflops)
+    """Predict the bubble of a pipeline schedule, or measure the one of a run, and say what would change it."""
+    if paths:
+        predicting = (
+            microbatches,
+            schedule,
+            virtual_stages,
+            forward,
+            backward,
+            weight,
+            transfer,
+            tflops,
+            target_tflops,
+        )
+        if any(option is not None for option in predicting):
+            raise UsageError("a run is measured, so it takes no times, schedule or micro-batches", hint="see --help")
+        return _measured(paths, (tp, pp, dp), output, format)
+    if pp is None or microbatches is None:
+        raise UsageError(
+            "--pp and --microbatches are missing",
+            hint="or name a run's folder or traces to measure: perfscope bubble RUN_DIR",
+        )
+    if tp is not None or dp is not None:
+        raise UsageError("--tp and --dp say which ranks of a run make a pipeline", hint="a prediction needs neither")
+    named = schedule or Schedule.ONE_F_ONE_B
+    chunks = _chunks(named, virtual_stages)
+    check(named, require_positive("--pp", pp), require_positive("--microbatches", microbatches), chunks)
+    setup = Setup(named, pp, microbatches, chunks, _times(pp, forward, backward, weight, transfer))
+    given = any(time is not None for time in (forward, backward, weight, transfer))
+    return _predicted(setup, _wanted(tflops, target_tflops), (given, width), output, format)
+
+
+def _predicted(
+    setup: Setup, wanted: tuple[Fraction, Fraction] | None, shown: tuple[bool, int], output: Path | None, to: Format
+) -> Outcome:
     _require_answerable(setup)
+    times_are_given, width = shown
     result = simulated(setup) if setup.operations <= MOST_OPERATIONS else None
-    title = f"{schedule}, {pp} stages, {microbatches} micro-batches"
-    chart = chart_of(title, result.timeline) if result else None
-    notes = _write(chart, output) if output else ()
+    title = f"{setup.schedule}, {setup.devices} stages, {setup.microbatches} micro-batches"
+    charts = [chart_of(title, result.timeline)] if result else []
+    notes = _write(charts, output) if output else ()
     answer = Answer(
         setup=setup,
         form=formula(setup),
         simulated=result,
         alternatives=alternatives(setup),
         target=target(setup, *wanted) if wanted else None,
-        times_are_given=any(given is not None for given in (forward, backward, weight, transfer)),
-        drawing=draw(chart, width) if chart else "",
+        times_are_given=times_are_given,
+        drawing=draw(charts[0], width) if charts else "",
     )
-    report = Report(_headline(answer, title), {"schema": "perfscope/bubble/1", **answer.data()}, answer.sections())
-    return Outcome(render(report, format), notes=notes)
+    report = Report(_headline(answer.fraction_of_total, title), {"schema": SCHEMA, **answer.data()}, answer.sections())
+    return Outcome(render(report, to), notes=notes)
+
+
+def _measured(
+    paths: Sequence[Path], sizes: tuple[int | None, int | None, int | None], output: Path | None, to: Format
+) -> Outcome:
+    from perfscope.analyzers.pipeline_bubble import analyze_pipelines
+    from perfscope.engine import measure
+    from perfscope.pipeline.outlook import ASSUMPTION, outlook
+
+    run, partials, damage = measure("pipeline_bubble", paths)
+    given = _pipelines(sizes, [one.world_size for one in partials]) or _pipelines_of(run)
+    result = analyze_pipelines(partials, given)
+    step = result.steps[0]
+    title = (
+        f"{step.schedule or 'unknown schedule'}, {result.stages} stages, {step.microbatches} micro-batches, measured"
+    )
+    notes = _write(result.charts, output) if output else ()
+    others = outlook(result)
+    data: dict[str, Json] = {
+        "schema": SCHEMA,
+        "inputs": [str(path) for path in paths],
+        "pipeline_bubble": result.data(),
+        "alternatives": alternatives_data(others),
+    }
+    sections = (*result.sections(), *((alternatives_section(others, ASSUMPTION),) if others else ()))
+    report = Report(_headline(result.fraction_of_total, title), data, sections, tuple(damage))
+    warnings = tuple(f"warning: {line}" for line in damage)
+    return Outcome(render(report, to), notes=(*notes, *warnings), exit_code=DAMAGED_INPUT if damage else 0)
+
+
+def _pipelines(
+    sizes: tuple[int | None, int | None, int | None], worlds: Sequence[int | None]
+) -> Sequence[Sequence[int]]:
+    from perfscope.pipeline.layout import Layout
+
+    if all(size is None for size in sizes):
+        return ()
+    tensor, pipeline, data = (require_positive("a size", 1 if size is None else size) for size in sizes)
+    world_size = next((world for world in worlds if world is not None), tensor * pipeline * data)
+    return Layout(tensor, pipeline, data).pipelines(world_size)
+
+
+def _pipelines_of(run: Run | None) -> Sequence[Sequence[int]]:
+    """The pipelines of a run, where its framework told the ranks' places."""
+    members: dict[tuple[tuple[str, int], ...], list[tuple[int, int]]] = {}
+    for rank in run.ranks if run else ():
+        if "pp" not in rank.parallel:
+            return ()
+        others = tuple(sorted((axis, place) for axis, place in rank.parallel.items() if axis != "pp"))
+        members.setdefault(others, []).append((rank.parallel["pp"], rank.rank))
+    pipelines = [[rank for _, rank in sorted(set(ranks))] for _, ranks in sorted(members.items())]
+    return pipelines if all(len(ranks) > 1 for ranks in pipelines) else ()
 
 
 def _chunks(schedule: Schedule, virtual_stages: int | None) -> int:
@@ -137,22 +231,21 @@ def _require_answerable(setup: Setup) -> None:
         )
 
 
-def _write(chart: Chart | None, path: Path) -> tuple[str, ...]:
+def _write(charts: Sequence[Chart], path: Path) -> tuple[str, ...]:
     if path.suffix.lower() != ".svg":
         raise UsageError(f"{path} does not end in .svg", hint="the drawing is written as SVG")
-    if chart is None:
+    if not charts:
         raise UsageError("there is too much to simulate, so nothing to draw", hint="ask for fewer micro-batches")
     from perfscope.pipeline.svg import to_svg
 
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(to_svg([chart]), "utf-8")
+        partial.write_text(to_svg(charts), "utf-8")
         partial.replace(path)
     except OSError as error:
         raise SourceError(path, f"cannot be written: {error.strerror}") from None
     return (f"wrote {path}",)
 
 
-def _headline(answer: Answer, title: str) -> str:
-    share = answer.fraction_of_total
+def _headline(share: Fraction | None, title: str) -> str:
     return title if share is None else f"{float(100 * share):.2f} % of the time is bubble: {title}"

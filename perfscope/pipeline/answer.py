@@ -64,7 +64,7 @@ class Answer:
             },
             "simulated": self._simulated_data(),
             "times": self._times_data(),
-            "alternatives": [self._alternative_data(one) for one in self.alternatives],
+            "alternatives": alternatives_data(self.alternatives),
             "target": None if self.target is None else _target_data(self.target),
         }
 
@@ -101,22 +101,13 @@ class Answer:
             "transfer_us": [time / _NS_PER_US for time in times.transfer],
         }
 
-    def _alternative_data(self, one: Alternative) -> Json:
-        return {
-            "change": one.change,
-            "fraction_of_total": float(one.fraction_of_total),
-            "fraction_of_ideal": float(of_ideal(one.fraction_of_total)),
-            "speedup": float(one.speedup),
-            "peak_microbatches_in_flight": _float(one.peak_in_flight),
-        }
-
     def sections(self) -> tuple[Section, ...]:
         """The result for people."""
         sections = [self._summary()]
         if self.drawing:
             sections.append(Section("Schedule", drawing=self.drawing))
         if self.alternatives:
-            sections.append(self._advice())
+            sections.append(alternatives_section(self.alternatives))
         if self.target:
             sections.append(_target_section(self.setup, self.target))
         return tuple(sections)
@@ -166,30 +157,47 @@ class Answer:
             )
         return notes
 
-    def _advice(self) -> Section:
-        columns = (
-            Column("Change"),
-            Column("Bubble of the total (%)", 2),
-            Column("Useful work a second", 3),
-            Column("Micro-batches in memory"),
-        )
-        rows = tuple(
-            (one.change, _percent(one.fraction_of_total), float(one.speedup), _float(one.peak_in_flight))
-            for one in self.alternatives
-        )
-        notes = (
-            "Each change by itself, with the same times a micro-batch. More micro-batches of the same size make the "
-            "global batch larger.",
-            "Micro-batches in memory: whose activations the fullest stage holds at once, in stages' shares of the "
-            "model; DualPipe also holds the weights twice.",
-        )
-        return Section("What would change it", columns, rows, notes=notes)
-
     def _us(self, time_ns: Fraction | None) -> float | None:
         return None if time_ns is None or not self.times_are_given else float(time_ns / _NS_PER_US)
 
     def _ms(self, time_ns: Fraction | None) -> float | None:
         return None if time_ns is None or not self.times_are_given else float(time_ns / 10**6)
+
+
+def alternatives_data(alternatives: Sequence[Alternative]) -> Json:
+    """What else would give, for JSON."""
+    return [
+        {
+            "change": one.change,
+            "fraction_of_total": float(one.fraction_of_total),
+            "fraction_of_ideal": float(of_ideal(one.fraction_of_total)),
+            "speedup": float(one.speedup),
+            "peak_microbatches_in_flight": _float(one.peak_in_flight),
+        }
+        for one in alternatives
+    ]
+
+
+def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str) -> Section:
+    """What else would give, for people."""
+    columns = (
+        Column("Change"),
+        Column("Bubble of the total (%)", 2),
+        Column("Useful work a second", 3),
+        Column("Micro-batches in memory"),
+    )
+    rows = tuple(
+        (one.change, _percent(one.fraction_of_total), float(one.speedup), _float(one.peak_in_flight))
+        for one in alternatives
+    )
+    notes = (
+        "Each change by itself, with the same times a micro-batch. More micro-batches of the same size make the "
+        "global batch larger.",
+        "Micro-batches in memory: whose activations the fullest stage holds at once, in stages' shares of the "
+        "model; DualPipe also holds the weights twice.",
+        *assumptions,
+    )
+    return Section("What would change it", columns, rows, notes=notes)
 
 
 def _target_data(target: Target) -> Json:

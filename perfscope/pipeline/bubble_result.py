@@ -15,6 +15,8 @@ from perfscope.report import Cell, Column, Json, Section
 _NS_PER_US = 1000
 _NS_PER_MS = 10**6
 _DRAWING_COLUMNS = 100
+#: What marked orders without a name of their own are called; the second splits the backward pass.
+OTHER, OTHER_ZERO_BUBBLE = "custom", "zero-bubble"
 _PARTS = ("useful", "schedule", "imbalance", "transfer", "host")
 
 
@@ -24,8 +26,8 @@ class MeasuredStep:
 
     Attributes:
         label: What the profiler calls it.
-        schedule: The schedule it followed; ``custom`` for an order that marks tell and that has no name here; absent
-            where it was not recognised.
+        schedule: The schedule it followed; OTHER or OTHER_ZERO_BUBBLE for an order that marks tell and that has no name
+            here; absent where it was not recognised.
         chunks: Virtual stages on a device; absent likewise.
         microbatches: How many; where the schedule was not recognised, forward passes of a stage.
         parts: Where the section went.
@@ -94,6 +96,21 @@ class MeasuredBubble:
         rows = [step.parts.stages[stage] for step in self.steps]
         return _mean([None if row is None else getattr(row, name) for row in rows])
 
+    def forward_ns(self, stage: int) -> Fraction | None:
+        """Mean device time of one micro-batch's forward pass on a stage."""
+        forward = self.part(stage, "forward")
+        return None if forward is None else forward / self.steps[0].microbatches
+
+    def backward_ns(self, stage: int) -> Fraction | None:
+        """Mean device time of one micro-batch's backward pass on a stage, the weight gradient included."""
+        forward, useful = self.part(stage, "forward"), self.part(stage, "useful")
+        return None if forward is None or useful is None else (useful - forward) / self.steps[0].microbatches
+
+    def weight_ns(self, stage: int) -> Fraction | None:
+        """Mean device time of one micro-batch's weight gradient where it runs apart; 0 where it does not."""
+        weight = self.part(stage, "weight")
+        return None if weight is None else weight / self.steps[0].microbatches
+
     def share(self, name: str) -> float | None:
         """One part of all stages over p x T."""
         section = self.section_ns
@@ -138,7 +155,13 @@ class MeasuredBubble:
     def _stage_data(self, stage: int) -> dict[str, Json]:
         ranks = self.ranks[stage]
         parts: dict[str, Json] = {f"{name}_us": _us(self.part(stage, name)) for name in (*_PARTS, "idle")}
-        row: dict[str, Json] = {"stage": stage, "rank": ranks[0] if ranks else None, **parts}
+        passes = {"forward_us": self.forward_ns(stage), "backward_us": self.backward_ns(stage)}
+        row: dict[str, Json] = {
+            "stage": stage,
+            "rank": ranks[0] if ranks else None,
+            **parts,
+            **{name: _us(time) for name, time in passes.items()},
+        }
         return {**row, "ranks": list(ranks)} if len(ranks) > 1 else row
 
     def _step_data(self, step: MeasuredStep) -> dict[str, Json]:
@@ -195,7 +218,7 @@ class MeasuredBubble:
                 "The order of passes is that of no schedule that is known here, so the idle time is not split; "
                 "`microbatches` is the number of forward passes of a stage."
             )
-        elif step.schedule == "custom":
+        elif step.schedule in (OTHER, OTHER_ZERO_BUBBLE):
             notes.append("The order of passes has no name here; theory is a simulation of the order as it ran.")
         if step.schedule is not None and step.microbatches < self.stages:
             notes.append(f"{step.microbatches} micro-batches cannot fill {self.stages} stages.")

@@ -28,13 +28,16 @@ from perfscope.pipeline.simulator import Timeline, simulate
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
-    """Where the section went on one stage, in nanoseconds; the five add up to the section.
+    """Where the section went on one stage, in nanoseconds; useful time and the last four add up to the section.
 
+    Of the useful time ``forward`` is that of forward passes, and ``weight`` that of weight gradients that ran apart.
     ``schedule`` and what follows are absent where the schedule was not recognised; ``idle``, which they add up to, is
     absent where the section is unknown.
     """
 
     useful: int
+    forward: int
+    weight: int
     idle: int | None
     schedule: int | None = None
     imbalance: int | None = None
@@ -99,14 +102,23 @@ class _Equal:
 
 def without_schedule(stages: Sequence[Sequence[Piece] | None]) -> StepParts:
     """The section and the idle time, which need no schedule; without stage 0 there is neither."""
-    useful = [None if pieces is None else sum(piece.work_ns for piece in pieces) for pieces in stages]
     known = [piece for pieces in stages if pieces is not None for piece in pieces]
     if stages[0] is None:
         start = min(piece.start_ns for piece in known)
-        return StepParts(None, start, tuple(None if one is None else StageParts(one, None) for one in useful))
+        return StepParts(None, start, tuple(None if own is None else _stage(own, None) for own in stages))
     start = min(piece.start_ns for piece in stages[0] if piece.kind is Kind.FORWARD)
     section = max(piece.end_ns for piece in known if piece.kind is not Kind.FORWARD) - start
-    return StepParts(section, start, tuple(None if one is None else StageParts(one, section - one) for one in useful))
+    return StepParts(section, start, tuple(None if own is None else _stage(own, section) for own in stages))
+
+
+def _stage(pieces: Sequence[Piece], section: int | None) -> StageParts:
+    useful = sum(piece.work_ns for piece in pieces)
+    return StageParts(
+        useful=useful,
+        forward=sum(piece.work_ns for piece in pieces if piece.kind is Kind.FORWARD),
+        weight=sum(piece.work_ns for piece in pieces if piece.kind is Kind.WEIGHT),
+        idle=None if section is None else section - useful,
+    )
 
 
 def equal_stages(plan: Plan, stages: Sequence[Sequence[Piece] | None]) -> StepParts:
@@ -144,14 +156,13 @@ def decompose(plan: Plan, stages: Sequence[Sequence[Piece]], transfers: Sequence
     moved = simulate(plan, _Measured(work, moving, _held(plan, pieces, moving))).section
     parts = []
     for device, own in enumerate(stages):
-        useful = sum(piece.work_ns for piece in own)
+        stage = _stage(own, base.section_ns)
         schedule = round(Fraction(base.ideal.section - base.ideal.busy(device), base.ticks_per_ns))
         parts.append(
-            StageParts(
-                useful=useful,
-                idle=base.section_ns - useful,
+            replace(
+                stage,
                 schedule=schedule,
-                imbalance=as_they_were - useful - schedule,
+                imbalance=as_they_were - stage.useful - schedule,
                 transfer=moved - as_they_were,
                 host=base.section_ns - moved,
             )

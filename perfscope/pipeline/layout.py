@@ -24,14 +24,14 @@ class Layout:
     pipeline: int
     data: int
 
-    def pipelines(self, world_size: int | None) -> list[list[int]]:
+    def pipelines(self, world_size: int) -> list[list[int]]:
         """The ranks of each pipeline in the order of stages.
 
         Raises:
             UsageError: The sizes do not make the job's size.
         """
         inner = self.tensor * self.data
-        if world_size is not None and inner * self.pipeline != world_size:
+        if inner * self.pipeline != world_size:
             raise UsageError(
                 f"--tp {self.tensor} --pp {self.pipeline} --dp {self.data} make {inner * self.pipeline} ranks, "
                 f"but the job has {world_size}"
@@ -57,20 +57,23 @@ class Pipeline:
         return tuple(stage for stage, piece in enumerate(self.pieces) if piece is None)
 
 
-def find_pipelines(partials: Sequence[RankPieces], layout: Layout | None = None) -> list[Pipeline]:
+def find_pipelines(partials: Sequence[RankPieces], given: Sequence[Sequence[int]] = ()) -> list[Pipeline]:
     """Sort ranks into pipelines.
+
+    Args:
+        partials: What each rank's trace tells.
+        given: The ranks of each pipeline in the order of stages, where the user or the run tells.
 
     Raises:
         MissingInput: The traces do not tell which ranks make a pipeline.
-        UsageError: The layout that was given does not fit the job.
     """
     known = {one.rank: one for one in partials if one.rank is not None}
     if len(known) < len(partials):
         return [_without_ranks(partials)]
     world_size = next((one.world_size for one in partials if one.world_size is not None), None)
-    if layout is not None:
-        return _with_traces([Pipeline(tuple(ranks), _of(ranks, known)) for ranks in layout.pipelines(world_size)])
-    for find in (_by_groups, _by_peers, _by_world):
+    if given:
+        return _with_traces([Pipeline(tuple(ranks), _of(ranks, known)) for ranks in given])
+    for find in (_by_groups, _by_marks, _by_peers, _by_world):
         groups = find(known, world_size)
         if groups:
             return _with_traces([_in_order(ranks, known) for ranks in groups])
@@ -103,6 +106,17 @@ def _by_groups(known: dict[int, RankPieces], _world_size: int | None) -> list[li
         for group in one.groups
         if len(group.ranks) > 1 and is_pipeline_group(group.description) and one.rank in group.ranks
     }
+    return [list(ranks) for ranks in sorted(found)]
+
+
+def _by_marks(known: dict[int, RankPieces], _world_size: int | None) -> list[list[int]]:
+    """Groups of any description whose ranks the hooks marked as all the places of one pipeline."""
+    found = set()
+    for ranks in {group.ranks for one in known.values() for group in one.groups}:
+        members = [known[rank] for rank in ranks if rank in known]
+        places = {one.device for one in members}
+        if len(members) == len(ranks) > 1 and places == set(range(len(ranks))) and members[0].devices == len(ranks):
+            found.add(ranks)
     return [list(ranks) for ranks in sorted(found)]
 
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from perfscope.errors import MissingInput
-from perfscope.pipeline.bubble_result import MeasuredBubble, MeasuredStep
+from perfscope.pipeline.bubble_result import OTHER, OTHER_ZERO_BUBBLE, MeasuredBubble, MeasuredStep
 from perfscope.pipeline.clocks import Clocks, align
 from perfscope.pipeline.decompose import StepParts, decompose, equal_stages, without_schedule
 from perfscope.pipeline.lanes import Bar, Chart, Lane, scaled_chart_of
@@ -108,7 +108,10 @@ def _step(label: str, row: Sequence[RankStep | None]) -> MeasuredStep:
 def _name(found: Recognised | None) -> str | None:
     if found is None:
         return None
-    return str(found.schedule) if found.schedule is not None else "custom"
+    if found.schedule is not None:
+        return str(found.schedule)
+    splits = any(op.kind is Kind.WEIGHT for order in found.plan.orders for block in order for op in block)
+    return OTHER_ZERO_BUBBLE if splits else OTHER
 
 
 def _parts(found: Recognised | None, row: Sequence[RankStep | None]) -> StepParts:

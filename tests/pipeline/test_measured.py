@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from perfscope.commands.analyze import analyze
+from perfscope.commands.bubble import bubble
+from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.pipeline.schedules import Kind, Plan, Schedule, plan, single
 from perfscope.pipeline.simulator import Costs, simulate
 from perfscope.renderers import Format
@@ -296,6 +298,39 @@ def test_pipelines_are_found_by_the_peers_of_their_transfers(tmp_path: Path) -> 
 def test_ranks_that_nothing_sorts_into_pipelines_are_not_guessed(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
     assert "--tp, --pp and --dp" in _reason(tmp_path)
+
+
+def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
+    sizes: Any
+    for sizes in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
+        document = json.loads(bubble([tmp_path], format=Format.JSON, **sizes).text)
+        assert [row["ranks"] for row in document["pipeline_bubble"]["stages"]] == [[0, 1], [2, 3]]
+        assert document["pipeline_bubble"]["fraction_of_total"] == 1 / 5
+
+
+def test_a_layout_that_does_not_divide_the_job_is_an_error(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [])
+    with pytest.raises(UsageError, match="make 3 ranks, but the job has 4"):
+        bubble([tmp_path], pp=3)
+
+
+def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [])
+    with pytest.raises(UsageError, match="a run is measured"):
+        bubble([tmp_path], microbatches=4)
+    with pytest.raises(UsageError, match="--pp and --microbatches are missing"):
+        bubble()
+    with pytest.raises(UsageError, match="--tp and --dp"):
+        bubble(pp=4, microbatches=8, tp=2)
+
+
+def test_a_place_that_holds_no_pipeline_is_an_error(tmp_path: Path) -> None:
+    path = making.write(tmp_path / "single.json", [making.step(1, 0, 100)], **making.distributed(0))
+    with pytest.raises(MissingInput, match="no pipeline"):
+        bubble([path])
+    with pytest.raises(SourceError, match="does not exist"):
+        bubble([tmp_path / "missing"])
 
 
 def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path: Path) -> None:
