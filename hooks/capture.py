@@ -174,17 +174,17 @@ class Capture:
     def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:
         """A GradScaler finished an iteration; ``stepped`` is whether it tried an optimizer step, None where unknown."""
         skipped = None if stepped is None else stepped and self._facts.optimizer_steps == 0
-        self.boundary("grad_scaler", scaler, Stated(skipped=skipped))
+        self.boundary("grad_scaler", scaler, skipped=skipped)
 
     @guarded
-    def boundary(self, source: str, key: object, stated: Stated = Stated()) -> None:
-        """A source says that one of its objects, the key, completed a training step."""
+    def boundary(self, source: str, key: object, **stated: Any) -> None:
+        """A source says that one of its objects, the key, completed a training step; the rest are fields of Stated."""
         now_ns = time.monotonic_ns()
         if not self._ends_a_step(source, key):
             return
         self._activate()
         self.steps += 1
-        self._write(self._record(now_ns, source, stated))
+        self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
         self._move_window()
         self._step_started_ns = time.monotonic_ns()

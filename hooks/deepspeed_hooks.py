@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.capture import Stated
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -42,11 +40,9 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
             capture.boundary(
                 "deepspeed",
                 self,
-                Stated(
-                    skipped=self.skipped_steps != before[1],
-                    global_samples=_whole(self.train_batch_size()),
-                    loss_scale=_loss_scale(self),
-                ),
+                skipped=self.skipped_steps != before[1],
+                global_samples=_whole(self.train_batch_size()),
+                loss_scale=_loss_scale(self),
             )
         return result
 
@@ -74,12 +70,10 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
         capture.boundary(
             "deepspeed_pipeline",
             self,
-            Stated(
-                skipped=self.skipped_steps != skipped_before,
-                global_samples=_whole(self.train_batch_size()),
-                micro_batches=_whole(self.micro_batches),
-                loss_scale=_loss_scale(self),
-            ),
+            skipped=self.skipped_steps != skipped_before,
+            global_samples=_whole(self.train_batch_size()),
+            micro_batches=_whole(self.micro_batches),
+            loss_scale=_loss_scale(self),
         )
         return result
 

@@ -6,7 +6,9 @@ begins with PYTHON), so that Python itself runs our ``sitecustomize`` in each of
 
 from __future__ import annotations
 
+import contextlib
 import os
+import py_compile
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,9 @@ from perfscope.hooks.recorder import replace_file
 
 #: DeepSpeed's runners quote every other character, and two of them leave the quotes inside the value.
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
+
+#: What a process loads that imports torch and never trains.
+_LIGHT = ("__init__.py", "imports.py", "start.py", "torch_hooks.py", "deepspeed_hooks.py", "boot/sitecustomize.py")
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
@@ -37,9 +42,18 @@ def prepare(config: Config) -> Path:
     boot.mkdir()
     shutil.copyfile(_PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py")
     replace_file(str(boot / CONFIG_FILE), config.to_json().encode())
+    package = Path(perfscope.__file__).parent
+    _compile(boot / "sitecustomize.py", package / "__init__.py", *(_PACKAGED_BOOT.parent / name for name in _LIGHT))
     locations = "\n".join(str(Path(module.__file__ or "").resolve()) for module in (perfscope, hooks))
     replace_file(str(boot / LOCATIONS_FILE), f"{locations}\n".encode())
     return boot
+
+
+def _compile(*sources: Path) -> None:
+    """Compile what every Python process runs, because PYTHONDONTWRITEBYTECODE would make each compile it again."""
+    for source in sources:
+        with contextlib.suppress(OSError, py_compile.PyCompileError):
+            py_compile.compile(str(source), doraise=True)
 
 
 def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -76,8 +76,9 @@ def _install() -> None:
 
 def _run_shadowed() -> None:
     """Import the sitecustomize that would have run without this folder; where there is none, ours stays imported."""
-    here = os.path.realpath(_HERE)
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]
+    packaged = os.path.join(os.path.dirname(_locations()[1]), "boot")  # it is on PYTHONPATH behind a run's own folder
+    ours_too = {os.path.realpath(_HERE), os.path.realpath(packaged)}
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in ours_too]
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - imported for its effect
