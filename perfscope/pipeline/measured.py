@@ -163,6 +163,8 @@ def _notes(pipeline: Pipeline, present: Sequence[RankPieces], clocks: Clocks, in
         notes.append(
             f"Clocks of hosts were aligned by the ends of collectives, to about {clocks.error_ns / 1000:.0f} us."
         )
+    if not any(step.transfers for one in present for step in one.steps):
+        notes.append("No transfer is seen in these traces: what transfers took is among the host gaps.")
     if not all(one.is_marked for one in present):
         notes.append("Passes were told by who launched the kernels, and micro-batches by the transfers between them.")
     return notes
