@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from perfscope.hooks.secrets import redact_arguments, redact_environment
 
 _PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "accelerate", "lightning", "numpy", "nvidia-ml-py")
 _TIMEOUT_S = 10
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -63,4 +65,4 @@ def _ask(*command: str) -> str | None:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
+    return _TERMINAL_CODE.sub("", answer.stdout).strip()

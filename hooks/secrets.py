@@ -12,6 +12,8 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|gho_|github_pat_|xox[abp]-|AKIA|glpat-|wandb_)[A-Za-z0-9_-]{8,}")
 _URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
+#: Long, and about the container image rather than the run.
+_UNWANTED = {"NVIDIA_REQUIRE_CUDA"}
 _KEPT = re.compile(
     r"(CUDA|NCCL|TORCH|PYTORCH|OMP|MKL|GLOO|SLURM|OMPI|DS|DEEPSPEED|MASTER|HOROVOD|UCX|NVIDIA|KINETO|TEARDOWN)(_|$)"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|HOSTNAME|CONDA_DEFAULT_ENV|VIRTUAL_ENV)$"
@@ -27,7 +29,7 @@ def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: redact_value(value)
         for name, value in sorted(environment.items())
-        if _KEPT.match(name) and not _is_secret_name(name)
+        if _KEPT.match(name) and not _is_secret_name(name) and name not in _UNWANTED
     }
 
 

@@ -1,26 +1,30 @@
 """Runs the analyzers: measure each trace where it is read, then reduce the partials.
 
 A trace is opened once; every analyzer measures it while its tables are in memory, and only the small partials are kept.
-An analyzer that lacks an input is listed with its reason. A trace that cannot be read is listed too, and the other
-traces are still answered for.
+They are reduced in the order of the traces' names, so that the answer does not depend on who measured what when. An
+analyzer that lacks an input is listed with its reason. A trace that cannot be read is listed too, and the other traces
+are still answered for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfscope.errors import MissingInput, NotATrace, SourceError
-from perfscope.ranks import RankCheck
+from perfscope.errors import MissingInput, SourceError, UsageError
+from perfscope.ranks import findings
 from perfscope.registry import Analyzer, Reads, Result, analyzers
+from perfscope.sources.files import TRACE_ENDINGS, find_traces, is_folder
 from perfscope.sources.run import is_run, read_run
 from perfscope.tables import Run
-from perfscope.tables.trace import NO_EVENTS, Trace
-from perfscope.wire import TRACE_SUFFIX, TRACES
+from perfscope.wire import TRACES
 
-TRACE_ENDINGS = (".json", ".json.gz")
+if TYPE_CHECKING:
+    from perfscope.measuring import Measured, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +54,71 @@ class Analysis:
     run: Run | None
 
 
-def analyze(paths: Sequence[Path]) -> Analysis:
+def _one_after_the_other(measure: Callable[[str], Measured], paths: Sequence[str]) -> Iterator[Measured]:
+    return map(measure, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to analyze.
+
+    Attributes:
+        map_traces: Measures traces and yields the answers in any order; see ``perfscope.workers``.
+        only: Names of the analyzers to run; all of them where it is empty.
+        with_operators: Whether the operators of the host are read, for kernels by operator.
+        ranks: How the rank of a trace that does not tell it is found; by its name where absent.
+    """
+
+    map_traces: Callable[[Callable[[str], Measured], Sequence[str]], Iterator[Measured]] = _one_after_the_other
+    only: frozenset[str] = frozenset()
+    with_operators: bool = False
+    ranks: Any = None
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What the traces gave.
+
+    Attributes:
+        partials: Each analyzer's partials, in the order of the traces.
+        damage: What is wrong with the traces, in words.
+    """
+
+    partials: dict[str, list[Any]] = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+
+
+def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
     """Analyze one run's folder, or traces.
 
     Raises:
         SourceError: A path does not exist, or nothing that was given can be read.
+        UsageError: An analyzer that does not exist was asked for.
     """
-    run, traces = _open(paths)
-    reading = [analyzer for analyzer in analyzers() if analyzer.reads is Reads.TRACES]
-    partials, damage = _measure(traces, frozenset(paths), reading)
-    if run:
-        damage = [*run.damage, *damage]
+    chosen = _chosen(plan.only)
+    locations = [os.fspath(path) for path in paths]
+    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
+    traces = _traces(locations, run)
+    answers = _measure(traces, locations, plan, chosen) if traces else _Answers()
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
-    for analyzer in analyzers():
+    for analyzer in chosen:
         try:
-            results[analyzer.name] = _reduce(analyzer, run, partials[analyzer.name] if traces else [])
+            results[analyzer.name] = _reduce(analyzer, run, answers.partials)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
     return Analysis(
-        inputs=tuple(str(path) for path in ([paths[0], *traces] if run else traces)),
+        inputs=tuple([locations[0], *traces] if run else traces),
         results=results,
         skipped=tuple(skipped),
-        damage=tuple(damage),
+        damage=(*(run.damage if run else ()), *answers.damage),
         run=run,
     )
 
 
-def measure(name: str, paths: Sequence[Path]) -> tuple[Run | None, list[Any], list[str]]:
+def measure_one(
+    name: str, paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
+) -> tuple[Run | None, list[Any], list[str]]:
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
 
     Returns:
@@ -86,87 +127,82 @@ def measure(name: str, paths: Sequence[Path]) -> tuple[Run | None, list[Any], li
     Raises:
         SourceError: A path does not exist, or nothing that was given can be read.
     """
-    run, traces = _open(paths)
-    partials, damage = _measure(traces, frozenset(paths), [one for one in analyzers() if one.name == name])
-    return run, partials[name], [*(run.damage if run else ()), *damage]
+    locations = [os.fspath(path) for path in paths]
+    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
+    traces = _traces(locations, run)
+    answers = _measure(traces, locations, plan, _chosen(frozenset({name}))) if traces else _Answers()
+    return run, answers.partials.get(name, []), [*(run.damage if run else ()), *answers.damage]
 
 
-def _open(paths: Sequence[Path]) -> tuple[Run | None, list[Path]]:
-    for path in paths:
-        if not path.exists():
-            raise SourceError(path, "does not exist")
-    run = read_run(paths[0]) if len(paths) == 1 and paths[0].is_dir() and is_run(paths[0]) else None
-    traces = find_traces([paths[0] / TRACES] if run else paths)
-    if run is None and not traces:
-        raise SourceError(paths[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    return run, traces
+def _chosen(only: frozenset[str]) -> list[Analyzer]:
+    unknown = sorted(only - {analyzer.name for analyzer in analyzers()})
+    if unknown:
+        known = ", ".join(analyzer.name for analyzer in analyzers())
+        raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"there are {known}")
+    return [analyzer for analyzer in analyzers() if not only or analyzer.name in only]
 
 
-def find_traces(paths: Sequence[Path]) -> list[Path]:
-    """The traces among files and below folders, each once, in the order of their names."""
-    found: set[Path] = set()
-    for path in paths:
-        if path.is_dir():
-            found.update(file for file in path.rglob("*") if file.name.endswith(TRACE_ENDINGS) and file.is_file())
-        elif path.is_file():
-            found.add(path)
-    plain = {
-        path.with_name(path.name.removesuffix(".gz")) for path in found if path.name.endswith(f"{TRACE_SUFFIX}.gz")
-    }
-    return sorted(path for path in found if path not in plain)
+def _traces(locations: Sequence[str], run: Run | None) -> list[str]:
+    if run is not None:
+        folder = Path(locations[0]) / TRACES
+        return find_traces([str(folder)]) if folder.is_dir() else []
+    traces = find_traces(locations)
+    if not traces:
+        raise SourceError(locations[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
+    return traces
 
 
-def _measure(
-    traces: Sequence[Path], named: Set[Path], reading: Sequence[Analyzer]
-) -> tuple[dict[str, list[Any]], list[str]]:
+def _measure(traces: Sequence[str], locations: Sequence[str], plan: Plan, chosen: Sequence[Analyzer]) -> _Answers:
     """Measure every trace; one that cannot be read is damage, unless none can be read.
 
     Raises:
         SourceError: No trace can be read.
     """
-    partials: dict[str, list[Any]] = {analyzer.name: [] for analyzer in analyzers()}
-    damage: list[str] = []
-    ranks = RankCheck()
-    failures: list[SourceError] = []
-    for path in traces:
-        try:
-            trace = _read(path, reading)
-        except NotATrace as error:
-            if path in named or "trace" in path.name:
-                failures.append(error)
-            continue
-        except SourceError as error:
-            failures.append(error)
-            continue
-        damage.extend(trace.damage)
-        ranks.add(trace)
-        for analyzer in reading:
-            partial = analyzer.load().measure(trace)
-            if partial is not None:
-                partials[analyzer.name].append(partial)
-    if failures and not ranks.facts:
-        raise failures[0]
-    return partials, [*(error.problem for error in failures), *damage, *ranks.findings()]
+    from perfscope.measuring import measure, measuring_analyzers
+
+    names = measuring_analyzers(frozenset(analyzer.name for analyzer in chosen))
+    by_path: dict[str, Measured] = {}
+    merged: dict[str, Any] = {}
+    mergers = {one.name: one.merger() for one in chosen if one.name in names}
+    for answer in plan.map_traces(partial(measure, task=_task(plan, names)), traces):
+        by_path[answer.path] = answer
+        for name, merge in mergers.items():
+            if merge is not None and name in answer.partials:
+                one = answer.partials.pop(name)
+                merged[name] = merge(merged[name], one) if name in merged else one
+    named = {location for location in locations if not is_folder(location)}
+    # A folder may hold other JSON; a file that was named, or whose name says trace, was meant.
+    answers = [by_path[path] for path in traces]
+    answers = [one for one in answers if not one.is_no_trace or one.path in named or "trace" in Path(one.path).name]
+    facts = [answer.facts for answer in answers if answer.facts is not None]
+    damage = [line for answer in answers for line in answer.damage]
+    if damage and not facts:
+        raise SourceError(*_split(damage[0], answers[0].path))
+    if not facts:
+        raise SourceError(locations[0], "holds no trace of torch.profiler")
+    partials = {name: [one.partials[name] for one in answers if name in one.partials] for name in names}
+    partials.update((name, [one]) for name, one in merged.items())
+    return _Answers(partials, [*damage, *findings(facts)])
 
 
-def _read(path: Path, reading: Sequence[Analyzer]) -> Trace:
-    """Read what the analyzers need of a trace; what they need of the host alone only where no device is seen."""
-    from perfscope.sources.trace import read_trace
-
-    needs = needs_without_device = NO_EVENTS
-    for analyzer in reading:
-        needs |= analyzer.needs
-        needs_without_device |= analyzer.needs_without_device
-    trace = read_trace(path, needs)
-    if len(trace.device) or needs_without_device in needs:
-        return trace
-    return read_trace(path, needs | needs_without_device)
+def _split(problem: str, path: str) -> tuple[str, str]:
+    """A problem without the path that it begins with, which the error puts in front again."""
+    return path, problem.removeprefix(path).removeprefix(":").strip()
 
 
-def _reduce(analyzer: Analyzer, run: Run | None, partials: Sequence[Any]) -> Result:
+def _task(plan: Plan, names: tuple[str, ...]) -> Task:
+    from perfscope.measuring import Task
+    from perfscope.sources.trace import RANK_IN_NAME
+    from perfscope.tables.trace import NO_EVENTS, Events
+
+    extra = Events.OPERATORS if plan.with_operators else NO_EVENTS
+    return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks)
+
+
+def _reduce(analyzer: Analyzer, run: Run | None, partials: dict[str, list[Any]]) -> Result:
     result: Result
     if analyzer.reads is Reads.TRACES:
-        result = analyzer.load().analyze(partials)
+        result = analyzer.load().analyze(partials.get(analyzer.partials_of or analyzer.name, []))
         return result
     if run is None:
         raise MissingInput("needs a run of `perfscope profile`, not traces alone")

@@ -41,6 +41,7 @@ _FUSED = (
 _LIKE_COMMUNICATION = re.compile(
     r"reduce_?scatter|all_?reduce|all_?gather|all_?to_?all|\bsend\b|\brecv\b", re.IGNORECASE
 )
+_EVERYWHERE = re.compile(r"^void |\(anonymous namespace\)::|at::native::|at::|c10::|cutlass::|std::")
 _IS_COMMUNICATION = re.compile("|".join(_COMMUNICATION))
 _IS_FUSED = re.compile("|".join(_FUSED), re.IGNORECASE)
 
@@ -68,3 +69,23 @@ def looks_like_communication(name: str) -> bool:
 def classify_copy(name: str) -> Work:
     """What a copy of this name does: from device to device peer it is communication."""
     return Work.COMMUNICATION if "PtoP" in name else Work.COPY
+
+
+def short_name(name: str, longest: int = 60) -> str:
+    """A kernel's name without what every kernel's name has, cut to fit a table.
+
+    >>> short_name("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)")
+    'vectorized_layer_norm_kernel<BFloat16, float>'
+    """
+    short = _without_parameters(_EVERYWHERE.sub("", name))
+    return short if len(short) <= longest else f"{short[: longest - 3]}..."
+
+
+def _without_parameters(name: str) -> str:
+    """A name without the list in parentheses that it ends with."""
+    depth = 0
+    for index in range(len(name) - 1, 0, -1):
+        depth += (name[index] == ")") - (name[index] == "(")
+        if depth <= 0:
+            return name[:index].rstrip() if name.endswith(")") else name
+    return name

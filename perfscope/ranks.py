@@ -6,13 +6,20 @@ time are one too many.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from perfscope.tables.trace import Trace
 
 _MOST_NAMED = 8
+#: A profiler that loses more of the launches than this has not seen the device whole.
+MOST_LOST_FRACTION = 0.01
+_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel|^(?:cuda|hip)(?:Memcpy|Memset)\w*Async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,89 +30,112 @@ class TraceFacts:
         path: The file.
         rank: Whose it is; absent where nothing tells.
         world_size: Ranks of the job; absent where nothing tells.
-        has_device_events: Whether anything ran on a device.
+        device_events: How many things ran on devices.
+        launches: How many calls launched something on a device.
+        launches_without_event: How many of them have nothing to show for it.
         first_ns, last_ns: What time it covers, on the wall clock; both 0 where it covers none.
     """
 
     path: str
     rank: int | None
     world_size: int | None
-    has_device_events: bool
+    device_events: int
+    launches: int
+    launches_without_event: int
     first_ns: int
     last_ns: int
 
 
 def facts_of(trace: Trace) -> TraceFacts:
     """What a trace says of itself."""
+    launches = np.array([bool(_LAUNCHES.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
     tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
     return TraceFacts(
         path=trace.path,
         rank=trace.rank,
         world_size=trace.world_size,
-        has_device_events=len(trace.device) > 0,
+        device_events=len(trace.device),
+        launches=int(launches.sum()),
+        launches_without_event=int((launches & ~np.isin(trace.calls.correlation, trace.device.correlation)).sum()),
         first_ns=min((trace.base_ns + int(table.start_ns[0]) for table in tables), default=0),
         last_ns=max((trace.base_ns + int(table.start_ns[-1]) for table in tables), default=0),
     )
 
 
-@dataclass(slots=True)
-class RankCheck:
-    """Collects the facts of traces and says what is wrong with the set."""
-
-    facts: list[TraceFacts] = field(default_factory=list)
-
-    def add(self, trace: Trace) -> None:
-        """Take in one trace."""
-        self.facts.append(facts_of(trace))
-
-    def findings(self) -> list[str]:
-        """What is missing, double or silent, in words; a trace that stands alone misses nobody."""
-        return [*self._missing(), *self._double(), *self._without_device(), *self._unknown()]
-
-    def _missing(self) -> list[str]:
-        worlds = {fact.world_size for fact in self.facts if fact.world_size}
-        if len(worlds) > 1:
-            return [f"the traces are of jobs of different sizes: {_enumerate(sorted(worlds))} ranks"]
-        if not worlds or len(self.facts) == 1:
-            return []
-        expected = worlds.pop()
-        missing = sorted(set(range(expected)) - {fact.rank for fact in self.facts if fact.rank is not None})
-        if not missing:
-            return []
-        return [f"{len(missing)} of {expected} ranks have no trace: {_enumerate(missing)}"]
-
-    def _double(self) -> list[str]:
-        by_rank: dict[int, list[TraceFacts]] = defaultdict(list)
-        for fact in self.facts:
-            if fact.rank is not None:
-                by_rank[fact.rank].append(fact)
-        found = []
-        for rank, facts in sorted(by_rank.items()):
-            facts.sort(key=lambda fact: (fact.first_ns, fact.path))
-            double = [later.path for earlier, later in pairwise(facts) if _overlap(earlier, later)]
-            if double:
-                found.append(
-                    f"rank {rank} has {len(double) + 1} traces of the same time, all of them shown: "
-                    f"{_enumerate([facts[0].path, *double])}"
-                )
-        return found
-
-    def _without_device(self) -> list[str]:
-        silent = [fact for fact in self.facts if not fact.has_device_events]
-        if not silent or len(silent) == len(self.facts):
-            return []
-        named = _enumerate([fact.path if fact.rank is None else f"rank {fact.rank}" for fact in silent])
-        return [f"{len(silent)} of {len(self.facts)} traces hold no GPU events, others do: {named}"]
-
-    def _unknown(self) -> list[str]:
-        unknown = [fact.path for fact in self.facts if fact.rank is None]
-        if not unknown or len(self.facts) == 1:
-            return []
-        return [f"{len(unknown)} traces do not tell their rank, nor do their names: {_enumerate(unknown)}"]
+def findings(facts: Sequence[TraceFacts]) -> list[str]:
+    """What is missing, double or silent, in words; a trace that stands alone misses nobody."""
+    return [
+        *_missing(facts),
+        *_double(facts),
+        *_without_device(facts),
+        *_without_kernels(facts),
+        *_unknown(facts),
+    ]
 
 
-def _overlap(earlier: TraceFacts, later: TraceFacts) -> bool:
-    return later.first_ns < earlier.last_ns
+def _missing(facts: Sequence[TraceFacts]) -> list[str]:
+    worlds = {fact.world_size for fact in facts if fact.world_size}
+    if len(worlds) > 1:
+        return [f"the traces are of jobs of different sizes: {_enumerate(sorted(worlds))} ranks"]
+    if not worlds or len(facts) == 1:
+        return []
+    expected = worlds.pop()
+    missing = sorted(set(range(expected)) - {fact.rank for fact in facts if fact.rank is not None})
+    if not missing:
+        return []
+    return [f"{len(missing)} of {expected} ranks have no trace: {_enumerate(missing)}"]
+
+
+def _double(facts: Sequence[TraceFacts]) -> list[str]:
+    by_rank: dict[int, list[TraceFacts]] = defaultdict(list)
+    for fact in facts:
+        if fact.rank is not None:
+            by_rank[fact.rank].append(fact)
+    found = []
+    for rank, traces in sorted(by_rank.items()):
+        traces.sort(key=lambda fact: (fact.first_ns, fact.path))
+        double = [later.path for earlier, later in pairwise(traces) if later.first_ns < earlier.last_ns]
+        if double:
+            found.append(
+                f"rank {rank} has {len(double) + 1} traces of the same time, all of them shown: "
+                f"{_enumerate([traces[0].path, *double])}"
+            )
+    return found
+
+
+def _without_device(facts: Sequence[TraceFacts]) -> list[str]:
+    silent = [fact for fact in facts if not fact.device_events]
+    if not silent or len(silent) == len(facts):
+        return []
+    return [f"{len(silent)} of {len(facts)} traces hold no GPU events, others do: {_enumerate(_names(silent))}"]
+
+
+def _without_kernels(facts: Sequence[TraceFacts]) -> list[str]:
+    """Launches whose kernels the profiler lost, which is what happens when two of them want the same GPU."""
+    why = "another profiler (DCGM, Nsight, a second torch.profiler) may hold the GPU's counters"
+    found = []
+    blind = [fact for fact in facts if fact.launches and not fact.device_events]
+    if blind:
+        found.append(
+            f"{len(blind)} traces hold launches but not one of their kernels: {_enumerate(_names(blind))}; {why}"
+        )
+    for fact in facts:
+        lost = fact.launches_without_event
+        if fact.device_events and lost > MOST_LOST_FRACTION * fact.launches:
+            name = _names([fact])[0]
+            found.append(f"{name}: {lost} of {fact.launches} launches have no GPU event; {why}")
+    return found
+
+
+def _unknown(facts: Sequence[TraceFacts]) -> list[str]:
+    unknown = [fact.path for fact in facts if fact.rank is None]
+    if not unknown or len(facts) == 1:
+        return []
+    return [f"{len(unknown)} traces do not tell their rank, nor do their names: {_enumerate(unknown)}"]
+
+
+def _names(facts: Sequence[TraceFacts]) -> list[str]:
+    return [fact.path if fact.rank is None else f"rank {fact.rank}" for fact in facts]
 
 
 def _enumerate(things: list[str] | list[int]) -> str:

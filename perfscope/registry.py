@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -44,9 +44,11 @@ class Analyzer:
         module: Where it is. A module that reads a run has ``analyze(run: Run) -> Result``. One that reads traces has
             ``measure(trace: Trace) -> partial``, called where the trace is read, and
             ``analyze(partials: Sequence) -> Result``, called once. Either raises MissingInput to be listed as skipped.
+            Where it has ``merge(partial, partial) -> partial``, in any order, the driver keeps one partial.
         reads: Which of the two.
         needs: The events it wants of a trace; others may be missing from the tables.
         needs_without_device: What it wants besides, of a trace without device events.
+        partials_of: The analyzer whose partials it reduces, where it does not measure traces itself.
     """
 
     name: str
@@ -54,10 +56,15 @@ class Analyzer:
     reads: Reads
     needs: Events = BASIC_EVENTS
     needs_without_device: Events = NO_EVENTS
+    partials_of: str | None = None
 
     def load(self) -> Any:  # noqa: ANN401 - a module
         """Import it."""
         return import_module(self.module)
+
+    def merger(self) -> Callable[[Any, Any], Any] | None:
+        """What makes one of two partials, where the module has it."""
+        return getattr(self.load(), "merge", None)
 
 
 BUILT_IN: tuple[Analyzer, ...] = (
@@ -65,7 +72,14 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
+    Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
+    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES),
+    Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
+    Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
+    Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
+    Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
+    Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
 )
 
 

@@ -166,3 +166,19 @@ def test_a_hook_that_fails_ends_the_capture_and_not_the_training(tmp_path: Path)
     assert (captured.code, captured.stdout) == (0, alone.stdout)
     assert captured.stderr.count("capture ends in process") == 1
     assert len(step_lines(tmp_path / "RUN")) == 2
+
+
+def test_a_full_disk_ends_the_capture_and_not_the_training(tmp_path: Path) -> None:
+    """The script limits the size of files, as a quota does: the records stop at 250 bytes, the trace is not written."""
+    script: list[str | Path] = [
+        sys.executable,
+        "-c",
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (250, 250))\n"
+        f"sys.argv = ['ending.py', 'none', '0']; runpy.run_path({str(SCRIPTS / 'ending.py')!r})",
+    ]
+    alone = run(script, tmp_path)
+    captured = profile(*script, cwd=tmp_path)
+    assert (captured.code, captured.stdout) == (0, alone.stdout)
+    assert "training goes on" in captured.stderr
+    assert [path.name for path in (tmp_path / "RUN" / "traces").iterdir()] == []

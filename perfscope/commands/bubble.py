@@ -122,10 +122,10 @@ def _measured(
     paths: Sequence[Path], sizes: tuple[int | None, int | None, int | None], output: Path | None, to: Format
 ) -> Outcome:
     from perfscope.analyzers.pipeline_bubble import analyze_pipelines
-    from perfscope.engine import measure
+    from perfscope.engine import measure_one
     from perfscope.pipeline.outlook import ASSUMPTION, outlook
 
-    run, partials, damage = measure("pipeline_bubble", paths)
+    run, partials, damage = measure_one("pipeline_bubble", paths)
     given = _pipelines(sizes, [one.world_size for one in partials]) or _pipelines_of(run)
     result = analyze_pipelines(partials, given)
     step = result.steps[0]

@@ -38,7 +38,7 @@ def demo(
     command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(_free_port()), workload.origin]
     training = subprocess.run(
         [sys.executable, "-m", "perfscope", "profile", "-o", str(run_dir), "--", *command, "--steps", str(steps)],
-        env={**os.environ, "PATH": path},
+        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // _RANKS)), **os.environ, "PATH": path},
         check=False,
     )
     if training.returncode != 0:

@@ -9,14 +9,13 @@ from statistics import median_low
 
 from perfscope.pipeline.decompose import StageParts, StepParts
 from perfscope.pipeline.lanes import Chart
+from perfscope.pipeline.recognise import OTHER, OTHER_ZERO_BUBBLE
 from perfscope.pipeline.text import draw
 from perfscope.report import Cell, Column, Json, Section
 
 _NS_PER_US = 1000
 _NS_PER_MS = 10**6
 _DRAWING_COLUMNS = 100
-#: What marked orders without a name of their own are called; the second splits the backward pass.
-OTHER, OTHER_ZERO_BUBBLE = "custom", "zero-bubble"
 _PARTS = ("useful", "schedule", "imbalance", "transfer", "host")
 
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from perfscope.errors import MissingInput
-from perfscope.pipeline.bubble_result import OTHER, OTHER_ZERO_BUBBLE, MeasuredBubble, MeasuredStep
+from perfscope.pipeline.bubble_result import MeasuredBubble, MeasuredStep
 from perfscope.pipeline.clocks import Clocks, align
 from perfscope.pipeline.decompose import StepParts, decompose, equal_stages, without_schedule
 from perfscope.pipeline.lanes import Bar, Chart, Lane, scaled_chart_of
@@ -96,22 +96,13 @@ def _step(label: str, row: Sequence[RankStep | None]) -> MeasuredStep:
     forwards = next(sum(piece.kind is Kind.FORWARD for piece in own) for own in pieces if own is not None)
     return MeasuredStep(
         label=label,
-        schedule=_name(found),
+        schedule=found.name if found else None,
         chunks=found.chunks if found else None,
         microbatches=found.plan.microbatches if found else forwards,
         parts=parts,
         measured=_chart(label, pieces, parts),
         ideal=scaled_chart_of("equal stages, no transfers", parts.ideal, parts.ticks_per_ns) if parts.ideal else None,
     )
-
-
-def _name(found: Recognised | None) -> str | None:
-    if found is None:
-        return None
-    if found.schedule is not None:
-        return str(found.schedule)
-    splits = any(op.kind is Kind.WEIGHT for order in found.plan.orders for block in order for op in block)
-    return OTHER_ZERO_BUBBLE if splits else OTHER
 
 
 def _parts(found: Recognised | None, row: Sequence[RankStep | None]) -> StepParts:

@@ -6,6 +6,7 @@ passes on each stage is compared with those of the schedules that do not split t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from perfscope.errors import UsageError
 from perfscope.pipeline.pieces import Piece
 from perfscope.pipeline.schedules import Block, Kind, Op, Plan, Schedule, plan
 
+#: What orders without a name of their own are called; the second splits the backward pass.
+OTHER, OTHER_ZERO_BUBBLE = "custom", "zero-bubble"
 _MOST_CHUNKS = 16
+_PASS = re.compile(r"([FBIW])(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,31 @@ class Recognised:
     schedule: Schedule | None
     chunks: int
     plan: Plan
+
+    @property
+    def name(self) -> str:
+        """The schedule's name; OTHER or OTHER_ZERO_BUBBLE where it has none here."""
+        if self.schedule is not None:
+            return str(self.schedule)
+        splits = any(op.kind is Kind.WEIGHT for order in self.plan.orders for block in order for op in block)
+        return OTHER_ZERO_BUBBLE if splits else OTHER
+
+
+def of_order(orders: Sequence[Sequence[str]]) -> Recognised | None:
+    """Name the schedule of passes that are written as ``F3.1``: kind, micro-batch, virtual stage.
+
+    Returns:
+        None where micro-batches are not whole.
+    """
+    ops = [[_PASS.fullmatch(text) for text in order] for order in orders]
+    if not all(ops) or any(match is None for order in ops for match in order):
+        return None
+    return _planned(
+        tuple(
+            tuple((Op(Kind(match[1]), int(match[2]), int(match[3])),) for match in order if match is not None)
+            for order in ops
+        )
+    )
 
 
 def recognise(stages: Sequence[Sequence[Piece] | None]) -> Recognised | None:
@@ -75,15 +104,19 @@ def _try(schedule: Schedule, devices: int, microbatches: int, chunks: int) -> Pl
 
 
 def _marked(stages: Sequence[Sequence[Piece]]) -> Recognised | None:
-    orders = tuple(
-        tuple((Op(piece.kind, piece.microbatch or 0, piece.stage or 0),) for piece in pieces) for pieces in stages
+    return _planned(
+        tuple(tuple((Op(piece.kind, piece.microbatch or 0, piece.stage or 0),) for piece in own) for own in stages)
     )
+
+
+def _planned(orders: tuple[tuple[Block, ...], ...]) -> Recognised | None:
+    """The schedule of orders that name every pass."""
     ops = [op for order in orders for (op,) in order]
     count, length = max(op.stage for op in ops) + 1, max(op.microbatch for op in ops) + 1
-    if not _is_whole(ops, count * length) or count % len(stages):
+    if not _is_whole(ops, count * length) or count % len(orders):
         return None
     found = Plan(length, count, orders)
-    chunks = count // len(stages)
+    chunks = count // len(orders)
     name = next(
         (schedule for schedule in Schedule if _follows(found, schedule, chunks)),
         None,

@@ -3,48 +3,55 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, BinaryIO
 
 from isal import isal_zlib
 from isal.igzip_lib import IsalError as _IsalError
 
 from perfscope.errors import SourceError
+from perfscope.sources.files import open_trace
 
 IsalError: Any = _IsalError  # its stub does not say that it is an exception
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 _READ_BYTES = 1 << 20
-_GIVEN_BYTES = 4 << 20
+_GIVEN_BYTES = 16 << 20
 _CAREFUL_BYTES = 512
 #: gzip cannot exceed 1032:1, traces reach 25:1; what is far above that is not one, and would fill the memory.
 _LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 << 20
 
 
-def read_blocks(path: Path, damage: list[str]) -> Iterator[bytes]:
+def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
     """Yield a file's content piece by piece; what is wrong with it is added to ``damage``.
 
     Raises:
         SourceError: The file cannot be opened, or inflates without end.
     """
     try:
-        with path.open("rb") as file:
-            if file.peek(2)[:2] == _GZIP_MAGIC:
-                yield from _inflate(path, file, damage)
+        with open_trace(path) as file:
+            block = file.read(_READ_BYTES)
+            if block.startswith(_GZIP_MAGIC):
+                yield from _inflate(path, chain((block,), _rest(file)), damage)
             else:
-                while block := file.read(_READ_BYTES):
-                    yield block
+                yield from chain((block,), _rest(file))
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
 
 
-def _inflate(path: Path, file: BinaryIO, damage: list[str]) -> Iterator[bytes]:
+def _rest(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(_READ_BYTES):
+        yield block
+
+
+def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
     stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     given = taken = 0
     is_whole = False
-    while block := file.read(_READ_BYTES):
+    for raw in blocks:
+        block = raw
         taken += len(block)
         while block:
             try:
@@ -68,11 +75,11 @@ def _inflate(path: Path, file: BinaryIO, damage: list[str]) -> Iterator[bytes]:
         damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
 
 
-def _inflate_carefully(path: Path) -> bytes:
+def _inflate_carefully(path: str) -> bytes:
     """Inflate again in small pieces, to keep all that comes before the damage."""
     stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
     pieces: list[bytes] = []
-    with path.open("rb") as file:
+    with open_trace(path) as file:
         while piece := file.read(_CAREFUL_BYTES):
             checkpoint = stream.copy()
             try:

@@ -6,12 +6,12 @@ wanted events alone. Whatever does not fit is parsed as a whole, and what cannot
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,7 +26,9 @@ from perfscope.sources.scan import DoesNotFit, Scanner
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import TRACE_METADATA
 
-_RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+#: How the rank of a trace that does not tell it is found: its number, or a pattern that finds it in the path.
+RankNames: TypeAlias = "int | re.Pattern[str]"
+RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = 1 << 20
 _LARGEST_HEAD_BYTES = 16 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -57,19 +59,21 @@ class _Content:
     damage: tuple[str, ...]
 
 
-def read_trace(path: Path, events: Events = ALL_EVENTS) -> Trace:
+def read_trace(path: str | os.PathLike[str], events: Events = ALL_EVENTS, ranks: RankNames = RANK_IN_NAME) -> Trace:
     """Read a trace; only the kinds of events that are asked for are decoded.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is no trace.
     """
+    location = os.fspath(path)
     try:
-        return _to_trace(path, _scan(path, events))
+        content = _scan(location, events)
     except (DoesNotFit, TimesDoNotFit):
-        return _to_trace(path, _parse(path, events))
+        content = _parse(location, events)
+    return _to_trace(location, content, ranks)
 
 
-def _scan(path: Path, events: Events) -> _Content:
+def _scan(path: str, events: Events) -> _Content:
     """Find the wanted events block by block.
 
     Raises:
@@ -119,7 +123,7 @@ def _read_head(blocks: Iterator[bytes]) -> bytes:
 class _Decoding:
     """Decodes blocks of events, and one by one what fails as a block."""
 
-    path: Path
+    path: str
     kind: Any
     is_unambiguous: bool
     lost: int = 0
@@ -159,7 +163,7 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a type
     return msgspec.json.Decoder(kind, strict=False).decode
 
 
-def _parse(path: Path, events: Events) -> _Content:
+def _parse(path: str, events: Events) -> _Content:
     """Read the whole file, whatever its layout."""
     damage: list[str] = []
     text = b"".join(read_blocks(path, damage)).removeprefix(_BYTE_ORDER_MARK)
@@ -187,7 +191,7 @@ def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _
     return _Content(columns, document, tuple(damage))
 
 
-def _parse_damaged(path: Path, text: bytes, events: Events, damage: list[str]) -> _Content:
+def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) -> _Content:
     start = start_of_events(text)
     if start is None:
         raise NotATrace(path, "is no trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
@@ -217,7 +221,7 @@ def _document_around(head: bytes, tail: bytes) -> _Document:
     return _Document()
 
 
-def _to_trace(path: Path, content: _Content) -> Trace:
+def _to_trace(path: str, content: _Content, ranks: RankNames) -> Trace:
     columns, document = content.columns, content.document
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
     ours = _metadata(document.ours, OurMetadata, OurMetadata())
@@ -226,8 +230,8 @@ def _to_trace(path: Path, content: _Content) -> Trace:
         f"{path}: {count} events have {what} and are left out" for what, count in columns.dropped.items() if count
     ]
     return Trace(
-        path=str(path),
-        rank=_first(info.rank, ours.rank, _rank_in_name(path)),
+        path=path,
+        rank=_first(info.rank, ours.rank, _rank_outside(path, ranks)),
         world_size=_first(info.world_size, ours.world_size),
         host=_metadata(document.host, str, ""),
         backend=info.backend,
@@ -258,8 +262,10 @@ def _first(*candidates: int | None) -> int | None:
     return next((value for value in candidates if value is not None and value >= 0), None)
 
 
-def _rank_in_name(path: Path) -> int | None:
-    match = _RANK_IN_NAME.search(path.name)
+def _rank_outside(path: str, ranks: RankNames) -> int | None:
+    if isinstance(ranks, int):
+        return ranks
+    match = ranks.search(path)
     return int(match[1]) if match else None
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.analyze import analyze
+from perfscope.commands.analyze import to_report
 from perfscope.commands.bubble import bubble
+from perfscope.engine import Plan as Analyzers
+from perfscope.engine import analyze
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.pipeline.schedules import Kind, Plan, Schedule, plan, single
 from perfscope.pipeline.simulator import Costs, simulate
-from perfscope.renderers import Format
+from perfscope.renderers import Format, render
 from tests.pipeline.generator import ALL_REDUCE, Job, pytorch_marks, write_job
 from tests.traces import making
 
@@ -23,7 +25,8 @@ PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
 
 
 def _document(*paths: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(analyze(list(paths), format=Format.JSON).text)
+    analysis = analyze(list(paths), Analyzers(only=frozenset({"pipeline_bubble"})))
+    document: dict[str, Any] = json.loads(render(to_report(analysis), Format.JSON))
     return document
 
 
@@ -236,9 +239,9 @@ def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
     work = plan(Schedule.ONE_F_ONE_B, 4, 8)
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
     paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
-    outcome = analyze([paths[0], paths[1], paths[3]], format=Format.JSON)
+    outcome = bubble([paths[0], paths[1], paths[3]], format=Format.JSON)
     assert outcome.exit_code == 4
-    found = json.loads(outcome.text)["results"]["pipeline_bubble"]
+    found = json.loads(outcome.text)["pipeline_bubble"]
     assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
     assert found["section_us"] == 11 * 12
     assert found["theory_fraction_of_total"] == 3 / 11

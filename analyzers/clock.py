@@ -1,0 +1,198 @@
+"""How far the clocks of the ranks are apart, and how well that is known.
+
+No rank can leave a collective before all have come, so its ends nearly coincide: the median difference of the ends is
+the offset of two clocks. The residual is the median absolute deviation of the differences; a claim about times on two
+ranks that is finer than the residual is not supported by the traces. Ranks that share no group with the reference are
+reached through others, and their residuals add up. In a window of ten seconds or more a drift is fitted, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.collectives import RankCalls, by_group
+from perfscope.collective_calls import SYNCHRONISING, match
+from perfscope.errors import MissingInput
+from perfscope.report import Column, Json, Section
+from perfscope.tables import Int64
+from perfscope.tables.trace import ABSENT
+
+_NS_PER_US = 1000
+_NS_PER_S = 1e9
+_DRIFT_MATTERS_AFTER_NS = 10 * 10**9
+_FEWEST_FOR_DRIFT = 8
+_MOST_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class RankClock:
+    """One rank's clock against the reference's.
+
+    Attributes:
+        rank: The rank.
+        host: Its machine; ``""`` where not stated.
+        offset_ns: What its clock shows more than the reference's; absent where no collective connects them.
+        residual_ns: How well that is known; absent likewise.
+        operations: The fewest collectives that a connection rests on.
+        drift: What its clock gains in a second, in nanoseconds; absent in a window too short to tell.
+    """
+
+    rank: int
+    host: str
+    offset_ns: float | None
+    residual_ns: float | None
+    operations: int
+    drift: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Every rank's clock."""
+
+    reference: int
+    ranks: tuple[RankClock, ...]
+
+    @property
+    def is_one_host(self) -> bool | None:
+        """Whether all ranks ran on one machine; absent where a trace does not name it."""
+        hosts = {rank.host for rank in self.ranks}
+        return None if "" in hosts else len(hosts) == 1
+
+    def data(self) -> Json:
+        """``results.clock``."""
+        return {
+            "reference_rank": self.reference,
+            "one_host": self.is_one_host,
+            "ranks": [
+                {
+                    "rank": rank.rank,
+                    "host": rank.host or None,
+                    "offset_us": None if rank.offset_ns is None else rank.offset_ns / _NS_PER_US,
+                    "residual_us": None if rank.residual_ns is None else rank.residual_ns / _NS_PER_US,
+                    "operations": rank.operations,
+                    "drift_us_per_s": None if rank.drift is None else rank.drift / _NS_PER_US,
+                }
+                for rank in self.ranks
+            ],
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table of ranks."""
+        rows = tuple(
+            (
+                str(rank.rank),
+                rank.host or "not stated",
+                None if rank.offset_ns is None else rank.offset_ns / _NS_PER_US,
+                None if rank.residual_ns is None else rank.residual_ns / _NS_PER_US,
+                rank.operations,
+            )
+            for rank in self.ranks[:_MOST_ROWS]
+        )
+        columns = (Column("Rank"), Column("Host"), Column("Offset (us)"), Column("Residual (us)"), Column("From"))
+        notes = [
+            f"What a rank's clock shows more than rank {self.reference}'s, from the ends of that many collectives; "
+            "times of two ranks cannot be compared more finely than the residual."
+        ]
+        if len(self.ranks) > _MOST_ROWS:
+            notes.append(f"{len(self.ranks) - _MOST_ROWS} more rows are in --format json.")
+        return (Section("Clocks", columns, rows, tuple(notes)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """What is known of one rank's clock against another's."""
+
+    offset: float
+    residual: float
+    operations: int
+    drift: float | None
+
+    def reversed(self) -> _Link:
+        return _Link(-self.offset, self.residual, self.operations, None if self.drift is None else -self.drift)
+
+    def then(self, other: _Link) -> _Link:
+        drift = None if self.drift is None or other.drift is None else self.drift + other.drift
+        operations = min(self.operations, other.operations)
+        return _Link(self.offset + other.offset, self.residual + other.residual, operations, drift)
+
+
+def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
+    """Align every rank to the lowest one.
+
+    Raises:
+        MissingInput: No two ranks made the same collectives.
+    """
+    if not partials:
+        raise MissingInput("the traces hold no GPU events")
+    links = _links(partials)
+    if not links:
+        raise MissingInput("needs the traces of two ranks or more that made collectives together")
+    hosts = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}
+    reference = min(hosts)
+    reached = _reach(reference, links)
+    return Clock(reference, tuple(_clock(rank, hosts[rank], reached.get(rank)) for rank in sorted(hosts)))
+
+
+def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
+    if link is None:
+        return RankClock(rank, host, None, None, 0, None)
+    return RankClock(rank, host, link.offset, link.residual, link.operations, link.drift)
+
+
+def _links(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int, _Link]]:
+    """From each rank to the ranks that it made collectives with, through the first rank of each group."""
+    links: dict[int, dict[int, _Link]] = {}
+    for key, calls in by_group(partials).items():
+        known = {rank: each for rank, each in calls.items() if rank >= 0}
+        if key.sender != ABSENT or len(known) < 2:  # noqa: PLR2004 - a link has two ends
+            continue
+        matched = match(known)
+        synchronises = np.array([kind.operation in SYNCHRONISING for kind in matched.kinds], np.bool_)
+        for row, rank in enumerate(matched.ranks[1:], 1):
+            link = _link(matched.end_ns[0], matched.end_ns[row], synchronises[matched.kind])
+            if link is not None:
+                _keep_better(links.setdefault(matched.ranks[0], {}), rank, link)
+                _keep_better(links.setdefault(rank, {}), matched.ranks[0], link.reversed())
+    return links
+
+
+def _link(reference: Int64, ends: Int64, synchronises: np.ndarray) -> _Link | None:
+    chosen = synchronises & (reference != ABSENT) & (ends != ABSENT)
+    difference = (ends - reference)[chosen]
+    if not len(difference):
+        return None
+    offset = float(np.median(difference))
+    residual = float(np.median(np.abs(difference - offset)))
+    moments = reference[chosen]
+    drift = None
+    if len(difference) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:
+        seconds = (moments - moments.min()) / _NS_PER_S
+        drift = float(np.polyfit(seconds, difference.astype(np.float64), 1)[0])
+    return _Link(offset, residual, len(difference), drift)
+
+
+def _keep_better(links: dict[int, _Link], rank: int, link: _Link) -> None:
+    if rank not in links or link.residual < links[rank].residual:
+        links[rank] = link
+
+
+def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Link]:
+    """The best chain of links to each rank: always extend the one with the smallest residual so far."""
+    reached = {reference: _Link(0.0, 0.0, 0, 0.0)}
+    open_ranks = {reference}
+    done: set[int] = set()
+    while open_ranks:
+        rank = min(open_ranks, key=lambda one: (reached[one].residual, one))
+        open_ranks.remove(rank)
+        done.add(rank)
+        for other, link in links.get(rank, {}).items():
+            if other in done:
+                continue
+            chain = link if rank == reference else reached[rank].then(link)
+            if other not in reached or chain.residual < reached[other].residual:
+                reached[other] = chain
+                open_ranks.add(other)
+    return reached

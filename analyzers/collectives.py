@@ -1,0 +1,322 @@
+"""How fast each collective is, and how much of its time is waiting.
+
+Bandwidth is in the units of nccl-tests: ``algbw`` is the size over the transfer time, ``busbw`` multiplies it by what
+the operation must move over the slowest link, with the group's own size n: 2(n-1)/n for all_reduce, (n-1)/n for
+all_gather, reduce_scatter and all_to_all, 1 for the others; GB is 10**9 bytes. The transfer time of an operation is its
+shortest duration on any rank, because the last rank to come waits for nobody; the median over the operations counts.
+What an operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are missing,
+the transfer time may still contain waiting, and the bandwidth is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.breakdown import covered
+from perfscope.collective_calls import GroupCalls, GroupKey, Kind, Matched, calls_by_group, join_windows, match
+from perfscope.errors import MissingInput
+from perfscope.report import Column, Json, Section
+from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.units import format_bytes
+
+_NS_PER_US = 1000
+_NS_PER_MS = 1e6
+_MOST_ENDS = 256
+_MOST_ROWS = 40
+_ALL_TO_ALL_LIKE = frozenset(("all_gather", "reduce_scatter", "all_to_all"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankCalls:
+    """The communication of one device of one rank.
+
+    Attributes:
+        rank: The rank; absent where nothing tells.
+        device: Index of its GPU.
+        trace: The file.
+        host: The machine; ``""`` where not stated.
+        first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
+        compute: The time that compute covers, in nanoseconds.
+        groups: Its operations by group.
+    """
+
+    rank: int | None
+    device: int
+    trace: str
+    host: str
+    first_ns: int
+    last_ns: int
+    compute: int
+    groups: tuple[GroupCalls, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kind of operation over all groups of one axis and size.
+
+    Attributes:
+        kind: The operation, its element type and size.
+        role: The axis of parallelism; ``""`` where nothing tells.
+        group_size: Ranks in a group; absent where not stated.
+        ranks_seen: The fewest ranks of a group whose traces were given.
+        calls: How often groups made it.
+        duration: Time over all ranks, in nanoseconds.
+        wait: How much of it was waiting; absent where operations could not be matched.
+        transfer: Median transfer time, in nanoseconds; absent likewise.
+        covered: The time that it covers, over all ranks.
+        hidden: How much of that compute hides.
+    """
+
+    kind: Kind
+    role: str
+    group_size: int | None
+    ranks_seen: int
+    calls: int
+    duration: int
+    wait: int | None
+    transfer: float | None
+    covered: int
+    hidden: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every rank of the groups was seen."""
+        return self.group_size is not None and self.ranks_seen >= self.group_size
+
+    @property
+    def algbw_gb_s(self) -> float | None:
+        """Size over transfer time, in 10**9 bytes a second; absent where either is not known."""
+        if self.kind.bytes <= 0 or not self.transfer:
+            return None
+        return self.kind.bytes / self.transfer
+
+    @property
+    def busbw_gb_s(self) -> float | None:
+        """What goes over the slowest link; absent where the group's size is not known."""
+        factor = bus_factor(self.kind.operation, self.group_size)
+        algbw = self.algbw_gb_s
+        return None if factor is None or algbw is None else algbw * factor
+
+    @property
+    def wait_fraction(self) -> float | None:
+        """The share of its time that was waiting."""
+        return None if self.wait is None or not self.duration else self.wait / self.duration
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        """The share of its time that compute hides."""
+        return self.hidden / self.covered if self.covered else None
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.collectives.operations``."""
+        return {
+            "operation": self.kind.operation or None,
+            "axis": self.role or None,
+            "group_size": self.group_size,
+            "ranks_seen": self.ranks_seen,
+            "dtype": self.kind.dtype or None,
+            "bytes": None if self.kind.bytes == ABSENT else self.kind.bytes,
+            "calls": self.calls,
+            "duration_us": self.duration / _NS_PER_US,
+            "wait_us": None if self.wait is None else self.wait / _NS_PER_US,
+            "wait_fraction": self.wait_fraction,
+            "transfer_us": None if self.transfer is None else self.transfer / _NS_PER_US,
+            "algbw_gb_s": self.algbw_gb_s,
+            "busbw_gb_s": self.busbw_gb_s,
+            "is_lower_bound": not self.is_complete,
+            "overlap_fraction": self.overlap_fraction,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Every kind of operation, the most expensive first."""
+
+    operations: tuple[Operation, ...]
+    unmatched: int
+    notes: tuple[str, ...]
+
+    def data(self) -> Json:
+        """``results.collectives``."""
+        return {
+            "operations": [operation.data() for operation in self.operations],
+            "unmatched": self.unmatched,
+            "notes": list(self.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """One table."""
+        columns = (
+            Column("Operation"),
+            Column("Axis"),
+            Column("Ranks"),
+            Column("Type"),
+            Column("Size"),
+            Column("Calls"),
+            Column("Time (ms)", 2),
+            Column("Waiting (%)"),
+            Column("Hidden (%)"),
+            Column("Transfer (us)"),
+            Column("algbw (GB/s)"),
+            Column("busbw (GB/s)"),
+        )
+        rows = tuple(
+            (
+                one.kind.operation or "unknown",
+                one.role or "not stated",
+                one.group_size,
+                one.kind.dtype or "not stated",
+                None if one.kind.bytes == ABSENT else format_bytes(one.kind.bytes),
+                one.calls,
+                one.duration / _NS_PER_MS,
+                _percent(one.wait_fraction),
+                _percent(one.overlap_fraction),
+                None if one.transfer is None else one.transfer / _NS_PER_US,
+                one.algbw_gb_s,
+                one.busbw_gb_s,
+            )
+            for one in self.operations[:_MOST_ROWS]
+        )
+        return (Section("Collectives", columns, rows, self.notes),)
+
+
+def bus_factor(operation: str, ranks: int | None) -> float | None:
+    """What nccl-tests multiplies algbw by for a group of n ranks; absent where n matters and is not known.
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", None)
+    (1.5, 0.75, 1.0)
+    """
+    if operation == "all_reduce":
+        return None if not ranks else 2 * (ranks - 1) / ranks
+    if operation in _ALL_TO_ALL_LIKE:
+        return None if not ranks else (ranks - 1) / ranks
+    return 1.0
+
+
+def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
+    """The communication of each device of one trace; None where the trace holds no device events."""
+    if not len(trace.device):
+        return None
+    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+
+
+def _measure_device(trace: Trace, device: int) -> RankCalls:
+    events = trace.device
+    rows = events.device == device
+    compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
+    return RankCalls(
+        rank=trace.rank,
+        device=device,
+        trace=trace.path,
+        host=trace.host,
+        first_ns=trace.base_ns + int(events.start_ns[rows].min()),
+        last_ns=trace.base_ns + int(events.end_ns[rows].max()),
+        compute=compute.measure,
+        groups=calls_by_group(trace, device, compute, _MOST_ENDS),
+    )
+
+
+def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
+    """Match the operations of all ranks and add up each kind.
+
+    Raises:
+        MissingInput: No trace holds device events, or none communicates.
+    """
+    if not partials:
+        raise MissingInput("the traces hold no GPU events")
+    groups = by_group(partials)
+    if not groups:
+        raise MissingInput("nothing communicates on a device")
+    matched = {key: match(calls) for key, calls in groups.items()}
+    rows: dict[tuple[str, int | None, Kind], list[tuple[Mapping[int, GroupCalls], Matched]]] = {}
+    for key, calls in groups.items():
+        first = next(iter(calls.values()))
+        for kind in sorted({kind for each in calls.values() for kind in each.kinds}):
+            size = 2 if key.sender != ABSENT else first.size
+            rows.setdefault((first.role, size, kind), []).append((calls, matched[key]))
+    operations = [_operation(role, size, kind, members) for (role, size, kind), members in rows.items()]
+    unmatched = sum(one.unmatched for one in matched.values())
+    return Collectives(
+        operations=tuple(sorted(operations, key=lambda one: (-one.duration, one.kind, one.role, one.group_size or 0))),
+        unmatched=unmatched,
+        notes=_notes(operations, unmatched),
+    )
+
+
+def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
+    """The operations of each group by rank.
+
+    A rank whose number is not known gets a negative one. The windows of a rank are joined; of two of its traces that
+    overlap in time, or of several devices that it drives, the first counts.
+    """
+    groups: dict[GroupKey, dict[int, GroupCalls]] = {}
+    seen_until: dict[int, int] = {}
+    parts = [part for partial in partials for part in partial]
+    for index, part in enumerate(sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace))):
+        rank = -1 - index if part.rank is None else part.rank
+        if part.first_ns < seen_until.get(rank, part.first_ns):
+            continue
+        seen_until[rank] = part.last_ns
+        for calls in part.groups:
+            members = groups.setdefault(calls.key, {})
+            members[rank] = join_windows(members[rank], calls) if rank in members else calls
+    return dict(sorted(groups.items()))
+
+
+def _operation(
+    role: str, size: int | None, kind: Kind, members: Sequence[tuple[Mapping[int, GroupCalls], Matched]]
+) -> Operation:
+    duration = covered_ns = hidden_ns = calls = wait = 0
+    transfers = []
+    for of_rank, matched in members:
+        chosen = matched.kind == matched.kinds.index(kind)
+        calls += _most_calls(of_rank, kind)
+        transfers.append(matched.transfer_ns[chosen])
+        wait += int(matched.wait_ns[:, chosen].sum())
+        for each in of_rank.values():
+            if kind in each.kinds:
+                index = each.kinds.index(kind)
+                duration += int(each.duration_ns[each.kind == index].sum())
+                covered_ns += int(each.covered_ns[index])
+                hidden_ns += int(each.hidden_ns[index])
+    transfer = np.concatenate(transfers)
+    ranks_seen = min(len(of_rank) for of_rank, _ in members)
+    return Operation(
+        kind=kind,
+        role=role,
+        group_size=size,
+        ranks_seen=ranks_seen,
+        calls=calls,
+        duration=duration,
+        wait=wait if len(transfer) and ranks_seen > 1 else None,
+        transfer=float(np.median(transfer)) if len(transfer) else None,
+        covered=covered_ns,
+        hidden=hidden_ns,
+    )
+
+
+def _most_calls(calls: Mapping[int, GroupCalls], kind: Kind) -> int:
+    counts = [int((each.kind == each.kinds.index(kind)).sum()) for each in calls.values() if kind in each.kinds]
+    return max(counts, default=0)
+
+
+def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
+    notes = [
+        "Transfer is the shortest duration of an operation on any rank, the rest is waiting; no clocks are compared. "
+        "Bandwidth is as nccl-tests counts it, from the median transfer and the group's own size; GB is 10**9 bytes."
+    ]
+    if any(not operation.is_complete for operation in operations):
+        notes.append(
+            "Not every rank of every group was given, or its size is not stated: there the transfer may contain "
+            "waiting, and the bandwidth is a lower bound."
+        )
+    if unmatched:
+        notes.append(f"{unmatched} operations were not found on every rank of their group and are left out of waiting.")
+    return tuple(notes)
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction

@@ -1,0 +1,204 @@
+"""Which kernels the device spent its time in, by name and by the operator that launched them.
+
+Times are sums over kernels, streams and ranks, so that kernels that run at once are each counted in full. The operator
+is the innermost one that was running on the host when the kernel was launched; it needs the trace's operators, which
+are read on request only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.errors import MissingInput
+from perfscope.kernel_classes import looks_like_communication, short_name
+from perfscope.report import Column, Json, Section
+from perfscope.tables import Int64
+from perfscope.tables.trace import ABSENT, Trace, Work, join
+
+_NS_PER_US = 1000
+_NS_PER_MS = 1e6
+_MOST_ROWS = 20
+_NO_OPERATOR = "(no operator)"
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How often something ran and how long, in nanoseconds."""
+
+    calls: int
+    total: int
+    shortest: int
+    longest: int
+
+    def plus(self, other: Times) -> Times:
+        """Both together."""
+        return Times(
+            self.calls + other.calls,
+            self.total + other.total,
+            min(self.shortest, other.shortest),
+            max(self.longest, other.longest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """The kernels of one trace, or of several.
+
+    Attributes:
+        names: By name and work.
+        operators: By operator; absent where the operators were not read.
+    """
+
+    names: dict[tuple[str, int], Times] = field(default_factory=dict)
+    operators: dict[str, Times] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Every kernel, copy and fill by name, the most expensive first.
+
+    Attributes:
+        names: Name, work and times.
+        operators: Operator and times; absent where the operators were not read.
+        doubtful: Time in kernels that count as compute although their names sound like communication.
+    """
+
+    names: tuple[tuple[str, Work, Times], ...]
+    operators: tuple[tuple[str, Times], ...] | None
+    doubtful: int
+
+    @property
+    def total(self) -> int:
+        """Time of all of them, in nanoseconds."""
+        return sum(times.total for _, _, times in self.names)
+
+    def data(self) -> Json:
+        """``results.kernels``."""
+        return {
+            "total_us": self.total / _NS_PER_US,
+            "names": [
+                {"name": name, "work": work.name.lower(), **self._times(times)} for name, work, times in self.names
+            ],
+            "operators": None
+            if self.operators is None
+            else [{"name": name, **self._times(times)} for name, times in self.operators],
+            "doubtful_us": self.doubtful / _NS_PER_US,
+        }
+
+    def _times(self, times: Times) -> dict[str, Json]:
+        return {
+            "calls": times.calls,
+            "total_us": times.total / _NS_PER_US,
+            "fraction": times.total / self.total if self.total else None,
+            "mean_us": times.total / times.calls / _NS_PER_US,
+            "min_us": times.shortest / _NS_PER_US,
+            "max_us": times.longest / _NS_PER_US,
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """The most expensive ones."""
+        columns = (
+            Column("Calls"),
+            Column("Total (ms)", 2),
+            Column("Share (%)"),
+            Column("Mean (us)"),
+            Column("Max (us)"),
+        )
+        rows = tuple(
+            (short_name(name), work.name.lower(), *self._cells(times)) for name, work, times in self.names[:_MOST_ROWS]
+        )
+        notes = [f"{len(self.names)} names in all; times of kernels that run at once are each counted in full."]
+        if self.doubtful:
+            share = 100 * self.doubtful / self.total
+            notes.append(f"{share:.1f} % of the time is in kernels that count as compute but sound like communication.")
+        sections = [Section("Kernels", (Column("Kernel"), Column("Work"), *columns), rows, tuple(notes))]
+        if self.operators is not None:
+            launched = tuple((name, *self._cells(times)) for name, times in self.operators[:_MOST_ROWS])
+            sections.append(Section("Kernels by operator", (Column("Operator"), *columns), launched))
+        return tuple(sections)
+
+    def _cells(self, times: Times) -> tuple[int, float, float | None, float, float]:
+        return (
+            times.calls,
+            times.total / _NS_PER_MS,
+            100 * times.total / self.total if self.total else None,
+            times.total / times.calls / _NS_PER_US,
+            times.longest / _NS_PER_US,
+        )
+
+
+def measure(trace: Trace) -> KernelTimes | None:
+    """The kernels of one trace; None where it holds no device events."""
+    device = trace.device
+    if not len(device):
+        return None
+    kinds = device.name.astype(np.int64) * len(Work) + device.work
+    names = {
+        (trace.names[kind // len(Work)], kind % len(Work)): times for kind, times in _by(kinds, device.duration_ns)
+    }
+    return KernelTimes(names, _operators(trace) if len(trace.operators) else None)
+
+
+def merge(one: KernelTimes, other: KernelTimes) -> KernelTimes:
+    """The kernels of both, in any order."""
+    names = dict(one.names)
+    for key, times in other.names.items():
+        names[key] = names[key].plus(times) if key in names else times
+    if one.operators is None or other.operators is None:
+        return KernelTimes(names, one.operators or other.operators)
+    operators = dict(one.operators)
+    for name, times in other.operators.items():
+        operators[name] = operators[name].plus(times) if name in operators else times
+    return KernelTimes(names, operators)
+
+
+def analyze(partials: Sequence[KernelTimes]) -> Kernels:
+    """Put the kernels of all traces in order.
+
+    Raises:
+        MissingInput: No trace holds device events.
+    """
+    if not partials:
+        raise MissingInput("the traces hold no GPU events")
+    together = KernelTimes()
+    for partial in partials:
+        together = merge(together, partial)
+    names = sorted(together.names.items(), key=lambda item: (-item[1].total, item[0]))
+    operators = together.operators
+    doubtful = sum(
+        times.total
+        for (name, work), times in together.names.items()
+        if work == Work.COMPUTE and looks_like_communication(name)
+    )
+    return Kernels(
+        names=tuple((name, Work(work), times) for (name, work), times in names),
+        operators=None
+        if operators is None
+        else tuple(sorted(operators.items(), key=lambda item: (-item[1].total, item[0]))),
+        doubtful=doubtful,
+    )
+
+
+def _operators(trace: Trace) -> dict[str, Times]:
+    """Times of the device events by the operator that has their external id."""
+    row = join(trace.device.external_id, trace.operators.external_id)
+    names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
+    return {
+        _NO_OPERATOR if name == ABSENT else trace.names[name]: times
+        for name, times in _by(names, trace.device.duration_ns)
+    }
+
+
+def _by(keys: Int64, duration_ns: Int64) -> list[tuple[int, Times]]:
+    """Times by key."""
+    order = np.argsort(keys, kind="stable")
+    distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
+    ordered = duration_ns[order]
+    totals, shortest, longest = (how.reduceat(ordered, begins) for how in (np.add, np.minimum, np.maximum))
+    return [
+        (int(key), Times(int(count), int(total), int(least), int(most)))
+        for key, count, total, least, most in zip(distinct, calls, totals, shortest, longest, strict=True)
+    ]

@@ -1,0 +1,144 @@
+"""``perfscope checkpoint``: what a checkpoint's files hold, and whether they are as large as they should be."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.checkpoint_plan import (
+    GB,
+    TB,
+    BytesPerParameter,
+    Optimizer,
+    Plan,
+    Precision,
+    Statement,
+    bytes_per_parameter,
+)
+from perfscope.analyzers.checkpoint_plan import analyze as plan_checkpoint
+from perfscope.commands.options import FormatOption, require_positive
+from perfscope.errors import UsageError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format, render
+from perfscope.report import Json, Report, Section
+from perfscope.units import format_bytes, format_parameters, parse_duration_ns, parse_parameters
+
+DAMAGED_INPUT = 4
+_PUBLISHED = re.compile(
+    r"(?P<of>weights|optimizer|total)(?P<file>-file)?=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[MGTP])B"
+)
+_UNITS = {"M": 10**6, "G": GB, "T": TB, "P": 10**15}
+_ZERO_STAGES = range(4)
+
+
+def checkpoint(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="A checkpoint, the folder of several, or a CSV of path,bytes."),
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Parameters of the model: 181B. Without DIR, plans a size.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs that each write a file; with --size.")] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(help="The optimizer.  [default: adam]")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="What is trained in.  [default: mixed]")] = None,
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage; 3 saves no 2-byte weights.  [default: 1]")] = None,
+    published: Annotated[
+        list[str] | None,
+        typer.Option(help="A published size to compare the plan with: weights=0.34TB, optimizer-file=8.0GB."),
+    ] = None,
+    save_time: Annotated[str | None, typer.Option(help="How long the save took: 19.5, 19495ms. Gives GB/s.")] = None,
+    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+) -> Outcome:
+    """Say what each file of a checkpoint holds and whether its size is right; nothing is ever unpickled."""
+    parameters = parse_parameters(size) if size is not None else None
+    each = _each(optimizer, precision, zero)
+    saved_ns = parse_duration_ns(save_time) if save_time is not None else None
+    if directory is None:
+        if parameters is None:
+            raise UsageError(
+                "there is nothing to look at", hint="name a checkpoint, or plan one with --size and --gpus"
+            )
+        files = require_positive("--gpus", 1 if gpus is None else gpus)
+        plan = plan_checkpoint(parameters, files, each or bytes_per_parameter(), _statements(published))
+        report = _plan_report(plan, saved_ns)
+        return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
+    if gpus is not None or published:
+        raise UsageError("--gpus and --published plan a checkpoint", hint="leave them out, or leave out the folder")
+    return _measure(directory, parameters, each, saved_ns, format)
+
+
+def _each(optimizer: Optimizer | None, precision: Precision | None, zero: int | None) -> BytesPerParameter | None:
+    if zero is not None and zero not in _ZERO_STAGES:
+        raise UsageError(f"--zero is 0, 1, 2 or 3, not {zero}")
+    if optimizer is None and precision is None and zero is None:
+        return None
+    return bytes_per_parameter(optimizer or Optimizer.ADAM, precision or Precision.MIXED, 1 if zero is None else zero)
+
+
+def _statements(published: list[str] | None) -> list[Statement] | None:
+    if not published:
+        return None
+    statements = []
+    for text in published:
+        match = _PUBLISHED.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text!r} is no published size", hint="write weights=0.34TB or optimizer-file=8.0GB")
+        number = match["number"]
+        statements.append(
+            Statement(
+                of=match["of"] + (" per file" if match["file"] else ""),
+                text=f"{number}{match['unit']}B",
+                number=Fraction(number),
+                decimals=len(number.partition(".")[2]),
+                decimal_unit=_UNITS[match["unit"]],
+                source="--published",
+            )
+        )
+    return statements
+
+
+def _plan_report(plan: Plan, saved_ns: int | None) -> Report:
+    size = plan.sizes()["total"]
+    title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
+    data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"plan": plan.data()}}
+    warnings = (plan.verdict(),) if plan.readings and plan.single_unit() is None else ()
+    speed = _speed(size, saved_ns)
+    if speed:
+        data["results"] = {"plan": plan.data(), "save": speed[0]}
+    return Report(title, data, (*plan.sections(), *(speed[1:] if speed else ())), warnings)
+
+
+def _speed(size_bytes: int, saved_ns: int | None) -> tuple[Json, Section] | None:
+    if saved_ns is None:
+        return None
+    rate = size_bytes / saved_ns
+    note = f"{format_bytes(size_bytes)} in {saved_ns / 1e9:.3f} s: {rate:.2f} GB/s over all files."
+    return {"bytes": size_bytes, "save_s": saved_ns / 1e9, "gb_per_s": rate}, Section("Save speed", notes=(note,))
+
+
+def _measure(
+    directory: Path, parameters: int | None, each: BytesPerParameter | None, saved_ns: int | None, to: Format
+) -> Outcome:
+    from perfscope.analyzers.checkpoint import analyze
+    from perfscope.sources.checkpoint import read_checkpoint
+
+    sizes = analyze(read_checkpoint(directory), parameters, each)
+    found = sizes.checkpoint
+    name = f"{found.path} ({found.tag})" if found.tag else found.path
+    title = f"{name}: {found.layout}, {len(found.files)} files, {format_bytes(found.size_bytes)}"
+    results: dict[str, Json] = {"checkpoint": sizes.data()}
+    sections = sizes.sections()
+    speed = _speed(found.size_bytes, saved_ns)
+    if speed:
+        results["save"] = speed[0]
+        sections = (sections[0], speed[1], *sections[1:])
+    data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
+    warnings = tuple(finding.text for finding in sizes.findings if finding.kind != "weights_only")
+    return Outcome(
+        render(Report(title, data, sections), to),
+        notes=tuple(f"warning: {line}" for line in warnings),
+        exit_code=DAMAGED_INPUT if found.damage else 0,
+    )

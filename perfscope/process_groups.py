@@ -1,0 +1,48 @@
+"""What a process group is for: the axis of parallelism that its communication serves.
+
+Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``); where they do not, sends and
+receives tell a pipeline. A group of all ranks serves no axis by itself and is called ``world``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+#: The order in which exposed time is given to groups that communicate at once: the most urgent first.
+PRIORITY = ("PP", "TP", "EP", "CP", "DP", "world", "")
+
+# The first that matches decides: gradients are reduced over data and context ranks together, which is still DP.
+_ROLES = (
+    ("PP", r"pipeline|pipe_parallel|(?:^|_)pp(?:_|$)|embedding"),
+    ("DP", r"data|(?:^|_)(?:dp|fsdp|hsdp|ddp)(?:_|$)|shard|replicate|distributed_optimizer|zero"),
+    ("CP", r"context|(?:^|_)cp(?:_|$)|sequence_parallel|ulysses"),
+    ("TP", r"expert_tensor_parallel"),
+    ("EP", r"expert|(?:^|_)ep(?:_|$)"),
+    ("TP", r"tensor|(?:^|_)tp(?:_|$)|model_parallel"),
+)
+_PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
+_POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
+_UNSAID = frozenset(("", "undefined", "default_pg"))
+
+
+def role_of(description: str, operations: Iterable[str], size: int | None, world_size: int | None) -> str:
+    """The axis that a group serves: PP, TP, EP, CP, DP, ``world``, or ``""`` where nothing tells.
+
+    >>> role_of("TENSOR_MODEL_PARALLEL_GROUP", (), 2, 8), role_of("undefined", ["send", "recv"], 2, 8)
+    ('TP', 'PP')
+    >>> role_of("undefined", ["allreduce"], 8, 8), role_of("undefined", ["allreduce"], 2, 8)
+    ('world', '')
+    """
+    if description in _UNSAID:
+        used = frozenset(operations)
+        if used and used <= _POINT_TO_POINT:
+            return "PP"
+        is_everyone = description == "default_pg" or (size is not None and size == world_size)
+        return "world" if is_everyone else ""
+    return next((role for role, pattern in _PATTERNS if pattern.search(description)), "")
+
+
+def is_point_to_point(operation: str) -> bool:
+    """Whether an operation has one sender and one receiver."""
+    return operation in _POINT_TO_POINT

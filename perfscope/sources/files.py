@@ -1,0 +1,110 @@
+"""Where traces are: files, folders, patterns, and URLs that fsspec can open."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from perfscope.errors import SourceError, UsageError
+from perfscope.wire import TRACE_SUFFIX
+
+TRACE_ENDINGS = (".json", ".json.gz")
+_URL = "://"
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is a URL for fsspec.
+
+    >>> is_url("s3://bucket/run/traces"), is_url("/data/traces")
+    (True, False)
+    """
+    return _URL in location
+
+
+def open_trace(location: str) -> BinaryIO:
+    """Open a file or a URL for reading bytes.
+
+    Raises:
+        SourceError: It cannot be opened.
+    """
+    try:
+        if not is_url(location):
+            return Path(location).open("rb")
+        opened: BinaryIO = _filesystem(location)[0].open(location, "rb")
+    except OSError as error:
+        raise SourceError(location, f"cannot be read: {error.strerror or error}") from None
+    return opened
+
+
+def find_traces(locations: Sequence[str]) -> list[str]:
+    """The traces among files, below folders and behind patterns, each once, in the order of their names.
+
+    Raises:
+        SourceError: A location does not exist.
+    """
+    found: set[str] = set()
+    for location in locations:
+        matches = _find_remote(location) if is_url(location) else _find_local(location)
+        if not matches and not _is_folder(location):
+            raise SourceError(location, "does not exist")
+        found.update(matches)
+    # A trace that was compressed a moment ago may lie there twice.
+    plain = {path.removesuffix(".gz") for path in found if path.endswith(f"{TRACE_SUFFIX}.gz")}
+    return sorted(found - plain)
+
+
+def is_folder(location: str) -> bool:
+    """Whether a location stands for whatever lies below it or matches it, rather than for one file."""
+    return glob.has_magic(location) or _is_folder(location)
+
+
+def _is_folder(location: str) -> bool:
+    if is_url(location):
+        filesystem, path = _filesystem(location)
+        return bool(filesystem.isdir(path))
+    return Path(location).is_dir()
+
+
+def _find_local(location: str) -> list[str]:
+    path = Path(location)
+    if path.is_dir():
+        return [
+            os.path.join(folder, name)  # noqa: PTH118 - a walk gives texts, and so are locations
+            for folder, _, names in os.walk(path, followlinks=True)
+            for name in names
+            if name.endswith(TRACE_ENDINGS)
+        ]
+    if path.exists():
+        return [location]
+    if not glob.has_magic(location):
+        return []
+    return [match for each in glob.glob(location, recursive=True) for match in _find_local(each)]  # noqa: PTH207
+
+
+def _find_remote(location: str) -> list[str]:
+    filesystem, path = _filesystem(location)
+    try:
+        if filesystem.isdir(path):
+            found = [one for one in filesystem.find(path) if one.endswith(TRACE_ENDINGS)]
+        elif filesystem.exists(path):
+            found = [path]
+        else:
+            found = filesystem.glob(path) if glob.has_magic(path) else []
+        return [filesystem.unstrip_protocol(one) for one in found]
+    except OSError as error:
+        raise SourceError(location, f"cannot be listed: {error.strerror or error}") from None
+
+
+def _filesystem(location: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise UsageError(f"{location} is a URL, which needs fsspec", hint="pip install fsspec") from None
+    try:
+        filesystem, path = fsspec.core.url_to_fs(location)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{location} cannot be opened: {error}") from None
+    return filesystem, path
