@@ -122,6 +122,24 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     )
 
 
+def measure_one(
+    name: str, paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
+) -> tuple[Run | None, list[Any], list[str]]:
+    """Measure every trace with one analyzer, for a command that reduces the partials itself.
+
+    Returns:
+        The run, where one was given; the partials; and what is missing or damaged, in words.
+
+    Raises:
+        SourceError: A path does not exist, or nothing that was given can be read.
+    """
+    locations = [os.fspath(path) for path in paths]
+    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
+    traces = _traces(locations, run)
+    answers = _measure(traces, locations, plan, _chosen(frozenset({name}))) if traces else _Answers()
+    return run, answers.partials.get(name, []), [*(run.damage if run else ()), *answers.damage]
+
+
 def _chosen(only: frozenset[str]) -> list[Analyzer]:
     unknown = sorted(only - {analyzer.name for analyzer in analyzers()})
     if unknown:
