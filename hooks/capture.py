@@ -21,6 +21,7 @@ from perfscope.hooks import identity
 from perfscope.hooks.config import Config
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.nvml import start_sampler
+from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
 from perfscope.hooks.recorder import Recorder
 from perfscope.wire import NoteRecord, StepRecord
@@ -106,6 +107,7 @@ class Capture:
         self._moving_own_profiler = False
         self._ranges = ModuleRanges()
         self._recorder: Recorder | None = None
+        self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._foreign: str | None = _foreign_tool()
@@ -186,8 +188,21 @@ class Capture:
         self.steps += 1
         self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
+        self._passes.step_ends(self.steps)
+        self._write_passes()
         self._move_window()
         self._step_started_ns = time.monotonic_ns()
+
+    @guarded
+    def pass_begins(self, which: Pass) -> object:
+        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``."""
+        self._training_begins()
+        return self._passes.begins(which, marked=self._window is not None)
+
+    @guarded
+    def pass_ends(self, token: Any) -> None:
+        """All of that pass was launched."""
+        self._passes.ends(token)
 
     @guarded
     def coordinates(self, value: dict[str, Any]) -> None:
@@ -217,6 +232,7 @@ class Capture:
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
         failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
+        self._write_passes()
         if self._window is None:
             return
         if not failed:
@@ -295,6 +311,12 @@ class Capture:
             loss_scale=stated.loss_scale,
             **_memory(),
         )
+
+    def _write_passes(self) -> None:
+        """Write the passes of the steps that the device is done with."""
+        for record in self._passes.ready():
+            assert self._recorder is not None
+            self._recorder.micro_batches(record)
 
     def _write(self, record: StepRecord) -> None:
         assert self._recorder is not None

@@ -8,6 +8,7 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework tells them
     RUN/ranks/00000/steps.jsonl      one StepRecord a training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
+    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
     RUN/nvml/HOST.jsonl              samples of every visible GPU
 
@@ -29,6 +30,7 @@ RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
+MICRO_BATCHES_FILE = "micro_batches.jsonl"
 TRACES = "traces"
 NVML = "nvml"
 BOOT = ".boot"
@@ -41,6 +43,11 @@ TRACE_METADATA = "perfscope"
 WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
+
+
+#: The range around a pass of a micro-batch in a trace: this, then the kind, the micro-batch and its place.
+PASS_RANGE = "perfscope:"
+PASS_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
@@ -116,6 +123,30 @@ class WindowRecord:
 
 
 @dataclass(frozen=True)
+class MicroBatchRecord:
+    """The passes of micro-batches of one training step on one rank of a pipeline.
+
+    Attributes:
+        step: The number of the training step.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: For each kind of pass (``F``, ``B``, or ``I`` and ``W``) and virtual stage: how many, and their time.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it is that of the record before.
+        times_ns: Beginning and length of each pass of ``order``; absent with it.
+    """
+
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[tuple[str, int, int, int], ...]
+    order: tuple[str, ...] | None = None
+    times_ns: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True)
 class NoteRecord:
     """Something a reader of the report must know: a feature that is off, a hook that failed."""
 
@@ -158,7 +189,7 @@ class RankRecord:
     argv: tuple[str, ...] = ()
 
 
-def to_line(record: StepRecord | WindowRecord | NoteRecord | RankRecord) -> bytes:
+def to_line(record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | RankRecord) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
     known = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -17,8 +17,9 @@ import numpy as np
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.masking import masked
+from perfscope.sources.micro_batches import read_micro_batches
 from perfscope.sources.nvml import read_gpus
-from perfscope.tables import Rank, Run, Steps, Window
+from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
@@ -46,10 +47,12 @@ def read_run(path: Path) -> Run:
     ranks: list[Rank] = []
     steps: list[Steps] = []
     windows: list[Window] = []
+    micro_batches: list[MicroBatches] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
+        micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
         events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
         windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
         notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
@@ -68,6 +71,7 @@ def read_run(path: Path) -> Run:
         damage=tuple(damage),
         gpus=gpus,
         gpu_notes=gpu_notes,
+        micro_batches=tuple(micro_batches),
     )
 
 
