@@ -228,8 +228,8 @@ def _cost(figures: Mapping[str, Any]) -> str:
     plain = ", ".join(f"{one:.3f}" for one in figures["plain_ms"])
     return (
         f"A pass costs {figures['hook_us_a_pass']:.1f} us on the host, which is "
-        f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if nothing hides it. Median "
-        f"step without perfscope, before and after: {plain} ms; undisturbed steps below perfscope: "
+        f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if nothing hides it. "
+        f"Median step without perfscope, before and after: {plain} ms; undisturbed steps below perfscope: "
         f"{figures['under_perfscope_ms']:.3f} ms."
     )
 
