@@ -29,8 +29,11 @@ RAW_FILES = sorted(
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The reports and their raw files, outside of any git repository."""
-    for folder in ("reports", "fixtures"):
+    for folder in ("reports", "fixtures/published", "fixtures/checkpoints"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    for other in (ROOT / "fixtures").iterdir():  # nothing below writes to these
+        if not (tmp_path / "fixtures" / other.name).exists():
+            (tmp_path / "fixtures" / other.name).symlink_to(other)
     return tmp_path
 
 
