@@ -17,8 +17,10 @@ import numpy as np
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.masking import masked
+from perfscope.sources.model_record import read_model_record
 from perfscope.sources.nvml import read_gpus
 from perfscope.tables import Rank, Run, Steps, Window
+from perfscope.tables.model import Model
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
@@ -46,6 +48,7 @@ def read_run(path: Path) -> Run:
     ranks: list[Rank] = []
     steps: list[Steps] = []
     windows: list[Window] = []
+    models: list[Model] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
@@ -56,6 +59,9 @@ def read_run(path: Path) -> Run:
         fact = _read_rank(folder, rank, attempt, notes, damage)
         if fact is not None:
             ranks.append(fact)
+        model = read_model_record(folder, rank, damage)
+        if model is not None:
+            models.append(model)
     damage += _missing_ranks(ranks)
     gpus, gpu_notes = read_gpus(path, damage)
     return Run(
@@ -68,6 +74,7 @@ def read_run(path: Path) -> Run:
         damage=tuple(damage),
         gpus=gpus,
         gpu_notes=gpu_notes,
+        models=tuple(models),
     )
 
 

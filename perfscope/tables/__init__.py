@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.tables.gpus import GpuSamples
+    from perfscope.tables.model import Model
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
@@ -109,6 +110,7 @@ class Run:
         damage: What could not be read, in words.
         gpus: The NVML samples of every GPU.
         gpu_notes: Why a host has none, in words.
+        models: What each rank trains, of those that told it.
     """
 
     path: str
@@ -120,6 +122,7 @@ class Run:
     damage: tuple[str, ...]
     gpus: tuple[GpuSamples, ...] = ()
     gpu_notes: tuple[str, ...] = ()
+    models: tuple[Model, ...] = ()
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above
