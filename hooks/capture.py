@@ -12,12 +12,14 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.config import Config
+from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
@@ -75,6 +77,8 @@ class Capture:
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._foreign: str | None = _foreign_tool()
+        self._model: weakref.ref[Any] | None = None
+        self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
@@ -102,6 +106,14 @@ class Capture:
             return
         self._training_begins()
         self._facts.add_forward(args, kwargs)
+
+    @guarded
+    def trains(self, module: Any) -> None:
+        """A module is trained; the first one is the model."""
+        if self._model is None:
+            self._model = weakref.ref(module)
+        if self.steps == 0 and self._compute_dtype is None:
+            self._compute_dtype = autocast_dtype(sys.modules["torch"])
 
     @guarded
     def step_begins(self) -> None:
@@ -352,6 +364,9 @@ class Capture:
         assert self._rank is not None
         self._rank = identity.describe(self._rank.rank, self._rank.world_size)
         self._recorder.identify(self._rank)
+        model = self._model() if self._model else None
+        if model is not None:
+            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
 
 
 def _group_exists() -> bool:
