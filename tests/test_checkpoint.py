@@ -413,12 +413,15 @@ class TestLayouts:
         for shard in (1, 2):
             write_safetensors(tmp_path / f"model-0000{shard}-of-00002.safetensors", {f"w{shard}": ("BF16", [4, 8])})
         files = {f"w{shard}": f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {"total_size": 128}, "weight_map": files}))
         sizes = sizes_of(tmp_path)
         assert sizes.checkpoint.layout is Layout.HUGGING_FACE
         assert sizes.parameters == 64
         assert parts(sizes)["weights"] == 128
-        assert "weights_only" in kinds(sizes)
+        assert kinds(sizes) == {"weights_only"}
+        index.write_text(json.dumps({"metadata": {"total_size": 130}, "weight_map": files}))
+        assert read_checkpoint(tmp_path).damage == (f"{index.name} states 130 bytes of tensors, the headers 128",)
         (tmp_path / "model-00002-of-00002.safetensors").unlink()
         answer = run(capsys, "checkpoint", tmp_path)
         assert answer.code == 4

@@ -236,6 +236,16 @@ class TestBlocks:
         assert "\n### Planned size\n" in path.read_text()
         assert "# A checkpoint of" not in path.read_text()
 
+    def test_hidden_folders_and_files_without_a_marker_are_left_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / ".venv").mkdir()
+        write_report(tmp_path / ".venv", "nonsense")
+        (tmp_path / "binary.md").write_bytes(b"\0\0")
+        write_report(tmp_path, "checkpoint --size 7B")
+        answer = run(capsys, "report", "build", tmp_path, "--format", "json")
+        assert [Path(report["path"]).name for report in answer.data["results"]["reports"]] == ["report.md"]
+
     def test_a_marker_in_code_is_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "doc.md"
         path.write_text("```\n<!-- perfscope: tflops -->\n<!-- /perfscope -->\n```\n")

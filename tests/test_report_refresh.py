@@ -91,6 +91,11 @@ def test_a_sequence_length_that_is_stated_nowhere_is_assumed_and_said(refresh: A
     assert "sequence length 1024" in answer.err
 
 
+def test_a_factor_that_the_text_states_counts(refresh: Any) -> None:
+    answer, _ = refresh(TABLE + "\nThe factor is 3: nothing is recomputed.\n", "--check", "--format", "json")
+    assert by_row(answer)[5][1] == "37.3"  # 49.74996 x 3/4
+
+
 def test_two_sequence_lengths_in_one_section_are_not_guessed_between(refresh: Any) -> None:
     answer, after = refresh(TABLE + "\nSequence length is 2048.\n")
     assert after.decode() == TABLE + "\nSequence length is 2048.\n"
