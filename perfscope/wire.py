@@ -9,6 +9,7 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/steps.jsonl      one StepRecord a training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
+    RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
     RUN/nvml/HOST.jsonl              samples of every visible GPU
 
@@ -31,6 +32,7 @@ PARALLEL_FILE = "parallel.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"
+CHECKPOINTS_FILE = "checkpoints.jsonl"
 TRACES = "traces"
 NVML = "nvml"
 BOOT = ".boot"
@@ -155,6 +157,31 @@ class NoteRecord:
 
 
 @dataclass(frozen=True)
+class CheckpointRecord:
+    """One checkpoint save of one rank.
+
+    Attributes:
+        start_ns: When it began to hold training, on the host's monotonic clock.
+        end_ns: When training could go on.
+        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
+        step: The training step after which it was saved.
+        path: Where to.
+        size_bytes: What this rank wrote.
+        asynchronous: True where writing goes on beside training.
+        drained_ns: When an asynchronous save lay on disk.
+    """
+
+    start_ns: int
+    end_ns: int
+    source: str
+    step: int | None = None
+    path: str | None = None
+    size_bytes: int | None = None
+    asynchronous: bool | None = None
+    drained_ns: int | None = None
+
+
+@dataclass(frozen=True)
 class RankRecord:
     """Who a rank is.
 
@@ -189,7 +216,9 @@ class RankRecord:
     argv: tuple[str, ...] = ()
 
 
-def to_line(record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | RankRecord) -> bytes:
+def to_line(
+    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord,
+) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
     known = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"
