@@ -6,6 +6,7 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/run.json                     the command, its environment without secrets, versions, the outcome
     RUN/ranks/00000/rank.json        who the rank is: host, process, device, clock
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework tells them
+    RUN/ranks/00000/model.json       what it trains: shapes of parameters, types, what the model was built from
     RUN/ranks/00000/steps.jsonl      one StepRecord a training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
@@ -20,7 +21,7 @@ This module is imported inside training jobs: standard library only.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "perfscope/run/1"
@@ -29,6 +30,7 @@ RUN_FILE = "run.json"
 RANKS = "ranks"
 RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
+MODEL_FILE = "model.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"
@@ -216,8 +218,54 @@ class RankRecord:
     argv: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class WeightRecord:
+    """Parameters of one shape whose names differ by a number alone.
+
+    Attributes:
+        name: The name with ``*`` for the number; empty where it is not known.
+        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where not known.
+        shape: The whole shape, also where it is sharded over data-parallel ranks.
+        dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
+        trainable: Whether they have gradients.
+        count: How many there are.
+    """
+
+    name: str
+    owner: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What a rank trains, from which its operations are computed; one a rank, written when the first step completed.
+
+    Attributes:
+        parameters: Parameters of this rank's module, each once.
+        trainable: Those that have gradients.
+        weights: Their shapes.
+        module: Class of the module; absent where only its parameters are known.
+        config: Plain values of what the module was built from, by the framework's own names.
+        dtype: Type of most parameters.
+        compute_dtype: Type that matrix products are computed in, where it is another one.
+        checkpointing: ``full`` or ``selective`` where it was seen; absent where nothing was seen.
+    """
+
+    parameters: int
+    trainable: int
+    weights: tuple[WeightRecord, ...]
+    module: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    compute_dtype: str | None = None
+    checkpointing: str | None = None
+
+
 def to_line(
-    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord,
+    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
 ) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
     known = {name: value for name, value in asdict(record).items() if value is not None}
