@@ -18,8 +18,8 @@ _OPERATIONS_A_PASS = 2
 _Q = Quantity
 _TERA = 10**12
 _GIGA = 10**9
-ASSUMED_SEQ_LEN = Constant(1024, "assumed")
-ASSUMED_PASSES = Constant(4, "assumed: activations are recomputed")
+ASSUMED_SEQ_LEN = Constant(1024, "tokens")
+ASSUMED_PASSES = Constant(4, "activations are recomputed")
 
 
 class CannotTell(Exception):
