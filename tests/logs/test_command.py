@@ -118,3 +118,15 @@ def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     ended = logs(tmp_path, ".")
     assert ended.code == 1
     assert "there is no log in ." in ended.stderr
+
+
+def test_every_example_of_the_guide_runs(sweep: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
+    examples = [line.strip() for line in guide.splitlines() if line.startswith("    perfscope ")]
+    (sweep / "runs").mkdir()
+    (sweep / "runs" / "a.log").write_text(megatron(1, 100.0))
+    (sweep / "run.log").write_text("".join(megatron(n, 100.0) for n in range(1, 99)))
+    assert len(examples) == 3
+    for example in examples:
+        ended = run(["bash", "-c", example.replace("perfscope", f"{sys.executable} -m perfscope", 1)], sweep)
+        assert ended.code == 0, ended.stderr

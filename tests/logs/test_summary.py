@@ -27,7 +27,8 @@ def codes(result: LogSummary) -> set[str]:
 def test_the_first_record_is_warm_up_and_the_mean_of_all_has_it(tmp_path: Path) -> None:
     result = summary(tmp_path, *(megatron(n, ms) for n, ms in enumerate([900.0, 100.0, 300.0, 200.0], 1)))
     assert result.iterations == 4
-    assert (result.times.median_s, result.times.mean_s, result.times.first_s) == (0.2, 0.2, 0.9)
+    assert (result.times.median_s, result.times.first_s) == (0.2, 0.9)
+    assert result.times.mean_s == pytest.approx(0.2)
     assert result.times.mean_all_s == 0.375
     assert result.times.warmup == 1
 
