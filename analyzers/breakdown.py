@@ -181,8 +181,8 @@ _COLUMNS = (
 )
 
 
-def measure(trace: Trace) -> tuple[RankParts, ...] | None:
-    """One trace's devices; nothing where the trace holds no device events, but its rank is kept for the reason."""
+def measure(trace: Trace) -> tuple[RankParts, ...]:
+    """One trace's devices; empty where the trace holds no device events."""
     return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
 
 

@@ -1,21 +1,23 @@
 """What a derived cell must be, from the other cells of its row and its baseline row, exactly.
 
 TFLOPs follow the BigScience convention; speed-up is the rate over the baseline's; efficiency is the speed-up over the
-ratio of the GPUs.
+ratio of the GPUs; a save of mixed precision and Adam is 14 bytes a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from perfscope.analyzers.checkpoint_plan import bytes_per_parameter
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
 #: One multiplication and one addition a parameter and token: see perfscope.analyzers.conventions.bigscience.
 _OPERATIONS_A_PASS = 2
 _Q = Quantity
 _TERA = 10**12
+_GIGA = 10**9
 ASSUMED_SEQ_LEN = Constant(1024, "assumed")
 ASSUMED_PASSES = Constant(4, "assumed: activations are recomputed")
 
@@ -74,14 +76,12 @@ def recompute(
     Raises:
         CannotTell: An input is missing; the text says which.
     """
-    if quantity is _Q.TFLOPS:
-        return tflops(table, row)
-    if quantity is _Q.AGGREGATE_PFLOPS:
-        return _published_tflops(row) * exactly(_gpus(row, table.constants) / 1000)
+    if quantity in _FROM_THE_ROW:
+        return _FROM_THE_ROW[quantity](table, row)
     if quantity is _Q.PEAK_FRACTION:
         if peak is None:
             raise CannotTell("the GPU's peak is not known: give --gpu")
-        return _published_tflops(row) / exactly(peak)
+        return measured(_need(row, _Q.TFLOPS)) / exactly(peak)
     if baseline is None:
         raise CannotTell("no row to compare with")
     if quantity is _Q.SPEEDUP:
@@ -118,6 +118,8 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         tokens = measured(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
         tokens = measured(row.figures[_Q.RATE]) * exactly(Fraction(seq_len.value))
+    elif _Q.TOKENS in row.figures:  # of the whole training, over its time
+        tokens = exactly(row.figures[_Q.TOKENS].number) / measured(_need(row, _Q.STEP_TIME))
     else:
         time = measured(_need(row, _Q.STEP_TIME))
         tokens = exactly(_global_batch(row) * seq_len.value) / time
@@ -125,8 +127,28 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
     return exactly(Fraction(operations, _TERA)) * tokens / gpus
 
 
-def _published_tflops(row: Row) -> Interval:
-    return measured(_need(row, _Q.TFLOPS))
+def _aggregate(table: PublishedTable, row: Row) -> Interval:
+    """PFLOPs over all GPUs, from the published TFLOPs of one."""
+    return measured(_need(row, _Q.TFLOPS)) * exactly(_gpus(row, table.constants) / 1000)
+
+
+def _save_speed(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - the formulas share a signature
+    """GB/s of a save of all files."""
+    saved = _need(row, _Q.PARAMETERS).number * bytes_per_parameter().total
+    return exactly(saved / _GIGA) / measured(_need(row, _Q.STEP_TIME))
+
+
+def _memory_share(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - as above
+    """Memory used over the GPU's; both columns are in one unit."""
+    return measured(_need(row, _Q.MEMORY)) / measured(_need(row, _Q.MEMORY_TOTAL))
+
+
+_FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
+    _Q.TFLOPS: tflops,
+    _Q.AGGREGATE_PFLOPS: _aggregate,
+    _Q.SAVE_SPEED: _save_speed,
+    _Q.MEMORY_SHARE: _memory_share,
+}
 
 
 def _speedup(row: Row, baseline: Row) -> Interval:
@@ -181,8 +203,6 @@ def baselines(table: PublishedTable) -> list[Row | None]:
 
     Where a group holds several (a table below a table), the last one above counts.
     """
-    if _Q.SPEEDUP not in table.columns and _Q.EFFICIENCY not in table.columns:
-        return [None] * len(table.rows)
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in table.rows:
         groups.setdefault(row.group, []).append(row)

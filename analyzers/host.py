@@ -165,10 +165,12 @@ _COLUMNS = (
 )
 
 
-def measure(trace: Trace) -> tuple[HostRank, ...]:
-    """The host's time in one trace; nothing where the trace holds device events or no operators."""
-    if len(trace.device) or not len(trace.operators):
+def measure(trace: Trace) -> tuple[HostRank, ...] | None:
+    """The host's time in one trace; empty where the trace holds device events, None where it holds no operators."""
+    if len(trace.device):
         return ()
+    if not len(trace.operators):
+        return None
     is_communication = _starting(trace, _COMMUNICATION)
     spans = trace.operators, trace.annotations
     communication = _covered(spans, is_communication)
@@ -197,12 +199,14 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     Raises:
         MissingInput: A trace holds device events, or none holds operators.
     """
+    if not partials:
+        raise MissingInput("the traces hold no operators of the framework")
+    if not all(partials):
+        raise MissingInput("there are GPU events, so the device's time is the answer")
     ranks = sorted(
         (rank for partial in partials for rank in partial),
         key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace),
     )
-    if not ranks:
-        raise MissingInput("there are GPU events, so device time is the answer, or there are no operators")
     notes = [
         "From traces without GPU events. Compute, exposed communication, data loading and other add up to the window. "
         "Other is Python, the framework and waiting."

@@ -295,7 +295,7 @@ def _assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -
             if (table.line, row.line) not in computed:
                 continue
             for quantity, fallback in ((_Q.SEQ_LEN, ASSUMED_SEQ_LEN), (_Q.PASSES, ASSUMED_PASSES)):
-                needed = quantity is _Q.PASSES or _Q.TOKEN_RATE not in row.figures
+                needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.TOKENS} & set(row.figures)
                 if needed and constant(table, row, quantity, fallback) is fallback:
                     assumed[f"{quantity} {fallback.value} ({fallback.origin})"] = None
     return tuple(assumed)

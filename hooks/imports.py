@@ -25,6 +25,8 @@ WATCHED = frozenset(
         "torch.utils.data.dataloader",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
+        "torch.distributed.pipelining.stage",
+        "megatron.core.pipeline_parallel.schedules",
     }
 )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope import wire
 
 if TYPE_CHECKING:
-    from perfscope.wire import ModelRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+    from perfscope.wire import MicroBatchRecord, ModelRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
 
 class Recorder:
@@ -24,6 +24,7 @@ class Recorder:
         self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS), rank)
         self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
+        self._micro_batches: int | None = None
 
     def step(self, record: StepRecord) -> None:
         """Write one training step.
@@ -32,6 +33,16 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         _write(self._steps, wire.to_line(record))
+
+    def micro_batches(self, record: MicroBatchRecord) -> None:
+        """Write the passes of one training step; the file is made with the first of them.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if self._micro_batches is None:
+            self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
+        _write(self._micro_batches, wire.to_line(record))
 
     def event(self, record: WindowRecord | NoteRecord) -> None:
         """Write a finished window or a note.

@@ -77,10 +77,18 @@ def _patches(name: str) -> list[tuple[str, Any]]:
     if name.startswith("deepspeed."):
         from perfscope.hooks import deepspeed_hooks
 
-        return deepspeed_hooks.PATCHES.get(name, [])
+        return [*deepspeed_hooks.PATCHES.get(name, []), *_pipeline_patches(name)]
+    if "pipelin" in name:
+        return _pipeline_patches(name)
     from perfscope.hooks import torch_hooks
 
     return torch_hooks.PATCHES.get(name, [])
+
+
+def _pipeline_patches(name: str) -> list[tuple[str, Any]]:
+    from perfscope.hooks import micro_batches
+
+    return micro_batches.PATCHES.get(name, [])
 
 
 def _read_config(boot_dir: str) -> Config:

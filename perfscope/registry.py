@@ -79,6 +79,8 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
     Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
+    Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
+    Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
 )
 
 

@@ -9,6 +9,8 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/model.json       what it trains: shapes of parameters, types, what the model was built from
     RUN/ranks/00000/steps.jsonl      one StepRecord a training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
+    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
+    RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
     RUN/nvml/HOST.jsonl              samples of every visible GPU
 
@@ -31,6 +33,8 @@ PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
+MICRO_BATCHES_FILE = "micro_batches.jsonl"
+CHECKPOINTS_FILE = "checkpoints.jsonl"
 TRACES = "traces"
 NVML = "nvml"
 BOOT = ".boot"
@@ -43,6 +47,11 @@ TRACE_METADATA = "perfscope"
 WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
+
+
+#: The range around a pass of a micro-batch in a trace: this, then the kind, the micro-batch and its place.
+PASS_RANGE = "perfscope:"
+PASS_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
@@ -118,11 +127,60 @@ class WindowRecord:
 
 
 @dataclass(frozen=True)
+class MicroBatchRecord:
+    """The passes of micro-batches of one training step on one rank of a pipeline.
+
+    Attributes:
+        step: The number of the training step.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: For each kind of pass (``F``, ``B``, or ``I`` and ``W``) and virtual stage: how many, and their time.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it is that of the record before.
+        times_ns: Beginning and length of each pass of ``order``; absent with it.
+    """
+
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[tuple[str, int, int, int], ...]
+    order: tuple[str, ...] | None = None
+    times_ns: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True)
 class NoteRecord:
     """Something a reader of the report must know: a feature that is off, a hook that failed."""
 
     text: str
     kind: str = "note"
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One checkpoint save of one rank.
+
+    Attributes:
+        start_ns: When it began to hold training, on the host's monotonic clock.
+        end_ns: When training could go on.
+        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
+        step: The training step after which it was saved.
+        path: Where to.
+        size_bytes: What this rank wrote.
+        asynchronous: True where writing goes on beside training.
+        drained_ns: When an asynchronous save lay on disk.
+    """
+
+    start_ns: int
+    end_ns: int
+    source: str
+    step: int | None = None
+    path: str | None = None
+    size_bytes: int | None = None
+    asynchronous: bool | None = None
+    drained_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +264,9 @@ class ModelRecord:
     checkpointing: str | None = None
 
 
-def to_line(record: StepRecord | WindowRecord | NoteRecord | RankRecord | ModelRecord) -> bytes:
+def to_line(
+    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
+) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
     known = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"

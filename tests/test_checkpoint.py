@@ -104,8 +104,67 @@ class TestPlan:
         # 14 bytes x 181e9 in 19.49531 s
         save = run(
             capsys, "checkpoint", "--size", "181B", "--gpus", "256", "--save-time", "19495.31ms", "--format", "json"
-        ).data["results"]["save"]
+        ).data["results"]["saves"]["saves"][0]
         assert save["gb_per_s"] == pytest.approx(14 * 181 / 19.49531)
+
+
+class TestSaves:
+    """Saves that hooks timed on every rank: training is held for as long as the slowest one."""
+
+    def write_run(self, folder: Path, records: dict[int, list[dict[str, Any]]]) -> Path:
+        (folder / "run.json").write_text('{"command": ["train"]}')
+        for rank, lines in records.items():
+            place = folder / "ranks" / f"{rank:05d}"
+            place.mkdir(parents=True)
+            fact = {"rank": rank, "world_size": len(records), "host": "h", "pid": 1, "wall_ns": 1, "monotonic_ns": 1}
+            (place / "rank.json").write_text(json.dumps({**fact, "python": "3.12"}))
+            (place / "checkpoints.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            steps = [{"step": n, "end_ns": n * 10**10, "source": "deepspeed"} for n in range(1, 12)]
+            (place / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return folder
+
+    def test_the_slowest_rank_counts_and_bytes_add_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        second = 10**9
+        run_dir = self.write_run(
+            tmp_path,
+            {
+                0: [{"start_ns": 0, "end_ns": 2 * second, "source": "deepspeed", "step": 5, "size_bytes": 3 * second}],
+                1: [{"start_ns": 0, "end_ns": 4 * second, "source": "deepspeed", "step": 5, "size_bytes": 5 * second}],
+            },
+        )
+        answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_zero1", "--run", run_dir, "--format", "json")
+        saves = answer.data["results"]["saves"]
+        assert saves["blocked_share"] == pytest.approx(0.04)  # 4 s of the 100 s from the first step to the last
+        assert saves["saves"] == [
+            {
+                "step": 5,
+                "ranks": 2,
+                "blocked_s": 4.0,
+                "slowest_rank": 1,
+                "drained_s": None,
+                "bytes": 8 * second,
+                "gb_per_s": 2.0,
+                "asynchronous": None,
+                "source": "deepspeed",
+            }
+        ]
+
+    def test_an_asynchronous_save_is_as_fast_as_it_lies_on_disk(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        second = 10**9
+        record = {"start_ns": 0, "end_ns": second, "drained_ns": 10 * second, "asynchronous": True, "source": "dcp"}
+        run_dir = self.write_run(tmp_path, {0: [record, {**record, "end_ns": 2 * second}]})
+        answer = run(capsys, "checkpoint", "--size", "1B", "--run", run_dir, "--format", "json")
+        saves = answer.data["results"]["saves"]["saves"]
+        assert [save["blocked_s"] for save in saves] == [1.0, 2.0]
+        assert [save["gb_per_s"] for save in saves] == [1.4, 1.4]  # 14 GB in 10 s
+        assert "asynchronous" in run(capsys, "checkpoint", "--size", "1B", "--run", run_dir).out
+
+    def test_a_run_without_a_timed_save_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        answer = run(capsys, "checkpoint", "--size", "1B", "--run", self.write_run(tmp_path, {0: []}))
+        assert answer.code == 1
+        assert "holds no timed checkpoint save" in answer.err
 
 
 class TestRealDeepSpeed:

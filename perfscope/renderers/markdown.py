@@ -23,6 +23,8 @@ def _section(section: Section) -> list[str]:
     blocks = [f"## {_one_line(section.title)}"]
     if section.columns:
         blocks.append(_table(section))
+    if section.drawing:
+        blocks.append(f"```text\n{section.drawing}\n```")
     if section.notes:
         blocks.append("\n".join(f"- {_one_line(note)}" for note in section.notes))
     return blocks

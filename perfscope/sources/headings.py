@@ -33,6 +33,12 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.TENSOR_PARALLEL, r"tp|mp|tp size|tensor( model)? parallel( size)?|model parallel size"),
     (_Q.PIPELINE_PARALLEL, r"pp|pp (size|stages)|pipeline( model)? parallel( size)?"),
     (_Q.SEQ_LEN, r"seq|seq(uence)? ?len(gth)?|sequence"),
+    (_Q.TOKENS, r"(training )?tokens"),
+    (_Q.MEMORY_TOTAL, r"(total|gpu) memory|memory (of|per) (a )?gpu|memory total"),
+    (_Q.MEMORY_SHARE, r"memory (share|used of total)|share of memory"),
+    (_Q.MEMORY, r"(peak )?memory( used)?"),
+    (_Q.PASSES, r"passes"),
+    (_Q.SAVE_SPEED, r"(save|checkpoint) (speed|gb/s)|gb/s of a save"),
     (_Q.PARAMETERS, r"(model ?)?size|m ?size|params?|parameters|(number of|num|#|n) ?(params|parameters)|model"),
     (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*"),
     (_Q.PEAK_FRACTION, r".*(percent|%|share|fraction).*\bpeak\b.*|mfu"),
@@ -60,7 +66,7 @@ _GROUP_HEADINGS = re.compile(
 _NUMBER = r"\d[\d,]{0,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,2})?|\.\d{1,30}"
 _ONE_NUMBER = re.compile(rf"[*_~`≈<>=\s+$]*(?P<number>{_NUMBER})(?![\d.])\s*(?P<rest>[^\d]*?)[*_~`\s]*")
 _TIME_REST = re.compile(
-    r"\(?(?P<unit>ns|us|µs|ms|s|sec|secs|seconds?|min|mins|minutes|h|hours?)?\)?(\s*(/|per)\s*(it|iter|iteration|step))?"
+    r"\(?(?P<unit>ns|us|µs|ms|s|sec|secs|seconds?|min|mins|minutes|h|hours?|d|days?)?\)?(\s*(/|per)\s*(it|iter|iteration|step))?"
 )
 _SIZE_REST = re.compile(r"(?P<unit>[KMBT]|billion|million|bn)?(\s*param(eter)?s?)?", re.IGNORECASE)
 _CHANGE = re.compile(r"[(\uff08](?P<inside>[^()\uff08\uff09]*)[)\uff09]\s*$")
@@ -248,6 +254,8 @@ def _time(cell: Cell, unit: str) -> Figure | None:
         scale = Fraction(60)
     elif name.startswith("h"):
         scale = Fraction(3600)
+    elif name.startswith("d"):
+        scale = Fraction(86400)
     else:
         scale = Fraction(1, 10 ** _TIME_UNITS.get(name, 0))
     figure = _figure(cell, match, scale)
@@ -295,6 +303,11 @@ def _share(cell: Cell, unit: str) -> Figure | None:
 _READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
     _Q.GPUS: _gpus,
     _Q.PARAMETERS: _size,
+    _Q.TOKENS: _size,
+    _Q.SAVE_SPEED: _plain_number,
+    _Q.MEMORY: _plain_number,
+    _Q.MEMORY_TOTAL: _plain_number,
+    _Q.MEMORY_SHARE: _share,
     _Q.STEP_TIME: _time,
     _Q.RATE: _rate,
     _Q.TOKEN_RATE: _rate,

@@ -45,18 +45,19 @@ class PublishedFile:
     unread: tuple[str, ...]
 
 
-def read_published(path: Path, given: Mapping[Quantity, Constant]) -> PublishedFile:
+def read_published(path: Path, given: Mapping[Quantity, Constant], wanted: Sequence[Quantity] = ()) -> PublishedFile:
     """Read the tables of a markdown file, or the one of a CSV file.
 
     Args:
         path: The file; ``.csv`` is read as CSV, anything else as markdown.
         given: Constants that hold whatever the text says.
+        wanted: Derived quantities that are to be added: tables without a derived column are kept too.
 
     Raises:
         SourceError: The file cannot be read, or is no text.
     """
     if path.suffix.lower() == ".csv":
-        table = understand(_read_csv(path), given, {})
+        table = understand(_read_csv(path), given, {}, keep=bool(wanted))
         return PublishedFile(os.fspath(path), None, (table,) if table else (), ())
     document = read_markdown(path)
     found = statements(document)
@@ -64,7 +65,9 @@ def read_published(path: Path, given: Mapping[Quantity, Constant]) -> PublishedF
     unread = list(document.unread)
     for grid in document.grids:
         stated = stated_for(document, grid, found)
-        table = understand(grid, {**stated.constants, **given}, stated.ambiguous, dp_is_gpus=stated.dp_is_gpus)
+        table = understand(
+            grid, {**stated.constants, **given}, stated.ambiguous, keep=bool(wanted), dp_is_gpus=stated.dp_is_gpus
+        )
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
         else:
@@ -72,10 +75,26 @@ def read_published(path: Path, given: Mapping[Quantity, Constant]) -> PublishedF
     return PublishedFile(document.path, document, tuple(tables), tuple(unread))
 
 
+def read_runs(path: Path) -> PublishedTable:
+    """Read a CSV whatever it states.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    table = understand(_read_csv(path), {}, {}, keep=True)
+    assert table is not None
+    return table
+
+
 def understand(
-    grid: Grid, constants: Mapping[Quantity, Constant], ambiguous: Mapping[Quantity, str], *, dp_is_gpus: bool = False
+    grid: Grid,
+    constants: Mapping[Quantity, Constant],
+    ambiguous: Mapping[Quantity, str],
+    *,
+    keep: bool = False,
+    dp_is_gpus: bool = False,
 ) -> PublishedTable | None:
-    """Read a table's figures; None where nothing in it can be recomputed or checked."""
+    """Read a table's figures; None where nothing in it can be recomputed or checked, unless it is to be kept."""
     headings = [cell.text for cell in grid.headings]
     understood = cells_of.understand(headings, grid.rows)
     places, notes = _places(understood, headings)
@@ -87,7 +106,7 @@ def understand(
     ]
     derived = any(quantity in places for quantity in DERIVED) or any(row.changes for row in rows)
     checkable = sum(quantity in places for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in places
-    if not derived and not checkable:
+    if not derived and not checkable and not keep:
         return None
     if dp_is_gpus and Quantity.GPUS in places and Quantity.DATA_PARALLEL not in places:
         places = {**places, Quantity.DATA_PARALLEL: places[Quantity.GPUS]}
@@ -144,9 +163,9 @@ def _row(
     group = tuple(
         _group_key(usable[index]) for index, column in enumerate(understood) if _groups(column, index, usable)
     )
-    return Row(
-        line, _label(usable, headings, understood, places), group, figures, blanks, numbers, changes, absent, problems
-    )
+    label = _label(usable, headings, understood, places)
+    texts = tuple(cell.text for cell in cells)
+    return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 
 
 def _usable(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quantity, str]) -> Sequence[Cell]:
@@ -195,4 +214,6 @@ def _read_csv(path: Path) -> Grid:
         raise SourceError(path, "is empty")
     rows = [tuple(Cell(text.strip(), Span(number, 0, 0)) for text in row) for number, row in lines]
     numbers = [number for number, _ in lines]
-    return Grid(path.stem, numbers[0], numbers[-1], rows[0], tuple(rows[1:]), tuple(numbers[1:]))
+    return Grid(
+        path.stem.replace("_", " ").capitalize(), numbers[0], numbers[-1], rows[0], tuple(rows[1:]), tuple(numbers[1:])
+    )

@@ -17,9 +17,10 @@ import numpy as np
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.masking import masked
+from perfscope.sources.micro_batches import read_micro_batches
 from perfscope.sources.model_record import read_model_record
 from perfscope.sources.nvml import read_gpus
-from perfscope.tables import Rank, Run, Steps, Window
+from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
 from perfscope.tables.model import Model
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
@@ -49,10 +50,12 @@ def read_run(path: Path) -> Run:
     steps: list[Steps] = []
     windows: list[Window] = []
     models: list[Model] = []
+    micro_batches: list[MicroBatches] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
+        micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
         events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
         windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
         notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
@@ -75,6 +78,7 @@ def read_run(path: Path) -> Run:
         gpus=gpus,
         gpu_notes=gpu_notes,
         models=tuple(models),
+        micro_batches=tuple(micro_batches),
     )
 
 

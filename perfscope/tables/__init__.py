@@ -96,6 +96,45 @@ class Rank:
     parallel: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class PassTotal:
+    """All passes of one kind on one virtual stage in a step: how many, and their time."""
+
+    kind: str
+    stage: int
+    count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.MicroBatchRecord``.
+
+    Attributes:
+        rank, attempt, step: Whose and which.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: By kind and virtual stage.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage.
+    """
+
+    rank: int
+    attempt: int
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[PassTotal, ...]
+    order: tuple[str, ...]
+
+    @property
+    def busy_ns(self) -> int:
+        """Time of all passes."""
+        return sum(total.time_ns for total in self.totals)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """Everything of a run but its traces.
@@ -111,6 +150,7 @@ class Run:
         gpus: The NVML samples of every GPU.
         gpu_notes: Why a host has none, in words.
         models: What each rank trains, of those that told it.
+        micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
     """
 
     path: str
@@ -123,6 +163,7 @@ class Run:
     gpus: tuple[GpuSamples, ...] = ()
     gpu_notes: tuple[str, ...] = ()
     models: tuple[Model, ...] = ()
+    micro_batches: tuple[MicroBatches, ...] = ()
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above

@@ -26,6 +26,7 @@ class Quantity(StrEnum):
     TENSOR_PARALLEL = "TP"
     PIPELINE_PARALLEL = "PP"
     SEQ_LEN = "sequence length"
+    TOKENS = "training tokens"
     PASSES = "passes"
     STEP_TIME = "step time"  # seconds
     RATE = "samples a second"
@@ -35,6 +36,10 @@ class Quantity(StrEnum):
     PEAK_FRACTION = "share of peak"  # 0 to 1
     SPEEDUP = "speed-up"
     EFFICIENCY = "efficiency"  # 0 to 1
+    SAVE_SPEED = "GB/s of a save"
+    MEMORY = "memory used"
+    MEMORY_TOTAL = "memory of a GPU"
+    MEMORY_SHARE = "share of memory"  # 0 to 1
 
 
 #: What can be computed from the other cells of a table.
@@ -44,6 +49,8 @@ DERIVED = (
     Quantity.PEAK_FRACTION,
     Quantity.SPEEDUP,
     Quantity.EFFICIENCY,
+    Quantity.SAVE_SPEED,
+    Quantity.MEMORY_SHARE,
 )
 
 
@@ -110,6 +117,7 @@ class Row:
 
     Attributes:
         line: Its line in the file, from 1.
+        cells: Its cells as printed.
         label: What tells it from other rows.
         group: Cells that a baseline must share: model, precision, batch size of a device.
         figures: What could be read, by quantity.
@@ -121,6 +129,7 @@ class Row:
     """
 
     line: int
+    cells: tuple[str, ...]
     label: str
     group: tuple[str, ...]
     figures: Mapping[Quantity, Figure]

@@ -17,7 +17,7 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
 
 def entries(tmp_path: Path, *traces: list[Event], **head: Any) -> list[dict[str, Any]]:
     paths = [write(tmp_path / f"rank{rank}.json", events, **head) for rank, events in enumerate(traces)]
-    data: Any = breakdown.analyze([breakdown.measure(read_trace(path)) or () for path in paths]).data()
+    data: Any = breakdown.analyze([breakdown.measure(read_trace(path)) for path in paths]).data()
     ranks: list[dict[str, Any]] = data["ranks"]
     return ranks
 
