@@ -207,11 +207,12 @@ def baselines(table: PublishedTable) -> list[Row | None]:
     for row in table.rows:
         groups.setdefault(row.group, []).append(row)
     firsts = {group: _candidates(table, rows) for group, rows in groups.items()}
+    lines = {group: {row.line for row in candidates} for group, candidates in firsts.items()}
     chosen: list[Row | None] = []
     latest: dict[tuple[str, ...], Row] = {}
     for row in table.rows:
         candidates = firsts[row.group]
-        if any(row is candidate for candidate in candidates):
+        if row.line in lines[row.group]:
             latest[row.group] = row
         chosen.append(latest.get(row.group, candidates[0] if candidates else None))
     return chosen

@@ -235,6 +235,10 @@ BAD = {
         TABLE.replace("| Notes |", "| TFlops |"),
         "'TFlops' and 'TFlops' both state TFLOPs per GPU",
     ),
+    "nothing but two columns of one name": (
+        "| GPUs | TFlops | TFlops |\n| - | - | - |\n| 64 | 52 | 3 |\n",
+        "both state TFLOPs per GPU",
+    ),
     "merged headings": (TABLE.replace("| ---: | ---: | -: |", "| ---: | ---: |"), "10 headings stand above 9 columns"),
 }
 
