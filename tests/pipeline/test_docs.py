@@ -24,7 +24,10 @@ def test_the_page_has_examples() -> None:
 
 
 @pytest.mark.parametrize(("command", "output"), _examples())
-def test_an_example_of_the_page_prints_what_the_page_says(command: str, output: str) -> None:
+def test_an_example_of_the_page_prints_what_the_page_says(
+    command: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(_PAGE.parents[1])
     name, *arguments = shlex.split(command.removeprefix("$ "))
     assert name == "perfscope"
     result = CliRunner().invoke(app, arguments)
