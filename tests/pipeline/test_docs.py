@@ -14,7 +14,7 @@ _PAGE = Path(__file__).parents[2] / "docs" / "bubble.md"
 
 
 def _examples() -> list[tuple[str, str]]:
-    blocks = _PAGE.read_text("utf-8").split("````console\n")[1:]
+    blocks = _PAGE.read_text("utf-8").split("````text\n")[1:]
     parts = [block.split("\n````\n")[0].partition("\n") for block in blocks]
     return [(command, output) for command, _, output in parts]
 
