@@ -110,7 +110,7 @@ class PassTimer:
     def ready(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []
-        while self._pending and _is_done(self._pending[0].passes[-1].end):
+        while self._pending and all(_is_done(one.end) for one in self._pending[0].passes):
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)
