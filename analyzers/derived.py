@@ -118,7 +118,7 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         tokens = measured(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
         tokens = measured(row.figures[_Q.RATE]) * exactly(Fraction(seq_len.value))
-    elif _Q.TOKENS in row.figures:  # of the whole training, over its time
+    elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the whole training, over its time
         tokens = exactly(row.figures[_Q.TOKENS].number) / measured(_need(row, _Q.STEP_TIME))
     else:
         time = measured(_need(row, _Q.STEP_TIME))
