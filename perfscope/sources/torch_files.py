@@ -22,6 +22,19 @@ from perfscope.sources.pickles import Made, Name, Persistent, PickleDamage, Repl
 LARGEST_PICKLE = 256 * 2**20
 LARGEST_DIRECTORY = 256 * 2**20
 _SMALLEST_ZIP = 22
+# What zipfile raises on changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("Double", "float64", "Long", "int64", "ComplexFloat", "complex64"), 8),
@@ -121,7 +134,7 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
                 raise TorchDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
             with archive.open(pickles[0]) as stream:
                 replayed = _replay(stream.read(LARGEST_PICKLE + 1))
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _ZIP_ERRORS as error:
         raise TorchDamage(f"is no whole zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
     stored = {name.removeprefix(folder): entry.file_size for name, entry in members.items() if name.startswith(folder)}
