@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -160,6 +161,31 @@ class TestSaves:
         assert [save["blocked_s"] for save in saves] == [1.0, 2.0]
         assert [save["gb_per_s"] for save in saves] == [1.4, 1.4]  # 14 GB in 10 s
         assert "asynchronous" in run(capsys, "checkpoint", "--size", "1B", "--run", run_dir).out
+
+    def test_megatrons_own_timer_in_its_log(self, capsys: pytest.CaptureFixture[str]) -> None:
+        log = FIXTURES.parent / "logs" / "megatron_core_tp2_pp2_h200.log"
+        listing = FIXTURES / "megatron_legacy_h200.csv"
+        saves = run(capsys, "checkpoint", listing, "--log", log, "--format", "json").data["results"]["saves"]
+        [save] = saves["saves"]
+        assert (save["step"], save["blocked_s"]) == (15, 4.99596)  # save-checkpoint ....: (4984.48, 4995.96)
+        assert save["gb_per_s"] == pytest.approx(13.177708128 / 4.99596)
+        times_ms = [float(match) for match in re.findall(r"per iteration \(ms\): ([\d.]+)", log.read_text())]
+        assert saves["blocked_share"] == pytest.approx(4995.96 / (sum(times_ms) + 4995.96), rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("options", "code", "problem"),
+        [
+            (("--log", FIXTURES / "README.md"), 1, "tells of no checkpoint save"),
+            (("--log", "nowhere.log"), 1, "nowhere.log"),
+            (("--log", "a.log", "--save-time", "3"), 2, "both say how long the save took"),
+        ],
+    )
+    def test_saves_that_nobody_tells_of(
+        self, capsys: pytest.CaptureFixture[str], options: tuple[Any, ...], code: int, problem: str
+    ) -> None:
+        answer = run(capsys, "checkpoint", "--size", "1B", *options)
+        assert answer.code == code
+        assert problem in answer.err
 
     def test_a_run_without_a_timed_save_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         answer = run(capsys, "checkpoint", "--size", "1B", "--run", self.write_run(tmp_path, {0: []}))

@@ -87,7 +87,7 @@ def test_the_passes_and_the_sequence_length_come_from_an_option_before_the_text(
 
 def test_a_sequence_length_that_is_stated_nowhere_is_assumed_and_said(refresh: Any) -> None:
     answer, _ = refresh(TABLE.replace("Sequence length is 1024, ", ""), "--check", "--format", "json")
-    assert "sequence length 1024 (assumed)" in answer.data["assumed"]
+    assert "sequence length 1024 (tokens)" in answer.data["assumed"]
     assert "sequence length 1024" in answer.err
 
 

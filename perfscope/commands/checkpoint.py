@@ -55,12 +55,13 @@ def checkpoint(
     run: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves. Gives GB/s.")
     ] = None,
+    log: Annotated[Path | None, typer.Option(help="A training log that tells how long saves took. Gives GB/s.")] = None,
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Say what each file of a checkpoint holds and whether its size is right; nothing is ever unpickled."""
     parameters = parse_parameters(size) if size is not None else None
     each = _each(optimizer, precision, zero)
-    saves = _saves(save_time, run)
+    saves = _saves(save_time, run, log)
     if directory is None:
         if parameters is None:
             raise UsageError(
@@ -105,18 +106,19 @@ def _statements(published: list[str] | None) -> list[Statement] | None:
     return statements
 
 
-def _saves(save_time: str | None, run: Path | None) -> Saves | None:
+def _saves(save_time: str | None, run: Path | None, log: Path | None) -> Saves | None:
     """The saves that were timed, by whatever told it."""
-    if save_time is not None and run is not None:
-        raise UsageError("--save-time and --run both say how long the save took", hint="leave one of them out")
+    given = [name for name, value in (("--save-time", save_time), ("--run", run), ("--log", log)) if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} both say how long the save took", hint="leave one of them out")
     if save_time is not None:
         saved_ns = parse_duration_ns(save_time)
         timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
         return Saves((timing,), None)
-    if run is not None:
-        from perfscope.sources.saves import read_run_saves
+    if run is not None or log is not None:
+        from perfscope.sources.saves import read_log_saves, read_run_saves
 
-        return read_run_saves(run)
+        return read_run_saves(run) if run is not None else read_log_saves(log or Path())
     return None
 
 
