@@ -34,4 +34,5 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev]'
+	$(BIN)/python -m compileall -q perfscope analyzers hooks # where PYTHONDONTWRITEBYTECODE is set nobody else does
 	touch $@

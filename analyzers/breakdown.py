@@ -211,14 +211,13 @@ def no_device_events(traces: int) -> str:
     return f"{ranks} no GPU events: CPU run, or a profiler conflict"
 
 
-def split(device: DeviceEvents, rows: Bool) -> Parts:
+def split(events: DeviceEvents) -> Parts:
     """Where the window of some device events went; their window is from the first start to the last end."""
-    start, end = device.start_ns[rows], device.end_ns[rows]
     compute, communication, copies = (
-        covered(device, rows & device.is_work(*kinds))
+        covered(events, events.is_work(*kinds))
         for kinds in ((Work.COMPUTE, Work.FUSED), (Work.COMMUNICATION, Work.FUSED), (Work.COPY,))
     )
-    window = int(end.max() - start.min())
+    window = int(events.end_ns.max() - events.start_ns.min())
     exposed_communication = (communication - compute).measure
     busy = compute | communication
     exposed_copy = (copies - busy).measure
@@ -241,22 +240,24 @@ def covered(device: DeviceEvents, rows: Bool) -> Intervals:
 def _measure_device(trace: Trace, device: int) -> RankParts:
     events = trace.device
     rows = events.device == device
+    mine = events.take(rows)
     steps: list[StepParts] = []
     windows: list[tuple[int, int]] = []
-    for step in np.unique(trace.step[rows & (trace.step != ABSENT)]):
-        members = rows & (trace.step == step)
-        steps.append(StepParts(trace.names[trace.steps.name[step]], split(events, members)))
-        windows.append((int(events.start_ns[members].min()), int(events.end_ns[members].max())))
+    step_of = np.where(rows, trace.step, ABSENT)
+    for step in np.unique(step_of[step_of != ABSENT]):
+        members = events.take(step_of == step)
+        steps.append(StepParts(trace.names[trace.steps.name[step]], split(members)))
+        windows.append((int(members.start_ns.min()), int(members.end_ns.max())))
     return RankParts(
         rank=trace.rank,
         device=device,
         trace=trace.path,
-        first_ns=trace.base_ns + int(events.start_ns[rows].min()),
-        last_ns=trace.base_ns + int(events.end_ns[rows].max()),
-        total=split(events, rows),
+        first_ns=trace.base_ns + int(mine.start_ns.min()),
+        last_ns=trace.base_ns + int(mine.end_ns.max()),
+        total=split(mine),
         steps=tuple(steps),
         between_steps=sum(max(0, after[0] - before[1]) for before, after in pairwise(windows)),
-        events=int(rows.sum()),
+        events=len(mine),
         is_damaged=bool(trace.damage),
     )
 

@@ -18,8 +18,8 @@ _OPERATIONS_A_PASS = 2
 _Q = Quantity
 _TERA = 10**12
 _GIGA = 10**9
-ASSUMED_SEQ_LEN = Constant(1024, "assumed")
-ASSUMED_PASSES = Constant(4, "assumed: activations are recomputed")
+ASSUMED_SEQ_LEN = Constant(1024, "tokens")
+ASSUMED_PASSES = Constant(4, "activations are recomputed")
 
 
 class CannotTell(Exception):
@@ -118,7 +118,7 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         tokens = measured(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
         tokens = measured(row.figures[_Q.RATE]) * exactly(Fraction(seq_len.value))
-    elif _Q.TOKENS in row.figures:  # of the whole training, over its time
+    elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the whole training, over its time
         tokens = exactly(row.figures[_Q.TOKENS].number) / measured(_need(row, _Q.STEP_TIME))
     else:
         time = measured(_need(row, _Q.STEP_TIME))
@@ -207,11 +207,12 @@ def baselines(table: PublishedTable) -> list[Row | None]:
     for row in table.rows:
         groups.setdefault(row.group, []).append(row)
     firsts = {group: _candidates(table, rows) for group, rows in groups.items()}
+    lines = {group: {row.line for row in candidates} for group, candidates in firsts.items()}
     chosen: list[Row | None] = []
     latest: dict[tuple[str, ...], Row] = {}
     for row in table.rows:
         candidates = firsts[row.group]
-        if any(row is candidate for candidate in candidates):
+        if row.line in lines[row.group]:
             latest[row.group] = row
         chosen.append(latest.get(row.group, candidates[0] if candidates else None))
     return chosen

@@ -94,7 +94,7 @@ class Published:
     Attributes:
         cells: Every derived cell that could be recomputed.
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
-        assumed: Constants that neither the file nor an option gave, in words.
+        assumed: Constants that neither the file nor an option gave: ``sequence length 1024 (tokens)``.
     """
 
     cells: tuple[CheckedCell, ...]

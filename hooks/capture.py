@@ -12,25 +12,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.config import Config
+from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
 from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.step_facts import Stated, StepFacts, memory
+from perfscope.hooks.step_source import StepSource
 from perfscope.wire import NoteRecord, StepRecord
 
-#: What may tell that a step completed; the highest that is present does.
-PRIORITY = {"optimizer": 10, "grad_scaler": 15, "deepspeed": 30, "deepspeed_pipeline": 40}
-
 _WATCHDOG_S = 20.0
-_OTHERS_BEFORE_REELECTION = 3
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -50,36 +49,6 @@ def guarded(method: _F) -> _F:
     return call  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class Stated:
-    """What the framework itself says of a step; None is what it does not say.
-
-    Attributes:
-        skipped: It counted the step without updating the weights.
-        global_samples: Samples of the step over all ranks.
-        micro_batches: Forward passes in the step.
-        loss_scale: The loss scale.
-    """
-
-    skipped: bool | None = None
-    global_samples: int | None = None
-    micro_batches: int | None = None
-    loss_scale: float | None = None
-
-
-@dataclass
-class StepFacts:
-    """What was seen since the last step boundary."""
-
-    micro_batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    loader_samples: int = 0
-    data_wait_ns: int = 0
-    loader_seen: bool = False
-    optimizer_steps: int = 0
-
-
 class Capture:
     """One process's capture.
 
@@ -95,10 +64,7 @@ class Capture:
         self.dead = False
         self.pid = os.getpid()
         self.steps = 0
-        self._source: str | None = None
-        self._primary: int | None = None
-        self._others = 0
-        self._thread: int | None = None
+        self._source = StepSource()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
         self._label: str | None = None
@@ -111,6 +77,8 @@ class Capture:
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._foreign: str | None = _foreign_tool()
+        self._model: weakref.ref[Any] | None = None
+        self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
@@ -118,9 +86,7 @@ class Capture:
     @guarded
     def arm(self, source: str) -> None:
         """A framework that will tell steps is being built: simpler sources below it are ignored from now on."""
-        if self._source is None or PRIORITY[source] > PRIORITY[self._source]:
-            self._source = source
-            self._primary = None
+        self._source.arm(source)
 
     @guarded
     def process_group_ready(self) -> None:
@@ -136,16 +102,18 @@ class Capture:
     @guarded
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A wrapped model is about to run forward on one micro-batch."""
-        torch = sys.modules["torch"]
-        if not torch.is_grad_enabled():
+        if not sys.modules["torch"].is_grad_enabled():
             return
         self._training_begins()
-        self._facts.micro_batches += 1
-        batch = _first_tensor((kwargs.get("input_ids"), args, kwargs), torch.Tensor, depth=2)
-        if batch is not None and batch.dim() > 0:
-            self._facts.samples += batch.shape[0]
-            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
-                self._facts.tokens += batch.numel()
+        self._facts.add_forward(args, kwargs)
+
+    @guarded
+    def trains(self, module: Any) -> None:
+        """A module is trained; the first one is the model."""
+        if self._model is None:
+            self._model = weakref.ref(module)
+        if self.steps == 0 and self._compute_dtype is None:
+            self._compute_dtype = autocast_dtype(sys.modules["torch"])
 
     @guarded
     def step_begins(self) -> None:
@@ -155,21 +123,16 @@ class Capture:
     @guarded
     def batch_loaded(self, batch: Any, wait_ns: int) -> None:
         """A data loader handed a batch out."""
-        torch = sys.modules["torch"]
-        if not torch.is_grad_enabled():
+        if not sys.modules["torch"].is_grad_enabled():
             return
         self._training_begins()
-        self._facts.loader_seen = True
-        self._facts.data_wait_ns += wait_ns
-        first = _first_tensor(batch, torch.Tensor, depth=2)
-        if first is not None and first.dim() > 0:
-            self._facts.loader_samples += first.shape[0]
+        self._facts.add_batch(batch, wait_ns)
 
     @guarded
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
         self._facts.optimizer_steps += 1
-        if self._source in (None, "optimizer"):
+        if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
 
     @guarded
@@ -182,7 +145,7 @@ class Capture:
     def boundary(self, source: str, key: object, **stated: Any) -> None:
         """A source says that one of its objects, the key, completed a training step; the rest are fields of Stated."""
         now_ns = time.monotonic_ns()
-        if not self._ends_a_step(source, key):
+        if not self._source.ends_a_step(source, key):
             return
         self._activate()
         self.steps += 1
@@ -269,28 +232,9 @@ class Capture:
 
     # Steps.
 
-    def _ends_a_step(self, source: str, key: object) -> bool:
-        """Only the highest source counts, only the first of several of its objects, only the thread that began."""
-        thread = threading.get_ident()
-        if self._thread is None:
-            self._thread = thread
-        if thread != self._thread or (self._source and PRIORITY[source] < PRIORITY[self._source]):
-            return False
-        if source != self._source:
-            self._source, self._primary = source, None
-        if self._primary is None or self._primary == id(key):
-            self._primary, self._others = id(key), 0
-            return True
-        self._others += 1
-        if self._others < _OTHERS_BEFORE_REELECTION:
-            return False
-        # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
-        self._primary, self._others = id(key), 0
-        return True
-
     def _training_begins(self) -> None:
         if self._step_started_ns is None and self.steps == 0:
-            self._thread = threading.get_ident()
+            self._source.bind_thread()
             self._move_window()
             self._step_started_ns = time.monotonic_ns()
 
@@ -309,7 +253,7 @@ class Capture:
             global_samples=stated.global_samples,
             data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
             loss_scale=stated.loss_scale,
-            **_memory(),
+            **memory(),
         )
 
     def _write_passes(self) -> None:
@@ -420,6 +364,9 @@ class Capture:
         assert self._rank is not None
         self._rank = identity.describe(self._rank.rank, self._rank.world_size)
         self._recorder.identify(self._rank)
+        model = self._model() if self._model else None
+        if model is not None:
+            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
 
 
 def _group_exists() -> bool:
@@ -432,28 +379,4 @@ def _foreign_tool() -> str | None:
     for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         if os.environ.get(name):
             return f"another profiler is attached ({name} is set)"
-    return None
-
-
-def _memory() -> dict[str, int]:
-    """Peak device memory, from the allocator's own counters: no synchronisation."""
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
-        return {}
-    return {
-        "memory_peak_bytes": torch.cuda.max_memory_allocated(),
-        "memory_reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
-
-
-def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
-    if isinstance(value, tensor):
-        return value
-    if depth < 0:
-        return None
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    for inner in values:
-        found = _first_tensor(inner, tensor, depth - 1)
-        if found is not None:
-            return found
     return None

@@ -23,7 +23,15 @@ from perfscope.hooks.recorder import replace_file
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 #: What a process loads that imports torch and never trains.
-_LIGHT = ("__init__.py", "imports.py", "start.py", "torch_hooks.py", "deepspeed_hooks.py", "boot/sitecustomize.py")
+_LIGHT = (
+    "__init__.py",
+    "boot/sitecustomize.py",
+    "deepspeed_hooks.py",
+    "imports.py",
+    "micro_batches.py",
+    "start.py",
+    "torch_hooks.py",
+)
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 

@@ -11,13 +11,12 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.pass_timer import Pass
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
+    from perfscope.hooks.pass_timer import Pass
 
 
 def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
@@ -61,8 +60,15 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
     stage_class.backward_weight_one_chunk = backward_weight_one_chunk
 
 
+def _pass(*fields: Any) -> Pass:
+    """Name a pass; its module is loaded where a pass runs, not in a launcher that imports a framework."""
+    from perfscope.hooks.pass_timer import Pass
+
+    return Pass(*fields)
+
+
 def _torch_pass(stage: Any, kind: str, chunk: int) -> Pass:
-    return Pass(kind, chunk, stage.stage_index, stage.num_stages, stage.group_rank, stage.group_size)
+    return _pass(kind, chunk, stage.stage_index, stage.num_stages, stage.group_rank, stage.group_size)
 
 
 def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
@@ -89,7 +95,7 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
             number = counts[id(self), kind]
             counts[id(self), kind] += 1
             token = capture.pass_begins(
-                Pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
+                _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
             )
             try:
                 return original(self, *args, **kwargs)
@@ -157,7 +163,7 @@ class _MegatronPlaces:
         devices = self.devices()
         device = int(self._state.get_pipeline_model_parallel_rank())
         chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
-        return Pass(kind, number, chunk * devices + device, chunks * devices, device, devices)
+        return _pass(kind, number, chunk * devices + device, chunks * devices, device, devices)
 
     def forward(self, kwargs: dict[str, Any]) -> tuple[int, int]:
         """Chunk and micro-batch of a forward pass; counted where this version does not tell."""

@@ -95,7 +95,8 @@ class PassTimer:
             timed.range.__exit__(None, None, None)
             timed.range = None
         timed.end = self._now()
-        self._current.append(timed)
+        if timed.begin is not None and timed.end is not None:
+            self._current.append(timed)
 
     def step_ends(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""
@@ -109,7 +110,7 @@ class PassTimer:
     def ready(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []
-        while self._pending and _is_done(self._pending[0].passes[-1].end):
+        while self._pending and all(_is_done(one.end) for one in self._pending[0].passes):
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)
@@ -127,7 +128,7 @@ class PassTimer:
         return event
 
     def _record(self, step: _Step) -> MicroBatchRecord:
-        timed = [one for one in step.passes if one.begin is not None and one.end is not None]
+        timed = step.passes
         first = timed[0].begin
         times = [(_between_ns(first, one.begin), _between_ns(one.begin, one.end)) for one in timed]
         totals: dict[tuple[str, int], list[int]] = {}
@@ -152,11 +153,11 @@ class PassTimer:
 
     def _recycle(self, step: _Step) -> None:
         for one in step.passes:
-            self._spare.extend(mark for mark in (one.begin, one.end) if mark is not None and not isinstance(mark, int))
+            self._spare.extend(mark for mark in (one.begin, one.end) if not isinstance(mark, int))
 
 
 def _is_done(mark: Any) -> bool:
-    return mark is None or isinstance(mark, int) or bool(mark.query())
+    return isinstance(mark, int) or bool(mark.query())
 
 
 def _between_ns(begin: Any, end: Any) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope import wire
 
 if TYPE_CHECKING:
-    from perfscope.wire import MicroBatchRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+    from perfscope.wire import MicroBatchRecord, ModelRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
 
 class Recorder:
@@ -55,6 +55,10 @@ class Recorder:
     def identify(self, record: RankRecord) -> None:
         """Write, or write again, who the rank is."""
         replace_file(os.path.join(self._folder, wire.RANK_FILE), wire.to_line(record))
+
+    def model(self, record: ModelRecord) -> None:
+        """Write what the rank trains."""
+        replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
 
     def coordinates(self, value: dict[str, Any]) -> None:
         """Write the rank's place in the process groups."""

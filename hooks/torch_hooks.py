@@ -95,6 +95,7 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _compiling():
+            capture.trains(self)
             capture.forward(args, kwargs)
         return original(self, *args, **kwargs)
 

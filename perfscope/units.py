@@ -144,3 +144,12 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) * scale >= 1 or unit == "us":
             return f"{seconds * scale:.4g} {unit}"
     raise AssertionError(seconds)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Write a count of things.
+
+    >>> format_count(1, "table"), format_count(3, "table")
+    ('1 table', '3 tables')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -104,8 +105,92 @@ class TestPlan:
         # 14 bytes x 181e9 in 19.49531 s
         save = run(
             capsys, "checkpoint", "--size", "181B", "--gpus", "256", "--save-time", "19495.31ms", "--format", "json"
-        ).data["results"]["save"]
+        ).data["results"]["saves"]["saves"][0]
         assert save["gb_per_s"] == pytest.approx(14 * 181 / 19.49531)
+
+
+class TestSaves:
+    """Saves that hooks timed on every rank: training is held for as long as the slowest one."""
+
+    def write_run(self, folder: Path, records: dict[int, list[dict[str, Any]]]) -> Path:
+        (folder / "run.json").write_text('{"command": ["train"]}')
+        for rank, lines in records.items():
+            place = folder / "ranks" / f"{rank:05d}"
+            place.mkdir(parents=True)
+            fact = {"rank": rank, "world_size": len(records), "host": "h", "pid": 1, "wall_ns": 1, "monotonic_ns": 1}
+            (place / "rank.json").write_text(json.dumps({**fact, "python": "3.12"}))
+            (place / "checkpoints.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            steps = [{"step": n, "end_ns": n * 10**10, "source": "deepspeed"} for n in range(1, 12)]
+            (place / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return folder
+
+    def test_the_slowest_rank_counts_and_bytes_add_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        second = 10**9
+        run_dir = self.write_run(
+            tmp_path,
+            {
+                0: [{"start_ns": 0, "end_ns": 2 * second, "source": "deepspeed", "step": 5, "size_bytes": 3 * second}],
+                1: [{"start_ns": 0, "end_ns": 4 * second, "source": "deepspeed", "step": 5, "size_bytes": 5 * second}],
+            },
+        )
+        answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_zero1", "--run", run_dir, "--format", "json")
+        saves = answer.data["results"]["saves"]
+        assert saves["blocked_share"] == pytest.approx(0.04)  # 4 s of the 100 s from the first step to the last
+        assert saves["saves"] == [
+            {
+                "step": 5,
+                "ranks": 2,
+                "blocked_s": 4.0,
+                "slowest_rank": 1,
+                "drained_s": None,
+                "bytes": 8 * second,
+                "gb_per_s": 2.0,
+                "asynchronous": None,
+                "source": "deepspeed",
+            }
+        ]
+
+    def test_an_asynchronous_save_is_as_fast_as_it_lies_on_disk(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        second = 10**9
+        record = {"start_ns": 0, "end_ns": second, "drained_ns": 10 * second, "asynchronous": True, "source": "dcp"}
+        run_dir = self.write_run(tmp_path, {0: [record, {**record, "end_ns": 2 * second}]})
+        answer = run(capsys, "checkpoint", "--size", "1B", "--run", run_dir, "--format", "json")
+        saves = answer.data["results"]["saves"]["saves"]
+        assert [save["blocked_s"] for save in saves] == [1.0, 2.0]
+        assert [save["gb_per_s"] for save in saves] == [1.4, 1.4]  # 14 GB in 10 s
+        assert "asynchronous" in run(capsys, "checkpoint", "--size", "1B", "--run", run_dir).out
+
+    def test_megatrons_own_timer_in_its_log(self, capsys: pytest.CaptureFixture[str]) -> None:
+        log = FIXTURES.parent / "logs" / "megatron_core_tp2_pp2_h200.log"
+        listing = FIXTURES / "megatron_legacy_h200.csv"
+        saves = run(capsys, "checkpoint", listing, "--log", log, "--format", "json").data["results"]["saves"]
+        [save] = saves["saves"]
+        assert (save["step"], save["blocked_s"]) == (15, 4.99596)  # save-checkpoint ....: (4984.48, 4995.96)
+        assert save["gb_per_s"] == pytest.approx(13.177708128 / 4.99596)
+        times_ms = [float(match) for match in re.findall(r"per iteration \(ms\): ([\d.]+)", log.read_text())]
+        assert saves["blocked_share"] == pytest.approx(4995.96 / (sum(times_ms) + 4995.96), rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("options", "code", "problem"),
+        [
+            (("--log", FIXTURES / "README.md"), 1, "tells of no checkpoint save"),
+            (("--log", "nowhere.log"), 1, "nowhere.log"),
+            (("--log", "a.log", "--save-time", "3"), 2, "both say how long the save took"),
+        ],
+    )
+    def test_saves_that_nobody_tells_of(
+        self, capsys: pytest.CaptureFixture[str], options: tuple[Any, ...], code: int, problem: str
+    ) -> None:
+        answer = run(capsys, "checkpoint", "--size", "1B", *options)
+        assert answer.code == code
+        assert problem in answer.err
+
+    def test_a_run_without_a_timed_save_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        answer = run(capsys, "checkpoint", "--size", "1B", "--run", self.write_run(tmp_path, {0: []}))
+        assert answer.code == 1
+        assert "holds no timed checkpoint save" in answer.err
 
 
 class TestRealDeepSpeed:
@@ -354,12 +439,15 @@ class TestLayouts:
         for shard in (1, 2):
             write_safetensors(tmp_path / f"model-0000{shard}-of-00002.safetensors", {f"w{shard}": ("BF16", [4, 8])})
         files = {f"w{shard}": f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {"total_size": 128}, "weight_map": files}))
         sizes = sizes_of(tmp_path)
         assert sizes.checkpoint.layout is Layout.HUGGING_FACE
         assert sizes.parameters == 64
         assert parts(sizes)["weights"] == 128
-        assert "weights_only" in kinds(sizes)
+        assert kinds(sizes) == {"weights_only"}
+        index.write_text(json.dumps({"metadata": {"total_size": 130}, "weight_map": files}))
+        assert read_checkpoint(tmp_path).damage == (f"{index.name} states 130 bytes of tensors, the headers 128",)
         (tmp_path / "model-00002-of-00002.safetensors").unlink()
         answer = run(capsys, "checkpoint", tmp_path)
         assert answer.code == 4

@@ -39,3 +39,6 @@ def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
         parallel = json.loads((tmp_path / "RUN" / "ranks" / rank / "parallel.json").read_text())
         assert parallel["coordinates"] == {"dp": 0, "pp": stage, "tp": 0}
         assert parallel["sizes"] == {"dp": 1, "pp": 2, "tp": 1}
+    found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
+    assert (found["schedule"], found["microbatches"], found["p"]) == ("1f1b", 4, 2)
+    assert found["theory_fraction_of_total"] == pytest.approx(0.2)

@@ -45,7 +45,7 @@ def test_no_text_tells_anyone_to_install_the_other_project() -> None:
 def console_examples() -> list[tuple[str, str, list[str]]]:
     """Each ``$ command`` of a console block, with the lines that follow it."""
     examples = []
-    for document in DOCUMENTS:
+    for document in (ROOT / "README.md", ROOT / "docs" / "traces.md"):  # the other guides' own tests run theirs
         for block in re.findall(r"```console\n(.*?)```", document.read_text(), re.DOTALL):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, *output = part.splitlines()
@@ -54,11 +54,35 @@ def console_examples() -> list[tuple[str, str, list[str]]]:
 
 
 @pytest.mark.parametrize(("document", "command", "output"), console_examples())
-def test_console_examples_print_what_they_say(document: str, command: str, output: list[str], tmp_path: Path) -> None:
-    """A line ``...`` stands for any lines."""
+def test_console_examples_print_what_they_say(document: str, command: str, output: list[str]) -> None:
+    """A line ``...`` stands for any lines; the examples read, so they run where the fixtures are."""
     program, *words = shlex.split(command)
     assert program == "perfscope"
-    ended = perfscope(*words, cwd=tmp_path)
+    ended = perfscope(*words, cwd=ROOT)
     assert ended.code == 0, ended.stderr
     pattern = "".join(r"(?:.*\n)*" if line == "..." else re.escape(line) + r"\n" for line in output)
     assert re.fullmatch(pattern, ended.stdout), ended.stdout
+
+
+def readme_answers() -> list[str]:
+    """The commands of the README's tables that name everything they need."""
+    commands = re.findall(r"`perfscope ([^`]+)`", (ROOT / "README.md").read_text())
+    return [
+        command for command in commands if " --" in command and not re.search(r"[A-Z]{3,}|md\|json|^profile", command)
+    ]
+
+
+@pytest.mark.parametrize("command", readme_answers())
+def test_commands_that_the_readme_shows_answer(command: str) -> None:
+    ended = perfscope(*shlex.split(command), cwd=ROOT)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.startswith("# ")
+
+
+def test_the_two_commands_of_the_readme_are_targets_that_set_themselves_up() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"```sh\nmake {target}\n```" in (ROOT / "README.md").read_text()
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    lines = re.findall(r"^\.venv/bin/pip install (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [line.replace(" -q", "") for line in lines] == re.findall(r"pip install -q (.*)$", makefile, re.MULTILINE)

@@ -29,9 +29,21 @@ RAW_FILES = sorted(
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The reports and their raw files, outside of any git repository."""
-    for folder in ("reports", "fixtures"):
+    for folder in ("reports", "fixtures/published", "fixtures/checkpoints"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    for other in (ROOT / "fixtures").iterdir():  # own_copy() before writing to these
+        if not (tmp_path / "fixtures" / other.name).exists():
+            (tmp_path / "fixtures" / other.name).symlink_to(other)
     return tmp_path
+
+
+def own_copy(copy: Path, file: str) -> Path:
+    """A raw file that may be written: its folder is copied where it is a link to ours."""
+    folder = copy / "fixtures" / file.split("/")[1]
+    if folder.is_symlink():
+        folder.unlink()
+        shutil.copytree(ROOT / "fixtures" / folder.name, folder)
+    return copy / file
 
 
 def check(capsys: pytest.CaptureFixture[str], path: Path) -> Run:
@@ -49,6 +61,25 @@ class TestOurReports:
         assert answer.code == 0, answer.out
         assert "0 stale" in answer.out
 
+    @pytest.mark.parametrize("report", REPORTS)
+    def test_a_figure_changed_by_hand_in_a_report_is_named(
+        self, copy: Path, capsys: pytest.CaptureFixture[str], report: str
+    ) -> None:
+        path = copy / "reports" / report
+        lines = path.read_text().splitlines(keepends=True)
+        first = next(number for number, line in enumerate(lines) if line.startswith("<!-- perfscope:"))
+        number, match = next(
+            (number, match)
+            for number, line in enumerate(lines)
+            if number > first and line.startswith("|") and (match := re.search(r"\d(?= *\|)", line))
+        )
+        new = "0" if match[0] != "0" else "1"
+        lines[number] = lines[number][: match.start()] + new + lines[number][match.end() :]
+        path.write_text("".join(lines))
+        answer = check(capsys, path)
+        assert answer.code == 3
+        assert [cell["line"] for cell in stale_cells(answer)] == [number + 1]
+
     def test_all_five_published_reports_are_among_them(self) -> None:
         published = {path.name for path in (ROOT / "fixtures" / "published").iterdir() if path.is_dir()}
         assert len(published) == 5
@@ -63,7 +94,7 @@ class TestOurReports:
     def test_one_changed_raw_figure_makes_the_check_fail_at_its_cell(
         self, copy: Path, capsys: pytest.CaptureFixture[str], report: str, file: str
     ) -> None:
-        raw = copy / file
+        raw = own_copy(copy, file)
         changed, old, new = change_last_figure(raw.read_text())
         raw.write_text(changed)
         before = (copy / "reports" / report).read_bytes()
@@ -119,6 +150,21 @@ class TestOurReports:
                 ("mp_rank_00_model_states.pt,1624919321", "mp_rank_00_model_states.pt,3249838642"),
                 {("Bytes", "1624919321", "3249838642"), ("Bytes per parameter", "2.000", "4.000")},
             ),
+            (
+                "h200-logs.md",
+                "fixtures/logs/megatron_core_tp2_pp2_h200.log",
+                (
+                    "save-checkpoint ................................: (4984.48, 4995.96)",
+                    "save-checkpoint ..: (1.0, 5995.96)",
+                ),
+                {("Time", "4.996 s", "5.996 s")},
+            ),
+            (
+                "h200-deepspeed-zero.md",
+                "fixtures/runs/h200_zero1/run.json",
+                ("580.159.04", "590.1"),
+                {("Which", "580.159.04", "590.1")},
+            ),
         ],
     )
     def test_the_cell_and_what_follows_from_it_are_named(
@@ -130,7 +176,7 @@ class TestOurReports:
         cells: set[tuple[str, str, str]],
     ) -> None:
         copy, capsys = request.getfixturevalue("copy"), request.getfixturevalue("capsys")
-        raw = copy / file
+        raw = own_copy(copy, file)
         assert change[0] in raw.read_text()
         raw.write_text(raw.read_text().replace(*change))
         answer = check(capsys, copy / "reports" / report)
@@ -232,6 +278,16 @@ class TestBlocks:
         assert run(capsys, "report", "build", path).code == 0
         assert "\n### Planned size\n" in path.read_text()
         assert "# A checkpoint of" not in path.read_text()
+
+    def test_hidden_folders_and_files_without_a_marker_are_left_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / ".venv").mkdir()
+        write_report(tmp_path / ".venv", "nonsense")
+        (tmp_path / "binary.md").write_bytes(b"\0\0")
+        write_report(tmp_path, "checkpoint --size 7B")
+        answer = run(capsys, "report", "build", tmp_path, "--format", "json")
+        assert [Path(report["path"]).name for report in answer.data["results"]["reports"]] == ["report.md"]
 
     def test_a_marker_in_code_is_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "doc.md"

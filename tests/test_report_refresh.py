@@ -87,8 +87,13 @@ def test_the_passes_and_the_sequence_length_come_from_an_option_before_the_text(
 
 def test_a_sequence_length_that_is_stated_nowhere_is_assumed_and_said(refresh: Any) -> None:
     answer, _ = refresh(TABLE.replace("Sequence length is 1024, ", ""), "--check", "--format", "json")
-    assert "sequence length 1024 (assumed)" in answer.data["assumed"]
+    assert "sequence length 1024 (tokens)" in answer.data["assumed"]
     assert "sequence length 1024" in answer.err
+
+
+def test_a_factor_that_the_text_states_counts(refresh: Any) -> None:
+    answer, _ = refresh(TABLE + "\nThe factor is 3: nothing is recomputed.\n", "--check", "--format", "json")
+    assert by_row(answer)[5][1] == "37.3"  # 49.74996 x 3/4
 
 
 def test_two_sequence_lengths_in_one_section_are_not_guessed_between(refresh: Any) -> None:
@@ -229,6 +234,10 @@ BAD = {
     "two columns of one name": (
         TABLE.replace("| Notes |", "| TFlops |"),
         "'TFlops' and 'TFlops' both state TFLOPs per GPU",
+    ),
+    "nothing but two columns of one name": (
+        "| GPUs | TFlops | TFlops |\n| - | - | - |\n| 64 | 52 | 3 |\n",
+        "both state TFLOPs per GPU",
     ),
     "merged headings": (TABLE.replace("| ---: | ---: | -: |", "| ---: | ---: |"), "10 headings stand above 9 columns"),
 }

@@ -187,9 +187,12 @@ def test_the_environment_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         "topology": TOPOLOGY,
         "python": "3.12.3",
         "git_commit": "1f0c",
+        "environment": {"NCCL_VERSION": "2.27.1-1"},
         "versions": {"torch": "2.11.0", "nvidia-nccl-cu13": "2.28.3", "nvidia-cuda-runtime": "13.0", "numpy": "2.4"},
     }
     (tmp_path / "run.json").write_text(json.dumps(stated))
+    (tmp_path / "ranks" / "00000").mkdir(parents=True)
+    (tmp_path / "ranks" / "00000" / "rank.json").write_text('{"torch": "2.11.0+cu130"}')
     found = run(capsys, "report", "environment", tmp_path, "--format", "json").data["results"]
     assert found["facts"] == {
         "GPUs": "2 x NVIDIA H200",
@@ -198,7 +201,8 @@ def test_the_environment_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
         "Commit of the training code": "1f0c",
         "CUDA": "13.0",
         "NCCL": "2.28.3",
-        "PyTorch": "2.11.0",
+        "NCCL of the image": "2.27.1-1",
+        "PyTorch": "2.11.0+cu130",
         "numpy": "2.4",
     }
     assert found["topology"] == [

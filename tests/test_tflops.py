@@ -71,7 +71,6 @@ def test_more_than_the_peak_is_a_bug_in_the_calculation_and_still_an_answer(tmp_
         ["--size", "52B", "--gbs", "1024", "--time", "0"],
         ["--size", "52B", "--gbs", "1024", "--time", "127", "--gpus", "-4"],
         ["--size", "52B", "--gbs", "1024", "--time", "127", "--seq-len", "0"],
-        ["--size", "52B", "--gbs", "1024", "--time", "127", "--gpu", "abacus"],
         ["--size", "52B", "--gbs", "many", "--time", "127"],
         ["--size", "52B"],
     ],

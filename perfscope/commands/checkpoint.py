@@ -20,12 +20,14 @@ from perfscope.analyzers.checkpoint_plan import (
     bytes_per_parameter,
 )
 from perfscope.analyzers.checkpoint_plan import analyze as plan_checkpoint
+from perfscope.analyzers.saves import analyze as time_saves
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
-from perfscope.report import Json, Report, Section
-from perfscope.units import format_bytes, format_parameters, parse_duration_ns, parse_parameters
+from perfscope.report import Json, Report
+from perfscope.tables.saves import Saves, SaveTiming
+from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
 DAMAGED_INPUT = 4
 _PUBLISHED = re.compile(
@@ -50,12 +52,16 @@ def checkpoint(
         typer.Option(help="A published size to compare the plan with: weights=0.34TB, optimizer-file=8.0GB."),
     ] = None,
     save_time: Annotated[str | None, typer.Option(help="How long the save took: 19.5, 19495ms. Gives GB/s.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves. Gives GB/s.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="A training log that tells how long saves took. Gives GB/s.")] = None,
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Say what each file of a checkpoint holds and whether its size is right; nothing is ever unpickled."""
     parameters = parse_parameters(size) if size is not None else None
     each = _each(optimizer, precision, zero)
-    saved_ns = parse_duration_ns(save_time) if save_time is not None else None
+    saves = _saves(save_time, run, log)
     if directory is None:
         if parameters is None:
             raise UsageError(
@@ -63,11 +69,11 @@ def checkpoint(
             )
         files = require_positive("--gpus", 1 if gpus is None else gpus)
         plan = plan_checkpoint(parameters, files, each or bytes_per_parameter(), _statements(published))
-        report = _plan_report(plan, saved_ns)
+        report = _plan_report(plan, saves)
         return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
     if gpus is not None or published:
         raise UsageError("--gpus and --published plan a checkpoint", hint="leave them out, or leave out the folder")
-    return _measure(directory, parameters, each, saved_ns, format)
+    return _measure(directory, parameters, each, saves, format)
 
 
 def _each(optimizer: Optimizer | None, precision: Precision | None, zero: int | None) -> BytesPerParameter | None:
@@ -100,27 +106,38 @@ def _statements(published: list[str] | None) -> list[Statement] | None:
     return statements
 
 
-def _plan_report(plan: Plan, saved_ns: int | None) -> Report:
+def _saves(save_time: str | None, run: Path | None, log: Path | None) -> Saves | None:
+    """The saves that were timed, by whatever told it."""
+    given = [name for name, value in (("--save-time", save_time), ("--run", run), ("--log", log)) if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} both say how long the save took", hint="leave one of them out")
+    if save_time is not None:
+        saved_ns = parse_duration_ns(save_time)
+        timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
+        return Saves((timing,), None)
+    if run is not None or log is not None:
+        from perfscope.sources.saves import read_log_saves, read_run_saves
+
+        return read_run_saves(run) if run is not None else read_log_saves(log or Path())
+    return None
+
+
+def _plan_report(plan: Plan, saves: Saves | None) -> Report:
     size = plan.sizes()["total"]
     title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
-    data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"plan": plan.data()}}
     warnings = (plan.verdict(),) if plan.readings and plan.single_unit() is None else ()
-    speed = _speed(size, saved_ns)
-    if speed:
-        data["results"] = {"plan": plan.data(), "save": speed[0]}
-    return Report(title, data, (*plan.sections(), *(speed[1:] if speed else ())), warnings)
-
-
-def _speed(size_bytes: int, saved_ns: int | None) -> tuple[Json, Section] | None:
-    if saved_ns is None:
-        return None
-    rate = size_bytes / saved_ns
-    note = f"{format_bytes(size_bytes)} in {saved_ns / 1e9:.3f} s: {rate:.2f} GB/s over all files."
-    return {"bytes": size_bytes, "save_s": saved_ns / 1e9, "gb_per_s": rate}, Section("Save speed", notes=(note,))
+    results: dict[str, Json] = {"plan": plan.data()}
+    sections = plan.sections()
+    if saves is not None:
+        timed = time_saves(saves, size)
+        results["saves"] = timed.data()
+        sections = (*sections, *timed.sections())
+    data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
+    return Report(title, data, sections, warnings)
 
 
 def _measure(
-    directory: Path, parameters: int | None, each: BytesPerParameter | None, saved_ns: int | None, to: Format
+    directory: Path, parameters: int | None, each: BytesPerParameter | None, saves: Saves | None, to: Format
 ) -> Outcome:
     from perfscope.analyzers.checkpoint import analyze
     from perfscope.sources.checkpoint import read_checkpoint
@@ -128,13 +145,13 @@ def _measure(
     sizes = analyze(read_checkpoint(directory), parameters, each)
     found = sizes.checkpoint
     name = f"{found.path} ({found.tag})" if found.tag else found.path
-    title = f"{name}: {found.layout}, {len(found.files)} files, {format_bytes(found.size_bytes)}"
+    title = f"{name}: {found.layout}, {format_count(len(found.files), 'file')}, {format_bytes(found.size_bytes)}"
     results: dict[str, Json] = {"checkpoint": sizes.data()}
     sections = sizes.sections()
-    speed = _speed(found.size_bytes, saved_ns)
-    if speed:
-        results["save"] = speed[0]
-        sections = (sections[0], speed[1], *sections[1:])
+    if saves is not None:
+        timed = time_saves(saves, found.size_bytes)
+        results["saves"] = timed.data()
+        sections = (sections[0], *timed.sections(), *sections[1:])
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
     warnings = tuple(finding.text for finding in sizes.findings if finding.kind != "weights_only")
     return Outcome(

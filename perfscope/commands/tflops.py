@@ -38,6 +38,10 @@ def tflops(
         Path | None,
         typer.Option(help="A Megatron or torchtitan log: gives what is not typed, and its own TFLOPs are checked."),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A trace taken with --shapes: its operations are counted and held against the formula."),
+    ] = None,
     deepspeed_config: Annotated[
         Path | None, typer.Option(help="A DeepSpeed config: gives the global batch size and the number format.")
     ] = None,
@@ -102,6 +106,7 @@ def tflops(
         asked=asked,
         peak=resolve_peak(gpu, asked.dtype, peak),
         log=training_log,
+        trace=trace,
     )
     report = to_report(answer)
     return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -16,6 +16,8 @@ from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_parameters, format_seconds
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from perfscope.sources.megatron_log import TrainingLog
 
 
@@ -28,6 +30,7 @@ class Answer(NamedTuple):
         asked: What was typed or read.
         peak: The denominator of MFU and HFU.
         log: The log; absent where none was given.
+        trace: A trace of the step; absent likewise.
     """
 
     result: Throughput
@@ -35,6 +38,7 @@ class Answer(NamedTuple):
     asked: Asked
     peak: Peak
     log: TrainingLog | None
+    trace: Path | None
 
 
 def to_report(answer: Answer) -> Report:
@@ -57,6 +61,11 @@ def to_report(answer: Answer) -> Report:
 
         known = answer.choice.known
         logged = hold_against(answer.log, answer.asked, result.seq_len, result.gpus, known, (*conventions, *others))
+    counted = None
+    if answer.trace:
+        from perfscope.commands.tflops_trace import cross_check
+
+        counted = cross_check(answer.trace, step)
     explanation = explain(step, conventions)
     assumed = (*_assumed(answer), *answer.peak.assumed, *answer.choice.notes)
     warnings = (*answer.peak.warnings, *_above_peak(answer))
@@ -70,6 +79,7 @@ def to_report(answer: Answer) -> Report:
         "variants": [{**each.data(), "used_by_log": each.name == used} for each in others],
         "explanation": list(explanation),
         "log": logged.data if logged else None,
+        "trace": counted.data if counted else None,
         "assumed": list(assumed),
         "read": list(answer.asked.read),
     }
@@ -80,6 +90,8 @@ def to_report(answer: Answer) -> Report:
     sections = [result.section(), *_tables(conventions, others, used, explanation)]
     if logged:
         sections.append(Section("The log's own figure", notes=logged.notes))
+    if counted:
+        sections.append(Section("Counted in the trace", notes=counted.notes))
     if answer.asked.read:
         sections.append(Section("Read", notes=answer.asked.read))
     if assumed:

@@ -123,6 +123,16 @@ class RankPieces:
         return replace(self, steps=self.steps + later.steps)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A pass with its mark, where it has one, and where it lies in the order of launch."""
+
+    found: FoundPass
+    mark: Mark | None
+    first: int
+    last: int
+
+
 def pieces_of(trace: Trace) -> RankPieces | None:
     """The passes and transfers of every step; None for a trace that shows no sign of a pipeline."""
     marks = marks_in(trace.names)
@@ -151,7 +161,7 @@ def _on_the_device(trace: Trace, marks: dict[int, Mark]) -> tuple[RankStep, ...]
     if not marks and not events.is_transfer.any():
         return ()
     spans = trace.annotations.take(np.isin(trace.annotations.name, list(marks)))
-    span = span_at(spans, events.launch_ns)
+    step_of_span = span_at(steps_of(trace), spans.start_ns)
     names = [trace.names[name] for name in events.name[events.is_communication & ~events.is_transfer].tolist()]
     meeting_names = dict(
         zip(np.flatnonzero(events.is_communication & ~events.is_transfer).tolist(), names, strict=True)
@@ -160,9 +170,9 @@ def _on_the_device(trace: Trace, marks: dict[int, Mark]) -> tuple[RankStep, ...]
     for index, label in enumerate(step_labels(trace)):
         rows = np.flatnonzero(events.step == index)
         if marks:
-            passes = _marked(events, rows, span, [marks[name] for name in spans.name.tolist()])
+            passes = _marked(events, spans, np.flatnonzero(step_of_span == index), marks)
         else:
-            passes = [(each, None) for each in find_passes(events, rows)]
+            passes = [_Found(each, None, int(each.rows[0]), int(each.rows[-1])) for each in find_passes(events, rows)]
         steps.append(
             RankStep(
                 label=label,
@@ -174,20 +184,27 @@ def _on_the_device(trace: Trace, marks: dict[int, Mark]) -> tuple[RankStep, ...]
     return tuple(steps)
 
 
-def _marked(events: Launched, rows: Int64, span: Int64, marks: Sequence[Mark]) -> list[tuple[FoundPass, Mark | None]]:
-    """The events of each mark, in the order of launch, without transfers."""
-    own = rows[(span[rows] != ABSENT) & ~events.is_transfer[rows]]
+def _marked(events: Launched, spans: HostSpans, inside: Int64, marks: dict[int, Mark]) -> list[_Found]:
+    """The events of each mark of a step, in the order of the marks, without transfers.
+
+    A pass may have launched nothing: the first stage has no input to make a gradient for.
+    """
+    span = span_at(spans, events.launch_ns)
     found = []
-    for each in dict.fromkeys(span[own].tolist()):
-        mark = marks[each]
-        found.append((FoundPass(mark.kind, own[span[own] == each]), mark))
+    for each in inside.tolist():
+        mark = marks[int(spans.name[each])]
+        rows = np.flatnonzero((span == each) & ~events.is_transfer)
+        place = int(np.searchsorted(events.launch_ns, spans.start_ns[each]))
+        first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (place, place - 1)
+        found.append(_Found(FoundPass(mark.kind, rows), mark, first, last))
     return found
 
 
-def _pieces(events: Launched, passes: Sequence[tuple[FoundPass, Mark | None]], base_ns: int) -> tuple[Piece, ...]:
-    counted = _is_work(events, [one for one, _ in passes])
+def _pieces(events: Launched, passes: Sequence[_Found], base_ns: int) -> tuple[Piece, ...]:
+    counted = _is_work(events, [one.found for one in passes])
     covered = [
-        union(events.start_ns[rows], events.end_ns[rows]) for rows in (one.rows[counted[one.rows]] for one, _ in passes)
+        union(events.start_ns[rows], events.end_ns[rows])
+        for rows in (one.found.rows[counted[one.found.rows]] for one in passes)
     ]
     own: dict[int, int] = {}
     claimed = Intervals()
@@ -196,20 +213,21 @@ def _pieces(events: Launched, passes: Sequence[tuple[FoundPass, Mark | None]], b
         claimed = claimed | covered[place]
     pieces = []
     reached = 0
-    for place, (one, mark) in enumerate(passes):
+    for place, one in enumerate(passes):
+        mark = one.mark
         times = covered[place]
         start = int(times.start[0]) + base_ns if len(times) else reached
         reached = int(times.end[-1]) + base_ns if len(times) else reached
         pieces.append(
             Piece(
-                kind=one.kind,
+                kind=one.found.kind,
                 microbatch=mark.microbatch if mark else None,
                 stage=mark.stage if mark else None,
                 start_ns=start,
                 end_ns=reached,
                 work_ns=own[place],
-                first=int(one.rows[0]),
-                last=int(one.rows[-1]),
+                first=one.first,
+                last=one.last,
             )
         )
     return tuple(pieces)

@@ -26,6 +26,7 @@ _READING_REPORTS = ("table", "runs", "environment")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg")
 _ANSWERED = (0, 3, 4)
 _MOST_LINES = 8
+_MARKER = b"<!-- perfscope:"
 _DEEPEST_HEADING = 6
 
 
@@ -100,12 +101,22 @@ def build_pages(path: Path, commits: Commits = Commits.KEPT) -> list[BuiltPage]:
     """
     if not path.exists():
         raise SourceError(path, "does not exist")
-    files = sorted(path.rglob("*.md")) if path.is_dir() else [path]
+    files = _reports_below(path) if path.is_dir() else [path]
     pages = [page for page in map(read_page, files) if page.blocks]
     if not pages:
         hint = "a block begins with <!-- perfscope: COMMAND --> and ends with <!-- /perfscope -->"
         raise SourceError(path, "holds no block to regenerate", hint=hint)
     return [BuiltPage(page, tuple(_build(page, block, commits) for block in page.blocks)) for page in pages]
+
+
+def _reports_below(folder: Path) -> list[Path]:
+    """The markdown files with a marker below a folder; hidden folders (environments, caches) are left out."""
+    visible = (
+        file
+        for file in folder.rglob("*.md")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+    return sorted(file for file in visible if _MARKER in file.read_bytes())
 
 
 def write_pages(pages: Sequence[BuiltPage]) -> None:

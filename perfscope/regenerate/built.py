@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perfscope.regenerate.build import BuiltBlock, BuiltPage
 from perfscope.report import Column, Json, Report, Section
+from perfscope.units import format_count
 
 
 def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
@@ -18,7 +19,7 @@ def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
         "written": written and bool(stale),
         "results": {"reports": [_page_data(page) for page in pages]},
     }
-    title = f"{len(pages)} reports with {len(blocks)} blocks, {len(stale)} {verb}"
+    title = f"{format_count(len(pages), 'report')} with {format_count(len(blocks), 'block')}, {len(stale)} {verb}"
     sections = [_summary(pages)]
     if stale and not written:
         if any(block.cells for _, block in stale):

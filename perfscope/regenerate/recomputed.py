@@ -16,6 +16,7 @@ from perfscope.errors import SourceError
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.sources.published import read_published
 from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
+from perfscope.units import format_count
 
 #: What ``--add`` can compute, with how it is headed, in which unit and with how many decimals.
 ADDED: Mapping[str, tuple[Quantity, str, Fraction, int]] = {
@@ -80,9 +81,7 @@ def differing_cells(paths: Sequence[Path], given: Mapping[Quantity, Constant], p
         "schema": "perfscope/differences/1",
         "results": {"cells": [list(one) for one in cells], "contradictions": [list(one) for one in rows]},
     }
-    title = (
-        f"{count} cells recomputed, {len(cells)} {_cells_differ(len(cells))}, {len(rows)} rows contradict themselves"
-    )
+    title = f"{format_count(count, 'cell')}, {len(cells)} different; {format_count(len(rows), 'contradiction')}"
     return Report(title, data, tuple(section for section in sections if section.rows))
 
 
@@ -99,11 +98,7 @@ def _check(
 def _title(data: Sequence[Json]) -> str:
     differing = sum(1 for entry in data if isinstance(entry, dict) for cell in _differing(entry))
     rows = sum(len(entry["rows"]) for entry in data if isinstance(entry, dict) and isinstance(entry["rows"], list))
-    return f"{rows} rows recomputed, {differing} {_cells_differ(differing)}"
-
-
-def _cells_differ(count: int) -> str:
-    return "cell differs" if count == 1 else "cells differ"
+    return f"{format_count(rows, 'row')}, {differing} of the cells different"
 
 
 def _differing(entry: Mapping[str, Json]) -> list[Json]:

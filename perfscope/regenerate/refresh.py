@@ -17,6 +17,7 @@ from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.markdown import Document
 from perfscope.sources.published import PublishedFile, read_published
 from perfscope.tables.published import Constant, Quantity
+from perfscope.units import format_count
 
 DIFFERENCE_FOUND = 3
 _FEW = 3
@@ -93,11 +94,10 @@ def to_report(
         "assumed": list(published.assumed),
         "not_read": [*file.unread, *_table_notes(file)],
     }
-    differing = len(published.differences)
     title = (
-        f"{file.path}: {len(published.cells)} cells in {len(file.tables)} tables, {differing} "
-        f"{'rewritten' if written else 'differ' if differing != 1 else 'differs'}"
-        f", {len(contradictions)} rows contradict themselves"
+        f"{file.path}: {format_count(len(published.cells), 'cell')} in {format_count(len(file.tables), 'table')}, "
+        f"{len(published.differences)} {'rewritten' if written else 'different'}; "
+        f"{format_count(len(contradictions), 'contradiction')}"
     )
     sections = (*_sections(published, contradictions, counts, written=written), *_notes(file, published))
     warnings = tuple(f"assumed {line}: no column, text or option states it" for line in published.assumed)

@@ -60,9 +60,10 @@ def _files_below(folder: Path) -> dict[str, int]:
         for name in names:
             file = Path(parent, name)
             try:
-                sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
-            except OSError as error:
-                raise SourceError(file, f"cannot be read: {error.strerror}") from None
+                size = file.stat().st_size
+            except OSError:  # a link to nowhere: reading it says so
+                size = 0
+            sizes[file.relative_to(folder).as_posix()] = size
         if len(sizes) > _MOST_FILES:
             raise SourceError(folder, f"holds more than {_MOST_FILES:,} files", hint="name one checkpoint in it")
     return dict(sorted(sizes.items()))
@@ -134,7 +135,7 @@ def _read_folder(root: Path, chosen: _Chosen) -> Checkpoint:
         has_experts=any(file.kind in (Kind.EXPERT, Kind.EXPERT_OPTIMIZER) for file in files),
         parameters=_stated_parameters(reading),
         other_tags=chosen.others,
-        damage=(*reading.damage, *_missing(layout, sizes), *_index_damage(folder, sizes)),
+        damage=tuple(dict.fromkeys([*reading.damage, *_missing(layout, sizes), *_index_damage(folder, files)])),
     )
 
 
@@ -250,19 +251,29 @@ def _gaps(kind: Kind, ranks: Sequence[Mapping[str, int]]) -> list[str]:
     return [f"{absent} of {expected} files of {kind} are missing ({axis_names})"]
 
 
-def _index_damage(folder: Path, sizes: Mapping[str, int]) -> list[str]:
-    """What a Hugging Face index says that is not so."""
+def _index_damage(folder: Path, files: Sequence[CheckpointFile]) -> list[str]:
+    """What a Hugging Face index says that is not so: missing files, and a total that the headers do not give."""
     problems: list[str] = []
-    for name in sizes:
+    present = {file.path for file in files}
+    for name in sorted(present):
         if not name.endswith((".safetensors.index.json", ".bin.index.json")):
             continue
         try:
             index = json.loads(read_text(folder / name))
-            wanted = set(index["weight_map"].values())
+            wanted = {str(file) for file in index["weight_map"].values()}
+            stated = index.get("metadata", {}).get("total_size")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problems.append(f"{name} is no whole index")
             continue
-        problems.extend(f"{file} is missing: {name} lists it" for file in sorted(wanted - set(sizes))[:10])
+        problems.extend(f"{file} is missing: {name} lists it" for file in sorted(wanted - present)[:10])
+        held = [one.size_bytes for file in files if file.path in wanted for one in file.held or ()]
+        if (
+            wanted <= present
+            and name.endswith(".safetensors.index.json")
+            and isinstance(stated, int)
+            and stated != sum(held)
+        ):
+            problems.append(f"{name} states {stated:,} bytes of tensors, the headers {sum(held):,}")
     return problems
 
 

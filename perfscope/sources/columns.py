@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -25,7 +26,7 @@ _EXACT_BELOW_US = 2.0**43
 _LONGEST_NS = 7 * 86400 * 10**9
 _DECIMALS = 3
 
-_NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
+_NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 
 
@@ -97,7 +98,7 @@ class Columns:
 
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = [event.args or Args() for event in events]
+        args = _args(events)
         self._host[kind].append(
             (
                 self._numbered(events),
@@ -106,23 +107,23 @@ class Columns:
                 self._identities(events, _PROCESS),
                 self._identities(events, _THREAD),
                 _integers(args, "correlation"),
-                _either(_integers(args, "external_id"), _integers(args, "old_external_id")),
+                _external_ids(args),
             )
         )
 
     def _add_device(self, events: Sequence[Any], category: int) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args: list[Args] = [event.args or Args() for event in events]
+        args = _args(events)
         self._device.append(
             (
                 self._numbered(events),
                 np.full(len(events), category, np.int8),
                 start_ns,
                 duration_ns,
-                _either(_integers(args, "device"), self._identities(events, _PROCESS)),
-                _either(_integers(args, "stream"), self._identities(events, _THREAD)),
+                _either(_integers(args, "device"), partial(self._identities, events, _PROCESS)),
+                _either(_integers(args, "stream"), partial(self._identities, events, _THREAD)),
                 _integers(args, "correlation"),
-                _either(_integers(args, "external_id"), _integers(args, "old_external_id")),
+                _external_ids(args),
                 _integers(args, "bytes"),
                 self._collectives_of(args),
             )
@@ -225,10 +226,19 @@ def _integers(records: Sequence[Any], name: str) -> Int64:
         return np.array([value if fits else ABSENT for value, fits in zip(values, fitting, strict=True)], np.int64)
 
 
-def _either(column: Int64, other: Int64) -> Int64:
-    """A column, and the other where it is ABSENT."""
+def _args(events: Sequence[Any]) -> list[Any]:
+    args = list(map(_ARGS, events))
+    return args if all(args) else [one or Args() for one in args]
+
+
+def _external_ids(args: Sequence[Any]) -> Int64:
+    return _either(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
+
+
+def _either(column: Int64, other: Callable[[], Int64]) -> Int64:
+    """A column, and another one where it is ABSENT."""
     absent = column == ABSENT
-    return np.where(absent, other, column) if absent.any() else column
+    return np.where(absent, other(), column) if absent.any() else column
 
 
 def _to_ns(microseconds: Any) -> Int64:  # noqa: ANN401 - an array of doubles

@@ -58,7 +58,8 @@ def read_environment(path: Path) -> Environment:
         raise SourceError(file, "is no whole JSON") from None
     if not isinstance(stated, dict):
         raise SourceError(file, "is no JSON object")
-    facts = [*_gpus(stated), *_lines(stated), *_versions(stated.get("versions"))]
+    versions = {**_of_container(stated), **_as_dict(stated.get("versions")), **_of_ranks(file.parent)}
+    facts = [*_gpus(stated), *_lines(stated), *_versions(versions)]
     topology = parse_topology(str(stated.get("topology") or ""))
     if not facts and not topology:
         raise SourceError(file, "says nothing of an environment", hint="it should be a run.json of `perfscope profile`")
@@ -83,12 +84,36 @@ def _lines(stated: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _versions(versions: object) -> list[tuple[str, str]]:
+def _as_dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _of_container(stated: Mapping[str, Any]) -> dict[str, str]:
+    """What NVIDIA's images state in the environment; torch can bring libraries of its own."""
+    environment = _as_dict(stated.get("environment"))
+    names = (("CUDA_VERSION", "CUDA of the image"), ("NCCL_VERSION", "NCCL of the image"))
+    return {name: str(environment[variable]) for variable, name in names if variable in environment}
+
+
+def _of_ranks(run: Path) -> dict[str, str]:
+    """Torch as the first rank saw it: with the CUDA that it was built for."""
+    for file in sorted((run / wire.RANKS).glob(f"*/{wire.RANK_FILE}"))[:1]:
+        try:
+            torch = _as_dict(json.loads(read_text(file))).get("torch")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(torch, str):
+            return {"torch": torch}
+    return {}
+
+
+def _versions(versions: Mapping[str, Any]) -> list[tuple[str, str]]:
     named: dict[str, str] = {}
-    for package, version in versions.items() if isinstance(versions, dict) else ():
+    for package, version in versions.items():
         name = next((name for pattern, name in _VERSIONS if pattern.fullmatch(str(package).lower())), str(package))
         named[name] = str(version)
-    first = [name for _, name in _VERSIONS if name in named]
+    order = [name for _, name in _VERSIONS]
+    first = [name for known in order for name in (known, f"{known} of the image") if name in named]
     return [(name, named[name]) for name in [*first, *sorted(set(named) - set(first))]]
 
 

@@ -106,7 +106,7 @@ def understand(
     ]
     derived = any(quantity in places for quantity in DERIVED) or any(row.changes for row in rows)
     checkable = sum(quantity in places for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in places
-    if not derived and not checkable and not keep:
+    if not derived and not checkable and not keep and not _doubles_a_result(notes):
         return None
     if dp_is_gpus and Quantity.GPUS in places and Quantity.DATA_PARALLEL not in places:
         places = {**places, Quantity.DATA_PARALLEL: places[Quantity.GPUS]}
@@ -114,6 +114,11 @@ def understand(
     return PublishedTable(
         grid.title, grid.line, tuple(headings), places, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
     )
+
+
+def _doubles_a_result(notes: Sequence[str]) -> bool:
+    """Whether a result stands in two columns: then the table is listed with that reason."""
+    return any(note.endswith(f"both state {quantity}: neither is used") for note in notes for quantity in DERIVED)
 
 
 def _places(understood: Sequence[Column], headings: Sequence[str]) -> tuple[dict[Quantity, int], list[str]]:

@@ -18,8 +18,10 @@ from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.masking import masked
 from perfscope.sources.micro_batches import read_micro_batches
+from perfscope.sources.model_record import read_model_record
 from perfscope.sources.nvml import read_gpus
 from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
+from perfscope.tables.model import Model
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
@@ -48,6 +50,7 @@ def read_run(path: Path) -> Run:
     steps: list[Steps] = []
     windows: list[Window] = []
     micro_batches: list[MicroBatches] = []
+    models: list[Model] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
@@ -59,6 +62,9 @@ def read_run(path: Path) -> Run:
         fact = _read_rank(folder, rank, attempt, notes, damage)
         if fact is not None:
             ranks.append(fact)
+        model = read_model_record(folder, rank, damage)
+        if model is not None:
+            models.append(model)
     damage += _missing_ranks(ranks)
     gpus, gpu_notes = read_gpus(path, damage)
     return Run(
@@ -72,6 +78,7 @@ def read_run(path: Path) -> Run:
         gpus=gpus,
         gpu_notes=gpu_notes,
         micro_batches=tuple(micro_batches),
+        models=tuple(models),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.sources.layout import Layout
 from perfscope.sources.records import KIND
@@ -61,7 +62,7 @@ class Scanner:
     at: int = 0
     _device: tuple[bytes, ...] = field(init=False)
     _host: tuple[bytes, ...] = field(init=False)
-    _codes: Int64 = field(init=False)
+    _codes: npt.NDArray[np.uint32] = field(init=False)
 
     def __post_init__(self) -> None:
         wanted = {name: kind for name, kind in KIND.items() if kind in self.wanted}
@@ -69,7 +70,7 @@ class Scanner:
         self._device = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is Events.DEVICE)
         self._host = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is not Events.DEVICE)
         codes = {int.from_bytes(name.encode()[:_CODE_BYTES], "little") for name in wanted}
-        self._codes = np.array(sorted(codes), np.int64)
+        self._codes = np.array(sorted(codes), np.uint32)
 
     def scan(self, blocks: Iterable[bytes]) -> Iterator[Found]:
         """Yield the wanted events of each block.
@@ -122,13 +123,17 @@ class Scanner:
         letters = keys + len(self.layout.key)
         keys = keys[: np.searchsorted(letters, len(data) - _CODE_BYTES)]
         letters = letters[: len(keys)]
+        if not len(keys):
+            return []
         if (data[letters - 1] != ord('"')).any():
             raise DoesNotFit
         self.events += len(keys)
-        code = np.zeros(len(keys), np.int64)
-        for index in range(_CODE_BYTES):
-            code |= data[letters + index].astype(np.int64) << (8 * index)
-        places: list[int] = (keys[np.isin(code, self._codes)] + begin).tolist()
+        # Four letters at any byte, seen as one number.
+        codes = np.ndarray((len(data) - _CODE_BYTES + 1,), "<u4", text, begin, (1,))[letters]
+        is_wanted = codes == self._codes[0]
+        for code in self._codes[1:]:
+            is_wanted |= codes == code
+        places: list[int] = (keys[is_wanted] + begin).tolist()
         return places
 
 

@@ -19,6 +19,7 @@ _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
     (Quantity.SEQ_LEN, 0, re.compile(r"\bseq(?:uence)?[ _-]?len(?:gth)?s?`?\s*(?:is|=|:|of)\s*`?(?P<value>\d+)", re.I)),
     (Quantity.SEQ_LEN, 1, re.compile(r"[34]\s*\*\s*2\s*\*\s*(?P<value>\d{2,7})\s*\*")),
     (Quantity.SEQ_LEN, 2, re.compile(r"(?:\bSEQ_?LEN(?:GTH)?=|--seq-length[ =]|\bseq\s*=\s*)(?P<value>\d+)", re.I)),
+    (Quantity.PASSES, 0, re.compile(r"\bfactor (?:of |is |= ?)?`?(?P<value>[34])\b(?!\.\d)")),
     (Quantity.PASSES, 1, re.compile(r"(?P<value>[34])\s*\*\s*2\s*\*\s*(?:\d{2,7}|\$?\w*seq\w*)\s*\*", re.I)),
     (Quantity.TENSOR_PARALLEL, 0, re.compile(r"(?<![\w*])TP(?:_SIZE)?\s*=\s*(?P<value>\d+)")),
     (Quantity.TENSOR_PARALLEL, 1, re.compile(r"tensor-model-parallel-size[ =](?P<value>\d+)")),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.tables.gpus import GpuSamples
+    from perfscope.tables.model import Model
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
@@ -149,6 +150,7 @@ class Run:
         gpus: The NVML samples of every GPU.
         gpu_notes: Why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
+        models: What each rank trains, of those that told it.
     """
 
     path: str
@@ -161,6 +163,7 @@ class Run:
     gpus: tuple[GpuSamples, ...] = ()
     gpu_notes: tuple[str, ...] = ()
     micro_batches: tuple[MicroBatches, ...] = ()
+    models: tuple[Model, ...] = ()
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above

@@ -90,15 +90,7 @@ class HostSpans:
 
     def take(self, index: Int64 | Bool) -> HostSpans:
         """Some of the rows."""
-        return HostSpans(
-            self.name[index],
-            self.start_ns[index],
-            self.duration_ns[index],
-            self.process[index],
-            self.thread[index],
-            self.correlation[index],
-            self.external_id[index],
-        )
+        return HostSpans(*(getattr(self, name)[index] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,9 +129,16 @@ class DeviceEvents:
         """When each ended."""
         return self.start_ns + self.duration_ns
 
+    def take(self, index: Int64 | Bool) -> DeviceEvents:
+        """Some of the rows."""
+        return DeviceEvents(*(getattr(self, name)[index] for name in self.__slots__))
+
     def is_work(self, *kinds: Work) -> Bool:
         """Which rows are of these kinds."""
-        return np.isin(self.work, kinds)
+        chosen = np.zeros(len(self.work), np.bool_)
+        for kind in kinds:
+            chosen |= self.work == kind
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)

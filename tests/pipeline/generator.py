@@ -47,6 +47,7 @@ class Job:
         groups: Of each rank the process groups of its trace's head.
         rank_of: The rank of a device; the device itself by default.
         world_size: Ranks of the job; as many as devices by default.
+        silent: A pass that launches nothing.
         clock_ns: How far each device's clock is ahead.
         first_step: The profiler's number of the first step.
         extra: More events, by device: a function of the step's beginning, its first pass's beginning and its end.
@@ -65,6 +66,7 @@ class Job:
     first_step: int = 6
     hosts: Mapping[int, str] = field(default_factory=dict)
     extra: Mapping[int, Any] = field(default_factory=dict)
+    silent: Op | None = None
 
     def rank(self, device: int) -> int:
         return self.rank_of.get(device, device)
@@ -146,9 +148,11 @@ def _step(job: Job, device: int, writer: _Writer, zero: int, timeline: Any) -> N
 
 def _pass(job: Job, writer: _Writer, op: Op, start: int, end: int) -> None:
     forward = op.kind is Kind.FORWARD
-    names = _FORWARD if forward else _BACKWARD
+    names: tuple[str, ...] = _FORWARD if forward else _BACKWARD
     began = writer.launched + _LAUNCH
-    edges = [start + (end - start) * place // len(names) for place in range(len(names) + 1)]
+    if op == job.silent:
+        names = ()
+    edges = [start + (end - start) * place // len(names) for place in range(len(names) + 1)] if names else []
     for name, left, right in zip(names, edges, edges[1:], strict=False):
         writer.launch(name, left, right, making.MAIN if forward else making.AUTOGRAD)
     mark = job.mark(op)

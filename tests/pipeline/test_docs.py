@@ -14,7 +14,7 @@ _PAGE = Path(__file__).parents[2] / "docs" / "bubble.md"
 
 
 def _examples() -> list[tuple[str, str]]:
-    blocks = _PAGE.read_text("utf-8").split("````console\n")[1:]
+    blocks = _PAGE.read_text("utf-8").split("````text\n")[1:]
     parts = [block.split("\n````\n")[0].partition("\n") for block in blocks]
     return [(command, output) for command, _, output in parts]
 
@@ -24,7 +24,10 @@ def test_the_page_has_examples() -> None:
 
 
 @pytest.mark.parametrize(("command", "output"), _examples())
-def test_an_example_of_the_page_prints_what_the_page_says(command: str, output: str) -> None:
+def test_an_example_of_the_page_prints_what_the_page_says(
+    command: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(_PAGE.parents[1])
     name, *arguments = shlex.split(command.removeprefix("$ "))
     assert name == "perfscope"
     result = CliRunner().invoke(app, arguments)

@@ -15,7 +15,7 @@ from perfscope.commands.bubble import bubble
 from perfscope.engine import Plan as Analyzers
 from perfscope.engine import analyze
 from perfscope.errors import MissingInput, SourceError, UsageError
-from perfscope.pipeline.schedules import Kind, Plan, Schedule, plan, single
+from perfscope.pipeline.schedules import Kind, Op, Plan, Schedule, plan, single
 from perfscope.pipeline.simulator import Costs, simulate
 from perfscope.renderers import Format, render
 from tests.pipeline.generator import ALL_REDUCE, Job, pytorch_marks, write_job
@@ -100,6 +100,15 @@ def test_marked_passes_name_their_schedule_and_give_its_simulation(tmp_path: Pat
     assert found["microbatches"] == 8
     assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
     assert found["theory_fraction_of_total"] == found["fraction_of_total"]
+    _adds_up(found)
+
+
+def test_a_pass_that_launches_nothing_is_a_pass_all_the_same(tmp_path: Path) -> None:
+    work = plan(Schedule.ZB_H1, 2, 4)
+    write_job(Job(work, _equal(work), mark=pytorch_marks, silent=Op(Kind.INPUT, 1, 0)), tmp_path)
+    found = _bubble(tmp_path)
+    assert (found["schedule"], found["microbatches"]) == ("zb-h1", 4)
+    assert found["stages"][0]["useful_us"] == 48 - 4
     _adds_up(found)
 
 
