@@ -1,0 +1,127 @@
+"""Runs of one job on different numbers of GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How many nodes, and how many GPUs on each."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes}n{self.gpus_per_node}g"
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """One line of a log that states a speed.
+
+    Attributes:
+        step: Its iteration; absent where the line does not say.
+        value: Milliseconds a batch (gluon-nlp), or samples a second (DeepSpeed).
+    """
+
+    step: int | None
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRun:
+    """One run of a benchmark, as its own extraction script would read it.
+
+    Attributes:
+        path: The log.
+        case: Nodes and GPUs, from the folder's name.
+        model: From the file's name.
+        batch_per_gpu: From the file's name.
+        precision: From the file's name.
+        run: Number of the run, from the file's name.
+        printed: Every line's figure, in the order of the file.
+        stops: Why the original script stops with an error at this log; absent where it does not.
+    """
+
+    path: str
+    case: Case
+    model: str
+    batch_per_gpu: int
+    precision: str
+    run: int
+    printed: tuple[Printed, ...]
+    stops: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What NVML or nvidia-smi saw of the GPUs of one run.
+
+    Attributes:
+        memory_used_bytes: Most memory in use on any GPU.
+        memory_total_bytes: Memory of that GPU; absent where it was not told.
+        util_percent: Mean utilisation over samples and GPUs; absent where it was not told.
+    """
+
+    memory_used_bytes: int
+    memory_total_bytes: int | None
+    util_percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRun:
+    """One run of a scaling study.
+
+    Attributes:
+        path: Its log or folder.
+        case: Nodes and GPUs.
+        model: What was trained, by name or size.
+        batch: Global batch size; absent where unknown.
+        precision, seq_len, zero_stage, dp, mp: Of the set-up; absent where unknown.
+        samples_per_s: Throughput; absent where the run failed or told none.
+        device: Memory and utilisation; absent without samples.
+        out_of_memory: It ran out of memory.
+        notes: Doubts about the run.
+    """
+
+    path: str
+    case: Case
+    model: str
+    batch: int | None
+    precision: str | None
+    seq_len: int | None
+    zero_stage: int | None
+    dp: int | None
+    mp: int | None
+    samples_per_s: float | None
+    device: DeviceUse | None
+    out_of_memory: bool
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def batch_per_gpu(self) -> float | None:
+        """Samples a step and GPU."""
+        return None if self.batch is None else self.batch / self.case.gpus
+
+    @property
+    def name(self) -> str:
+        """The set-up as DLPerf writes it: x nodes, x GPUs, x data parallel, x model parallel, x batch per GPU.
+
+        >>> ScalingRun("", Case(2, 8), "gpt2", 64, None, None, 1, 16, 1, None, None, False).name
+        '2n_8g_16dp_1mp_4bs'
+        """
+        per_gpu = self.batch_per_gpu
+        parts = (
+            f"{self.case.nodes}n",
+            f"{self.case.gpus_per_node}g",
+            f"{self.dp or ''}dp",
+            f"{self.mp}mp" if self.mp else "",
+            f"{per_gpu * (self.mp or 1):g}bs" if per_gpu else "",
+        )
+        return "_".join(part for part in parts if part)
