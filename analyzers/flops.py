@@ -6,24 +6,15 @@ convention; a figure without the convention's name cannot be compared with anoth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from typing import NamedTuple
 
+from perfscope.analyzers.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.report import Column, Json, Section
 
 _NS_PER_S = 10**9
 
 
-class Checkpointing(StrEnum):
-    """Which activations are recomputed in the backward pass."""
-
-    FULL = "full"
-    SELECTIVE = "selective"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(NamedTuple):
     """TFLOPs per GPU by the BigScience convention, with everything that went into it.
 
     Attributes:
@@ -44,13 +35,13 @@ class Throughput:
 
     @property
     def passes(self) -> int:
-        """Forward passes' worth of work: one forward, two backward, one more where all activations are recomputed."""
-        return 4 if self.checkpointing is Checkpointing.FULL else 3
+        """Forward passes' worth of work: 4 where all activations are recomputed, else 3."""
+        return bigscience_passes(self.checkpointing)
 
     @property
     def tflops_per_gpu(self) -> float:
         """TFLOPs per GPU."""
-        operations = bigscience_operations(self.parameters, self.samples * self.seq_len, self.passes)
+        operations = bigscience(self.parameters, self.checkpointing) * self.samples * self.seq_len
         return operations / (self.step_ns / _NS_PER_S) / self.gpus / 1e12
 
     def data(self) -> dict[str, Json]:
@@ -107,11 +98,3 @@ class Throughput:
                 f"Checkpointing `{self.checkpointing}`: {recomputes}.",
             ),
         )
-
-
-def bigscience_operations(parameters: int, tokens: int, passes: int) -> int:
-    """Operations of one step: 2 for each parameter and token in each pass.
-
-    Source: bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics": ``size * 4 * 2 * seq * gbs``.
-    """
-    return parameters * tokens * passes * 2

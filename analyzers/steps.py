@@ -7,8 +7,9 @@ training does. Throughput is the work of a median step over its time, summed ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from perfscope.report import Column, Json, Section
 from perfscope.tables import Rank, Run, Steps
 
 _NS_PER_S = 1e9
+_FEW = 5
+
+#: Which steps of a table, as a mask.
+Choose: TypeAlias = Callable[[Steps], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class RankSteps:
         median_s, p95_s: Of the undisturbed steps; absent where there is none.
         first_s: The first step, from when training could begin; absent where that was not seen.
         profiled_s: Median of the steps inside windows; absent without a window.
+        export_s: Median of the steps after an export, the export itself left out; absent without one.
         data_wait_s: Median wait for the data loader in an undisturbed step; absent where no loader was seen.
         memory_peak_bytes: Peak device memory of tensors; absent without a device.
         samples: Samples of a median undisturbed step on this rank; absent where unknown.
@@ -46,6 +52,7 @@ class RankSteps:
     p95_s: float | None
     first_s: float | None
     profiled_s: float | None
+    export_s: float | None
     data_wait_s: float | None
     memory_peak_bytes: int | None
     samples: float | None
@@ -62,7 +69,7 @@ class StepTimes:
         count: Completed training steps: the most that any rank completed.
         median_s, p95_s: Over all ranks' undisturbed steps, the slowest rank of each step.
         first_s: The first step of the slowest rank.
-        profiled_s: Median of profiled steps, the slowest rank of each.
+        profiled_s, export_s: Median of profiled steps and of those after an export, the slowest rank of each.
         samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
         ranks: Each rank by itself.
         notes: What a reader must know.
@@ -74,6 +81,7 @@ class StepTimes:
     p95_s: float | None
     first_s: float | None
     profiled_s: float | None
+    export_s: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
     ranks: tuple[RankSteps, ...]
@@ -88,6 +96,7 @@ class StepTimes:
             "p95_s": self.p95_s,
             "first_s": self.first_s,
             "profiled_s": self.profiled_s,
+            "export_s": self.export_s,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "ranks": [
@@ -100,6 +109,7 @@ class StepTimes:
                     "p95_s": rank.p95_s,
                     "first_s": rank.first_s,
                     "profiled_s": rank.profiled_s,
+                    "export_s": rank.export_s,
                     "data_wait_s": rank.data_wait_s,
                     "memory_peak_bytes": rank.memory_peak_bytes,
                 }
@@ -117,6 +127,7 @@ class StepTimes:
             Column("p95 (ms)", 2),
             Column("First (ms)", 1),
             Column("Profiled (ms)", 2),
+            Column("After export (ms)", 2),
             Column("Data wait (ms)", 2),
             Column("Peak memory (GB)", 2),
         )
@@ -128,6 +139,7 @@ class StepTimes:
                 _ms(rank.p95_s),
                 _ms(rank.first_s),
                 _ms(rank.profiled_s),
+                _ms(rank.export_s),
                 _ms(rank.data_wait_s),
                 None if rank.memory_peak_bytes is None else rank.memory_peak_bytes / 1e9,
             )
@@ -142,6 +154,7 @@ class StepTimes:
                     _ms(self.p95_s),
                     _ms(self.first_s),
                     _ms(self.profiled_s),
+                    _ms(self.export_s),
                     None,
                     None,
                 )
@@ -167,8 +180,7 @@ def analyze(run: Run) -> StepTimes:
     if not steps:
         raise MissingInput("no rank completed a training step")
     ranks = tuple(_rank(table) for table in steps)
-    walls = _slowest_rank_of_each_step(steps, undisturbed=True)
-    profiled = _slowest_rank_of_each_step(steps, undisturbed=False)
+    walls = _slowest_rank_of_each_step(steps, _undisturbed)
     median_s = _median(walls)
     facts = {fact.rank: fact for fact in run.ranks}
     samples, tokens = _work_of_a_step(ranks, facts)
@@ -178,7 +190,8 @@ def analyze(run: Run) -> StepTimes:
         median_s=median_s,
         p95_s=_p95(walls),
         first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
-        profiled_s=_median(profiled),
+        profiled_s=_median(_slowest_rank_of_each_step(steps, _profiled)),
+        export_s=_median(_slowest_rank_of_each_step(steps, _after_export)),
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
@@ -199,7 +212,6 @@ def _rank(steps: Steps) -> RankSteps:
     undisturbed = _undisturbed(steps)
     walls = steps.wall_ns[undisturbed].compressed() / _NS_PER_S
     first = steps.wall_ns[0] if steps.step[0] == 1 else np.ma.masked
-    in_window = steps.wall_ns[steps.window == "profiled"].compressed() / _NS_PER_S
     return RankSteps(
         rank=steps.rank,
         count=len(steps),
@@ -208,7 +220,8 @@ def _rank(steps: Steps) -> RankSteps:
         median_s=_median(walls),
         p95_s=_p95(walls),
         first_s=None if first is np.ma.masked else float(first) / _NS_PER_S,
-        profiled_s=_median(in_window),
+        profiled_s=_median(_seconds(steps, _profiled)),
+        export_s=_median(_seconds(steps, _after_export)),
         data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / _NS_PER_S),
         memory_peak_bytes=_largest(steps.memory_peak_bytes),
         samples=_median(_of_undisturbed(steps.samples, undisturbed)),
@@ -222,17 +235,29 @@ def _undisturbed(steps: Steps) -> np.ndarray:
     return np.asarray((steps.window == "") & (steps.step > 1))
 
 
+def _profiled(steps: Steps) -> np.ndarray:
+    return np.asarray(steps.window == "profiled")
+
+
+def _after_export(steps: Steps) -> np.ndarray:
+    return np.asarray(steps.window == "export")
+
+
+def _seconds(steps: Steps, choose: Choose) -> np.ndarray:
+    return np.asarray(steps.wall_ns[choose(steps)].compressed() / _NS_PER_S)
+
+
 def _of_undisturbed(column: np.ma.MaskedArray, undisturbed: np.ndarray) -> np.ndarray:
     """The work of undisturbed steps; of all steps where every one was disturbed, because windows change no work."""
     chosen = column[undisturbed].compressed()
     return np.asarray(chosen if len(chosen) else column.compressed())
 
 
-def _slowest_rank_of_each_step(tables: Sequence[Steps], *, undisturbed: bool) -> np.ndarray:
+def _slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.ndarray:
     """Seconds of each step on its slowest rank."""
     slowest: dict[int, float] = {}
     for table in tables:
-        chosen = _undisturbed(table) if undisturbed else table.window == "profiled"
+        chosen = choose(table)
         for step, wall_ns in zip(table.step[chosen], table.wall_ns[chosen], strict=True):
             if wall_ns is not np.ma.masked:
                 slowest[int(step)] = max(slowest.get(int(step), 0.0), float(wall_ns) / _NS_PER_S)
@@ -275,6 +300,9 @@ def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tupl
             f"Median and p95 are over {fewest} undisturbed steps; the first, the profiled ones, their warm-up and the "
             f"step after an export ({disturbed} in all) are left out."
         )
+        if fewest < _FEW:
+            notes.append(f"{fewest} undisturbed steps are too few to trust a median: train for longer.")
+    notes += _windows(run)
     counts = {rank.count for rank in ranks}
     if len(counts) > 1:
         notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
@@ -285,6 +313,31 @@ def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tupl
     if restarted:
         notes.append(f"Ranks {restarted} started more than once; the last start is shown.")
     return tuple(notes)
+
+
+def _windows(run: Run) -> list[str]:
+    """What each profiler window cost, and the windows that a killed process took with it."""
+    notes = []
+    for first, last in sorted({(window.first_step, window.last_step) for window in run.windows}):
+        windows = [window for window in run.windows if (window.first_step, window.last_step) == (first, last)]
+        slowest = max(windows, key=lambda window: window.start_ns + window.stop_ns + window.export_ns)
+        cost = [slowest.start_ns, slowest.stop_ns, slowest.export_ns]
+        parts = ", ".join(
+            f"{ns / 1e6:.0f} ms to {verb}" for ns, verb in zip(cost, ("start", "stop", "export"), strict=True)
+        )
+        notes.append(
+            f"The window {_range(first, last)} held training up for {sum(cost) / 1e6:.0f} ms ({parts}), "
+            "in no step's time."
+        )
+    lost = [table.rank for table in run.steps if len(table) and table.window[-1] in ("warmup", "profiled")]
+    lost = sorted(set(lost) - {window.rank for window in run.windows if window.partial})
+    if lost:
+        notes.append(f"Ranks {lost} ended while a window was open: that window is lost, earlier ones are kept.")
+    return notes
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
 
 
 _SOURCES = {

@@ -1,1 +1,67 @@
-"""Capture inside a training job: the standard library, ``perfscope.wire`` and a torch that is already there."""
+"""Capture inside a training job: the standard library, ``perfscope.wire`` and a torch that is already there.
+
+``perfscope profile`` reaches a script that knows nothing of it. Those who would rather write it do the same with::
+
+    import perfscope.hooks
+
+    perfscope.hooks.attach("runs/mine", steps="4-6")
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def attach(
+    run_dir: str,
+    *,
+    steps: str | None = None,
+    ranks: str | None = None,
+    shapes: bool = False,
+    stack: bool = False,
+    memory: bool = False,
+    flops: bool = False,
+    modules: bool = False,
+    nvml_hz: float = 5.0,
+) -> None:
+    """Capture this process as ``perfscope profile`` would; a second call, or a call below it, changes nothing.
+
+    Call it before the model and the optimizer are built. Every rank names the same folder.
+
+    Args:
+        run_dir: The run's folder; made where it does not exist.
+        steps: Training steps to profile, such as ``"2-4,7-9"``; one short window where it is None.
+        ranks: Ranks to profile, such as ``"0,4-6"``; all where it is None.
+        shapes: Record the operators' input shapes.
+        stack: Record Python stacks.
+        memory: Record allocations.
+        flops: Let torch estimate the operators' FLOPs.
+        modules: Mark every forward of a module with its name.
+        nvml_hz: Samples of power, utilisation and memory a second; 0 takes none.
+
+    Raises:
+        ValueError: ``steps`` or ``ranks`` cannot be read.
+        OSError: The folder cannot be made.
+    """
+    from perfscope.hooks import attaching, start
+    from perfscope.hooks.config import Config
+    from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
+
+    windows = parse_windows(steps or DEFAULT_WINDOWS)
+    chosen = None if ranks is None else parse_ranks(ranks)
+    if start.current() is not None or "_perfscope_imports" in sys.modules:
+        return
+    attaching.attach(
+        Config(
+            run_dir=attaching.make_run_dir(run_dir),
+            windows=windows,
+            ranks=chosen,
+            shapes=shapes,
+            stack=stack,
+            memory=memory,
+            flops=flops,
+            modules=modules,
+            nvml_hz=nvml_hz,
+            nvml_path=attaching.find_pynvml(),
+        )
+    )

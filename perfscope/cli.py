@@ -1,7 +1,8 @@
 """The command line: the one place that prints and the one place that catches a PerfscopeError.
 
-A command is a module of ``perfscope.commands`` with a function of the same name that returns an Outcome. It is imported
-when it is called (or when ``--help`` lists it), so that ``perfscope tflops`` costs little more than starting Python.
+A command is a module of ``perfscope.commands`` with a function of the same name that returns an Outcome, or with a
+typer ``app`` of such functions. It is imported when it is called (or when ``--help`` lists it), so that
+``perfscope tflops`` costs little more than starting Python.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("profile", "analyze", "tflops", "demo")
+COMMANDS = ("demo", "profile", "analyze", "tflops", "logs", "bubble", "plan", "checkpoint", "report")
 
 
 class CommandGroup(TyperGroup):
@@ -37,11 +38,17 @@ class CommandGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"perfscope.commands.{cmd_name}")
+        if hasattr(module, "app"):  # a command with commands of its own
+            group = typer.main.get_group(module.app)
+            group.name = cmd_name
+            return group
         single = typer.Typer(add_completion=False)
         single.command(name=cmd_name, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         assert isinstance(command, TyperCommand)
         command.name = cmd_name
+        for parameter in command.params:
+            _leave_absent(parameter)
         return command
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
@@ -50,6 +57,17 @@ class CommandGroup(TyperGroup):
         if isinstance(outcome, Outcome):
             end(outcome, quiet=bool(ctx.params.get("quiet")))
         return outcome
+
+
+def _leave_absent(parameter: Any) -> None:  # noqa: ANN401 - typer's private type
+    """Pass on None for an option that was not typed: typer would first build a validator, a millisecond for each."""
+    process = parameter.process_value
+
+    def process_typed(ctx: Any, value: Any) -> Any:  # noqa: ANN401 - as above
+        return None if value is None and not parameter.required else process(ctx, value)
+
+    if parameter.callback is None and not parameter.multiple:
+        parameter.process_value = process_typed
 
 
 app = typer.Typer(

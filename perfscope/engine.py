@@ -82,10 +82,14 @@ class _Answers:
     Attributes:
         partials: Each analyzer's partials, in the order of the traces.
         damage: What is wrong with the traces, in words.
+        readable: How many traces could be read, whole or in part.
+        first: The path of the first trace.
     """
 
     partials: dict[str, list[Any]] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
+    readable: int = 0
+    first: str = ""
 
 
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
@@ -100,20 +104,40 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
     traces = _traces(locations, run)
     answers = _measure(traces, locations, plan, chosen) if traces else _Answers()
+    if run is None:
+        _require_a_trace(answers, locations)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
     for analyzer in chosen:
         try:
-            results[analyzer.name] = _reduce(analyzer, run, answers.partials)
+            results[analyzer.name] = _reduce(analyzer, run, answers)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
     return Analysis(
         inputs=tuple([locations[0], *traces] if run else traces),
         results=results,
         skipped=tuple(skipped),
-        damage=(*(run.damage if run else ()), *answers.damage),
+        damage=(*(run.damage if run else ()), *_lost_traces(run, traces), *answers.damage),
         run=run,
     )
+
+
+def measure_one(
+    name: str, paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
+) -> tuple[Run | None, list[Any], list[str]]:
+    """Measure every trace with one analyzer, for a command that reduces the partials itself.
+
+    Returns:
+        The run, where one was given; the partials; and what is missing or damaged, in words.
+
+    Raises:
+        SourceError: A path does not exist, or nothing that was given can be read.
+    """
+    locations = [os.fspath(path) for path in paths]
+    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
+    traces = _traces(locations, run)
+    answers = _measure(traces, locations, plan, _chosen(frozenset({name}))) if traces else _Answers()
+    return run, answers.partials.get(name, []), [*(run.damage if run else ()), *answers.damage]
 
 
 def _chosen(only: frozenset[str]) -> list[Analyzer]:
@@ -135,11 +159,7 @@ def _traces(locations: Sequence[str], run: Run | None) -> list[str]:
 
 
 def _measure(traces: Sequence[str], locations: Sequence[str], plan: Plan, chosen: Sequence[Analyzer]) -> _Answers:
-    """Measure every trace; one that cannot be read is damage, unless none can be read.
-
-    Raises:
-        SourceError: No trace can be read.
-    """
+    """Measure every trace; one that cannot be read is damage."""
     from perfscope.measuring import measure, measuring_analyzers
 
     names = measuring_analyzers(frozenset(analyzer.name for analyzer in chosen))
@@ -158,18 +178,30 @@ def _measure(traces: Sequence[str], locations: Sequence[str], plan: Plan, chosen
     answers = [one for one in answers if not one.is_no_trace or one.path in named or "trace" in Path(one.path).name]
     facts = [answer.facts for answer in answers if answer.facts is not None]
     damage = [line for answer in answers for line in answer.damage]
-    if damage and not facts:
-        raise SourceError(*_split(damage[0], answers[0].path))
-    if not facts:
-        raise SourceError(locations[0], "holds no trace of torch.profiler")
     partials = {name: [one.partials[name] for one in answers if name in one.partials] for name in names}
     partials.update((name, [one]) for name, one in merged.items())
-    return _Answers(partials, [*damage, *findings(facts)])
+    return _Answers(partials, [*damage, *findings(facts)], len(facts), answers[0].path if answers else "")
 
 
-def _split(problem: str, path: str) -> tuple[str, str]:
-    """A problem without the path that it begins with, which the error puts in front again."""
-    return path, problem.removeprefix(path).removeprefix(":").strip()
+def _require_a_trace(answers: _Answers, locations: Sequence[str]) -> None:
+    """Traces alone are nothing to analyze where none can be read.
+
+    Raises:
+        SourceError: None can.
+    """
+    if not answers.readable:
+        if answers.damage:
+            raise SourceError(answers.first, answers.damage[0].removeprefix(answers.first).removeprefix(":").strip())
+        raise SourceError(locations[0], "holds no trace of torch.profiler")
+
+
+def _lost_traces(run: Run | None, traces: Sequence[str]) -> list[str]:
+    """The traces that a run's finished windows name and that are not there, in words."""
+    if run is None:
+        return []
+    there = {Path(trace).name.removesuffix(".gz") for trace in traces}
+    lost = [window for window in run.windows if window.trace not in there]
+    return [f"rank {window.rank}: its trace {TRACES}/{window.trace} is missing" for window in lost]
 
 
 def _task(plan: Plan, names: tuple[str, ...]) -> Task:
@@ -181,10 +213,12 @@ def _task(plan: Plan, names: tuple[str, ...]) -> Task:
     return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks)
 
 
-def _reduce(analyzer: Analyzer, run: Run | None, partials: dict[str, list[Any]]) -> Result:
+def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
     result: Result
     if analyzer.reads is Reads.TRACES:
-        result = analyzer.load().analyze(partials.get(analyzer.partials_of or analyzer.name, []))
+        if not answers.readable:
+            raise MissingInput("no trace could be read" if answers.damage else "the run holds no trace")
+        result = analyzer.load().analyze(answers.partials.get(analyzer.partials_of or analyzer.name, []))
         return result
     if run is None:
         raise MissingInput("needs a run of `perfscope profile`, not traces alone")

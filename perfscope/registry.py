@@ -69,6 +69,8 @@ class Analyzer:
 
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
+    Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
+    Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
@@ -77,6 +79,8 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
     Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
+    Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
+    Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
 )
 
 

@@ -31,12 +31,14 @@ class Section:
         columns: The table's columns; empty for a section of text.
         rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
         notes: Sentences below the table: conventions, assumptions, reasons for what is absent.
+        drawing: Lines that are shown as they are, between the heading and the notes.
     """
 
     title: str
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    drawing: str = ""
 
     def __post_init__(self) -> None:
         for row in self.rows:

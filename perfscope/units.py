@@ -6,7 +6,7 @@ B is 10**9 parameters (never 2**30), GB is 10**9 bytes, GiB is 2**30 bytes. Time
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 
 from perfscope.errors import UsageError
 
@@ -31,20 +31,43 @@ def parse_parameters(text: str) -> int:
     Raises:
         UsageError: The text is no size, is not positive, or is a bare number too small to be a model.
     """
+    parameters = _parse_count(text)
+    if parameters is None:
+        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
+    if parameters <= 0 or parameters > 10**18:
+        raise UsageError(f"a model size of {text} is not possible")
+    if parameters < _SMALLEST_BARE_SIZE:
+        raise UsageError(f"a model of {text} parameters is too small", hint=f"was {text}B or {text}M meant?")
+    return parameters
+
+
+def parse_tokens(text: str) -> int:
+    """Read a number of tokens such as ``260B``, ``3.5T`` or ``2.5e9``.
+
+    >>> parse_tokens("3.5T")
+    3500000000000
+
+    Raises:
+        UsageError: The text is no number of tokens, or is not positive.
+    """
+    tokens = _parse_count(text)
+    if tokens is None:
+        raise UsageError(f"{text!r} is not a number of tokens", hint="write it as 260B, 3.5T or 300M; B is 10**9")
+    if tokens <= 0 or tokens > 10**21:
+        raise UsageError(f"{text} tokens are not possible")
+    return tokens
+
+
+def _parse_count(text: str) -> int | None:
+    """A number with a suffix of ten's powers; absent where the text is none."""
     match = _COUNT.fullmatch(text.strip())
     suffix = match["suffix"].upper() if match else ""
     if match is None or suffix not in _COUNT_SUFFIX:
-        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
+        return None
     try:
-        value = Decimal(match["number"].replace("_", "")).scaleb(_COUNT_SUFFIX[suffix])
-        parameters = int(value)
-    except (InvalidOperation, OverflowError, ValueError):
-        raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M") from None
-    if parameters <= 0 or parameters > 10**18:
-        raise UsageError(f"a model size of {text} is not possible")
-    if not suffix and parameters < _SMALLEST_BARE_SIZE:
-        raise UsageError(f"a model of {text} parameters is too small", hint=f"was {text}B or {text}M meant?")
-    return parameters
+        return int(Decimal(match["number"].replace("_", "")).scaleb(_COUNT_SUFFIX[suffix]))
+    except (DecimalException, OverflowError, ValueError):
+        return None
 
 
 def parse_duration_ns(text: str) -> int:
@@ -68,7 +91,10 @@ def parse_duration_ns(text: str) -> int:
         if smallest_unit_yet is not None and unit_ns >= smallest_unit_yet:
             raise _not_a_time(text)
         smallest_unit_yet = unit_ns
-        total += Decimal(match[1]) * unit_ns
+        try:
+            total += Decimal(match[1]) * unit_ns
+        except DecimalException:  # 1e999999999
+            raise _not_a_time(text) from None
         position = match.end()
     if not stripped or stripped.startswith("-"):
         raise _not_a_time(text)
@@ -118,3 +144,12 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) * scale >= 1 or unit == "us":
             return f"{seconds * scale:.4g} {unit}"
     raise AssertionError(seconds)
+
+
+def format_count(count: int, noun: str) -> str:
+    """Write a count of things.
+
+    >>> format_count(1, "table"), format_count(3, "table")
+    ('1 table', '3 tables')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

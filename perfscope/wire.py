@@ -6,8 +6,11 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/run.json                     the command, its environment without secrets, versions, the outcome
     RUN/ranks/00000/rank.json        who the rank is: host, process, device, clock
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework tells them
+    RUN/ranks/00000/model.json       what it trains: shapes of parameters, types, what the model was built from
     RUN/ranks/00000/steps.jsonl      one StepRecord a training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
+    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
+    RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
     RUN/nvml/HOST.jsonl              samples of every visible GPU
 
@@ -18,7 +21,7 @@ This module is imported inside training jobs: standard library only.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "perfscope/run/1"
@@ -27,8 +30,11 @@ RUN_FILE = "run.json"
 RANKS = "ranks"
 RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
+MODEL_FILE = "model.json"
 STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
+MICRO_BATCHES_FILE = "micro_batches.jsonl"
+CHECKPOINTS_FILE = "checkpoints.jsonl"
 TRACES = "traces"
 NVML = "nvml"
 BOOT = ".boot"
@@ -41,6 +47,11 @@ TRACE_METADATA = "perfscope"
 WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
+
+
+#: The range around a pass of a micro-batch in a trace: this, then the kind, the micro-batch and its place.
+PASS_RANGE = "perfscope:"
+PASS_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
@@ -97,6 +108,7 @@ class WindowRecord:
         first_step: The first profiled training step.
         last_step: The last one; the window is partial where fewer steps came.
         trace: The file's name in ``RUN/traces``.
+        start_ns: How long starting the profiler held the training process.
         stop_ns: How long stopping the profiler held the training process.
         export_ns: How long writing the trace held it.
         trace_bytes: Size of the trace before compression.
@@ -106,6 +118,7 @@ class WindowRecord:
     first_step: int
     last_step: int
     trace: str
+    start_ns: int
     stop_ns: int
     export_ns: int
     trace_bytes: int
@@ -114,11 +127,60 @@ class WindowRecord:
 
 
 @dataclass(frozen=True)
+class MicroBatchRecord:
+    """The passes of micro-batches of one training step on one rank of a pipeline.
+
+    Attributes:
+        step: The number of the training step.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: For each kind of pass (``F``, ``B``, or ``I`` and ``W``) and virtual stage: how many, and their time.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it is that of the record before.
+        times_ns: Beginning and length of each pass of ``order``; absent with it.
+    """
+
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[tuple[str, int, int, int], ...]
+    order: tuple[str, ...] | None = None
+    times_ns: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True)
 class NoteRecord:
     """Something a reader of the report must know: a feature that is off, a hook that failed."""
 
     text: str
     kind: str = "note"
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One checkpoint save of one rank.
+
+    Attributes:
+        start_ns: When it began to hold training, on the host's monotonic clock.
+        end_ns: When training could go on.
+        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
+        step: The training step after which it was saved.
+        path: Where to.
+        size_bytes: What this rank wrote.
+        asynchronous: True where writing goes on beside training.
+        drained_ns: When an asynchronous save lay on disk.
+    """
+
+    start_ns: int
+    end_ns: int
+    source: str
+    step: int | None = None
+    path: str | None = None
+    size_bytes: int | None = None
+    asynchronous: bool | None = None
+    drained_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +218,55 @@ class RankRecord:
     argv: tuple[str, ...] = ()
 
 
-def to_line(record: StepRecord | WindowRecord | NoteRecord | RankRecord) -> bytes:
+@dataclass(frozen=True)
+class WeightRecord:
+    """Parameters of one shape whose names differ by a number alone.
+
+    Attributes:
+        name: The name with ``*`` for the number; empty where it is not known.
+        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where not known.
+        shape: The whole shape, also where it is sharded over data-parallel ranks.
+        dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
+        trainable: Whether they have gradients.
+        count: How many there are.
+    """
+
+    name: str
+    owner: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """What a rank trains, from which its operations are computed; one a rank, written when the first step completed.
+
+    Attributes:
+        parameters: Parameters of this rank's module, each once.
+        trainable: Those that have gradients.
+        weights: Their shapes.
+        module: Class of the module; absent where only its parameters are known.
+        config: Plain values of what the module was built from, by the framework's own names.
+        dtype: Type of most parameters.
+        compute_dtype: Type that matrix products are computed in, where it is another one.
+        checkpointing: ``full`` or ``selective`` where it was seen; absent where nothing was seen.
+    """
+
+    parameters: int
+    trainable: int
+    weights: tuple[WeightRecord, ...]
+    module: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    dtype: str | None = None
+    compute_dtype: str | None = None
+    checkpointing: str | None = None
+
+
+def to_line(
+    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
+) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
     known = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -23,6 +23,8 @@ def _section(section: Section) -> list[str]:
     blocks = [f"## {_one_line(section.title)}"]
     if section.columns:
         blocks.append(_table(section))
+    if section.drawing:
+        blocks.append(f"```text\n{section.drawing}\n```")
     if section.notes:
         blocks.append("\n".join(f"- {_one_line(note)}" for note in section.notes))
     return blocks
@@ -32,7 +34,8 @@ def _table(section: Section) -> str:
     cells = [[_cell(value, column) for value, column in zip(row, section.columns, strict=True)] for row in section.rows]
     alignment = ["right" if _is_numeric(section, index) else "left" for index in range(len(section.columns))]
     headings = [_escape(column.heading) for column in section.columns]
-    return tabulate(cells, headings, tablefmt="pipe", colalign=alignment if cells else None, disable_numparse=True)
+    text: str = tabulate(cells, headings, tablefmt="pipe", colalign=alignment if cells else None, disable_numparse=True)
+    return text
 
 
 def _is_numeric(section: Section, index: int) -> bool:

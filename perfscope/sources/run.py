@@ -9,17 +9,26 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.tables import Rank, Run, Steps, Window
+from perfscope.sources.masking import masked
+from perfscope.sources.micro_batches import read_micro_batches
+from perfscope.sources.model_record import read_model_record
+from perfscope.sources.nvml import read_gpus
+from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
+from perfscope.tables.model import Model
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
-_RecordT = TypeVar("_RecordT")
+_MOST_SHOWN = 16
+_NO_RANKS = (
+    "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
+    "or started Python with -I, -E or -S"
+)
 
 
 def is_run(path: Path) -> bool:
@@ -28,7 +37,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run's folder, traces and NVML samples excepted.
+    """Read a run's folder, traces excepted.
 
     Raises:
         SourceError: The folder is no run.
@@ -40,16 +49,24 @@ def read_run(path: Path) -> Run:
     ranks: list[Rank] = []
     steps: list[Steps] = []
     windows: list[Window] = []
+    micro_batches: list[MicroBatches] = []
+    models: list[Model] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
+        micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
         events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
         windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
         notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
         fact = _read_rank(folder, rank, attempt, notes, damage)
         if fact is not None:
             ranks.append(fact)
+        model = read_model_record(folder, rank, damage)
+        if model is not None:
+            models.append(model)
+    damage += _missing_ranks(ranks)
+    gpus, gpu_notes = read_gpus(path, damage)
     return Run(
         path=str(path),
         command=tuple(str(word) for word in facts.get("command", ())),
@@ -58,7 +75,23 @@ def read_run(path: Path) -> Run:
         steps=tuple(steps),
         windows=tuple(windows),
         damage=tuple(damage),
+        gpus=gpus,
+        gpu_notes=gpu_notes,
+        micro_batches=tuple(micro_batches),
+        models=tuple(models),
     )
+
+
+def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
+    """The ranks that never reported, in words."""
+    if not ranks:
+        return [_NO_RANKS]
+    world_size = max(rank.world_size for rank in ranks)
+    missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
+    if not missing:
+        return []
+    shown = ", ".join(str(rank) for rank in missing[:_MOST_SHOWN]) + (", ..." if len(missing) > _MOST_SHOWN else "")
+    return [f"{len(missing)} of {world_size} ranks never reported: {shown}"]
 
 
 def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
@@ -94,6 +127,7 @@ def _read_rank(folder: Path, rank: int, attempt: int, notes: tuple[str, ...], da
         attempt=attempt,
         world_size=record.world_size,
         host=record.host,
+        device_uuid=record.device_uuid,
         device_type=record.device_type,
         device_name=record.device_name,
         notes=notes,
@@ -138,23 +172,16 @@ def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps
         attempt=attempt,
         step=np.asarray([record.step for record in records], np.int64),
         end_ns=np.asarray([record.end_ns for record in records], np.int64),
-        wall_ns=_masked([record.wall_ns for record in records]),
+        wall_ns=masked([record.wall_ns for record in records]),
         source=np.asarray([record.source for record in records], np.str_),
         window=np.asarray([record.window or "" for record in records], np.str_),
         skipped=np.asarray([bool(record.skipped) for record in records], np.bool_),
-        micro_batches=_masked([record.micro_batches for record in records]),
-        samples=_masked([record.samples for record in records]),
-        tokens=_masked([record.tokens for record in records]),
-        global_samples=_masked([record.global_samples for record in records]),
-        data_wait_ns=_masked([record.data_wait_ns for record in records]),
-        memory_peak_bytes=_masked([record.memory_peak_bytes for record in records]),
-    )
-
-
-def _masked(values: Sequence[int | None]) -> np.ma.MaskedArray[Any, Any]:
-    return np.ma.MaskedArray(
-        np.asarray([0 if value is None else value for value in values], np.int64),
-        mask=[value is None for value in values],
+        micro_batches=masked([record.micro_batches for record in records]),
+        samples=masked([record.samples for record in records]),
+        tokens=masked([record.tokens for record in records]),
+        global_samples=masked([record.global_samples for record in records]),
+        data_wait_ns=masked([record.data_wait_ns for record in records]),
+        memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
     )
 
 
@@ -164,6 +191,7 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
         first_step=record.first_step,
         last_step=record.last_step,
         trace=record.trace,
+        start_ns=record.start_ns,
         stop_ns=record.stop_ns,
         export_ns=record.export_ns,
         trace_bytes=record.trace_bytes,

@@ -15,6 +15,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.tables.gpus import GpuSamples
+    from perfscope.tables.model import Model
+
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
 
@@ -71,6 +74,7 @@ class Window:
     first_step: int
     last_step: int
     trace: str
+    start_ns: int
     stop_ns: int
     export_ns: int
     trace_bytes: int
@@ -85,10 +89,50 @@ class Rank:
     attempt: int
     world_size: int
     host: str
+    device_uuid: str | None
     device_type: str | None
     device_name: str | None
     notes: tuple[str, ...]
     parallel: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PassTotal:
+    """All passes of one kind on one virtual stage in a step: how many, and their time."""
+
+    kind: str
+    stage: int
+    count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.MicroBatchRecord``.
+
+    Attributes:
+        rank, attempt, step: Whose and which.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: By kind and virtual stage.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage.
+    """
+
+    rank: int
+    attempt: int
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[PassTotal, ...]
+    order: tuple[str, ...]
+
+    @property
+    def busy_ns(self) -> int:
+        """Time of all passes."""
+        return sum(total.time_ns for total in self.totals)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +147,10 @@ class Run:
         steps: One table a process that completed a step.
         windows: Every finished window.
         damage: What could not be read, in words.
+        gpus: The NVML samples of every GPU.
+        gpu_notes: Why a host has none, in words.
+        micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
+        models: What each rank trains, of those that told it.
     """
 
     path: str
@@ -112,6 +160,10 @@ class Run:
     steps: tuple[Steps, ...]
     windows: tuple[Window, ...]
     damage: tuple[str, ...]
+    gpus: tuple[GpuSamples, ...] = ()
+    gpu_notes: tuple[str, ...] = ()
+    micro_batches: tuple[MicroBatches, ...] = ()
+    models: tuple[Model, ...] = ()
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above

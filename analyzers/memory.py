@@ -1,0 +1,220 @@
+"""How much memory training takes on the fullest GPU, before it is tried: weights, gradients, optimizer, activations.
+
+The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a stage shards one more of optimizer,
+gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass wants
+them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer), for the first
+pipeline stage, which holds the most micro-batches. What an allocator, a communication library and a CUDA context take
+besides is not counted: it is some percent of the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+
+from perfscope.analyzers.conventions import Checkpointing
+from perfscope.analyzers.model_conventions import vocabulary_rows
+from perfscope.transformer import (
+    GATED_MATRICES,
+    Transformer,
+    embedding_parameters,
+    position_parameters,
+    total_parameters,
+)
+
+WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
+_SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
+_OFFLOADED_AS = {OPTIMIZER: "optimizer", GRADIENTS: "", WEIGHTS: "parameters"}
+LAST_STAGE = 3
+
+
+class Optimizer(StrEnum):
+    """What the optimizer keeps for each parameter."""
+
+    ADAM = "adam"
+    ADAM_8BIT = "adam8bit"
+    SGD = "sgd"
+
+
+class Attention(StrEnum):
+    """Whether the attention matrix is kept for the backward pass."""
+
+    FLASH = "flash"
+    EAGER = "eager"
+
+
+_OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of one parameter in each state.
+
+    Attributes:
+        weights: The weights that the forward pass uses.
+        gradients: The gradients that are kept between micro-batches.
+        optimizer: What the optimizer keeps, the fp32 copy of the weights included.
+        activations: One element of an activation.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def checkpoint(self) -> int:
+        """A parameter in a checkpoint: weights and optimizer; gradients are not saved."""
+        return self.weights + self.optimizer
+
+
+def mixed_precision(optimizer: Optimizer, gradient_bytes: int = 2) -> Precision:
+    """16-bit weights and activations, with an fp32 copy of the weights in the optimizer."""
+    return Precision(2, gradient_bytes, 4 + _OPTIMIZER_BYTES[optimizer], 2)
+
+
+def full_precision(optimizer: Optimizer) -> Precision:
+    """Everything in fp32, without a second copy of the weights."""
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is spread over GPUs.
+
+    Attributes:
+        data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
+        zero: Stage of ZeRO, 0 to 3.
+        sequence_parallel: Whether what tensor parallelism leaves whole is split along the sequence.
+        checkpointing: Which activations are recomputed.
+        micro_batch: Sequences of one forward pass on one data-parallel rank.
+        micro_batches: Forward passes of one step; absent where unknown.
+        offload: What is kept off the GPU: ``optimizer``, ``parameters``.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+    zero: int
+    checkpointing: Checkpointing
+    micro_batch: int
+    expert: int = 1
+    sequence_parallel: bool = False
+    micro_batches: int | None = None
+    offload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest GPU.
+
+    Attributes:
+        layout: How the model is spread.
+        weights, gradients, optimizer, activations: Its parts.
+    """
+
+    layout: Layout
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimate(
+    model: Transformer, layout: Layout, *, parameters: int, seq_len: int, precision: Precision, attention: Attention
+) -> Memory:
+    """Estimate the memory of the fullest GPU.
+
+    Args:
+        model: The dimensions.
+        layout: How the model is spread.
+        parameters: All parameters; the model's own number, or the size it stands for.
+        seq_len: Tokens in a sequence.
+        precision: Bytes of each state.
+        attention: Whether the attention matrix is kept.
+    """
+    dense, experts = _parameters_on_a_gpu(model, layout)
+    scale = parameters / total_parameters(model)
+
+    def state(name: str, size: int) -> int:
+        if _OFFLOADED_AS[name] in layout.offload:
+            return 0
+        sharded = layout.zero >= _SHARDED_FROM[name]
+        dense_ranks = layout.data if sharded else 1
+        expert_ranks = max(1, layout.data // layout.expert) if sharded else 1
+        return ceil(scale * size * (dense / dense_ranks + experts / expert_ranks))
+
+    return Memory(
+        layout=layout,
+        weights=state(WEIGHTS, precision.weights),
+        gradients=state(GRADIENTS, precision.gradients),
+        optimizer=state(OPTIMIZER, precision.optimizer),
+        activations=activations(model, seq_len, precision.activations, attention, layout),
+    )
+
+
+def _parameters_on_a_gpu(model: Transformer, layout: Layout) -> tuple[float, float]:
+    """Parameters of the fullest GPU before ZeRO: those that data-parallel ranks share, and routed experts.
+
+    The first pipeline stage has the embedding, the last one the output layer; without a pipeline one GPU has both.
+    """
+    layers = ceil(model.layers / layout.pipeline)
+    share = layers / model.layers / layout.tensor
+    routed = 0
+    if model.experts:
+        weights = model.mlp_matrices * model.hidden * model.experts.ffn + model.experts.vectors
+        routed = model.experts.layers * model.experts.routed * weights
+    tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
+    in_layers = total_parameters(model) - tables - routed
+    table = tables if layout.pipeline == 1 else embedding_parameters(model) + position_parameters(model)
+    return in_layers * share + table / layout.tensor, routed * share / layout.expert
+
+
+def activations(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> int:
+    """Bytes of activations on the first pipeline stage."""
+    tokens = seq_len * layout.micro_batch
+    layers = ceil(model.layers / layout.pipeline)
+    in_flight = min(layout.pipeline, layout.micro_batches or layout.pipeline)
+    kept = _layer_bytes(model, seq_len, element_bytes, attention, layout)
+    if layout.checkpointing is Checkpointing.FULL:
+        split = layout.tensor if layout.sequence_parallel else 1
+        stored = layers * in_flight * element_bytes * model.hidden / split
+        return ceil(tokens * (stored + kept)) + _head_bytes(model, tokens, element_bytes, layout)
+    return ceil(tokens * layers * in_flight * kept) + _head_bytes(model, tokens, element_bytes, layout)
+
+
+def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
+    """Bytes that one layer keeps for one token, with what is recomputed selectively left out."""
+    hidden = model.hidden
+    dropout_masks = 0 if model.mlp_matrices == GATED_MATRICES else 2 * hidden
+    # Inputs of both norms, of the attention and of the MLP.
+    whole = 4 * element_bytes * hidden + dropout_masks
+    kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
+    split = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim) + _mlp_bytes(model, element_bytes)
+    if attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE:
+        split += (2 * element_bytes + 1) * model.heads * seq_len
+    return split / layout.tensor + whole / (layout.tensor if layout.sequence_parallel else 1)
+
+
+def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
+    """Bytes inside the MLP for one token: before and after the activation, and with a gate the product too."""
+    tensors = 4 if model.mlp_matrices == GATED_MATRICES else 2
+    ffn: float = model.ffn
+    if model.experts:
+        visited = model.experts.active * model.experts.ffn + model.experts.shared_ffn
+        ffn = (model.ffn * (model.layers - model.experts.layers) + visited * model.experts.layers) / model.layers
+    return element_bytes * tensors * ffn
+
+
+def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout) -> int:
+    """Bytes of the last norm, the output layer and the fp32 logits, on a GPU that has them."""
+    if layout.pipeline > 1:
+        return 0
+    logits = 4 * vocabulary_rows(model)
+    return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

@@ -1,0 +1,298 @@
+"""The pipeline bubble against the number of micro-batches: theory, slope of step times, traces, hooks' own times.
+
+Run: ``python -m benchmarks.bubble_sweep -o OUT`` on a machine with GPUs, one stage a GPU (4 H200: about five minutes),
+or with ``--ranks 2 --tiny`` on two CPUs to see that it works. Each setting is one training run below ``perfscope
+profile``; its traces and records stay in OUT/runs. OUT/bubble_sweep.md holds the tables, .json the figures, .svg the
+curve.
+
+- theory: (p-1)/(m+p-1), equal stages.
+- slope: what is left of a step's passes when m times the cost of one more micro-batch is taken off; that cost is the
+  slope of a line through undisturbed step times, and what a step costs outside its passes is taken off too.
+- trace: ``results.pipeline_bubble``; hooks: ``results.pipeline_steps``, over undisturbed steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from perfscope.engine import Plan, analyze
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
+OTHER_SCHEDULES = ("gpipe", "interleaved", "zb-h1", "zbv")
+LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len": 1024, "micro-batch": 4}
+TINY = {"layers": 8, "hidden": 64, "heads": 2, "vocabulary": 256, "seq-len": 64, "micro-batch": 2}
+STEPS = 16
+ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
+_LONGEST_S = 240
+_CALLS = 2000
+_COLOURS = ("#607d8b", "#e4572e", "#4c8bf5", "#3aa76d")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One training run: its schedule and micro-batches, on how many ranks, and the model's size."""
+
+    schedule: str
+    microbatches: int
+    ranks: int
+    size: Mapping[str, int]
+
+    def command(self) -> list[str]:
+        """The training command, for subprocess."""
+        words = [f"--{name}={value}" for name, value in self.size.items()]
+        own = [f"--schedule={self.schedule}", f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        return [sys.executable, *launch, str(WORKLOAD), *own, *words]
+
+
+def run(command: Sequence[str]) -> str:
+    """Run a command to its end and return what it printed; its complaints are shown where it failed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_LONGEST_S, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr[-4000:]}")
+    return ended.stdout
+
+
+def plain_ms(setting: Setting) -> float:
+    """The median step of a run without perfscope, as the workload itself prints it."""
+    match = re.search(r"median step ([\d.]+) ms", run(setting.command()))
+    assert match is not None
+    return float(match[1])
+
+
+def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
+    """One run below perfscope, and what it says of it."""
+    target = folder / f"{setting.schedule}_m{setting.microbatches}"
+    began = time.monotonic()
+    run([sys.executable, "-m", "perfscope", "profile", "-o", str(target), "--nvml-hz", "0", "--", *setting.command()])
+    analysis = analyze([target], Plan(only=ANALYZERS))
+    results: dict[str, Any] = {name: result.data() for name, result in analysis.results.items()}
+    for skip in analysis.skipped:
+        sys.stderr.write(f"{target.name}: {skip.analyzer}: {skip.reason}\n")
+    figures = _figures(setting, results)
+    sys.stderr.write(f"{target.name}: {time.monotonic() - began:.0f} s, {json.dumps(figures)}\n")
+    return figures
+
+
+def _figures(setting: Setting, results: Mapping[str, Any]) -> dict[str, Any]:
+    trace, hooks, steps = (results.get(name) or {} for name in ("pipeline_bubble", "pipeline_steps", "steps"))
+    m, p = setting.microbatches, setting.ranks
+    step_ms = None if steps.get("median_s") is None else 1e3 * steps["median_s"]
+    return {
+        "schedule": setting.schedule,
+        "microbatches": m,
+        "step_ms": step_ms,
+        "profiled_step_ms": None if steps.get("profiled_s") is None else 1e3 * steps["profiled_s"],
+        "theory": (p - 1) / (m + p - 1)
+        if setting.schedule in {"1f1b", "gpipe"}
+        else trace.get("theory_fraction_of_total"),
+        "recognised": trace.get("schedule"),
+        "trace_section_ms": _ms(trace.get("section_us")),
+        "trace_total": trace.get("fraction_of_total"),
+        **{
+            f"trace_{part}": trace.get(f"{part}_fraction_of_total")
+            for part in ("schedule", "imbalance", "transfer", "host")
+        },
+        "hooks_section_ms": _ms(hooks.get("section_us")),
+        "hooks_total": hooks.get("fraction_of_total"),
+        "hooks_schedule": hooks.get("schedule_fraction_of_total"),
+        "hooks_imbalance": hooks.get("imbalance_fraction_of_total"),
+    }
+
+
+def _ms(value: float | None) -> float | None:
+    return None if value is None else value / 1e3
+
+
+def add_slope(rows: Sequence[dict[str, Any]]) -> float:
+    """Give each row of one schedule its share by the slope of step times; returns the slope in ms a micro-batch."""
+    slope, _ = statistics.linear_regression([row["microbatches"] for row in rows], [row["step_ms"] for row in rows])
+    for row in rows:
+        outside = row["step_ms"] - row["hooks_section_ms"]
+        row["outside_ms"] = outside
+        row["slope"] = 1 - row["microbatches"] * slope / (row["step_ms"] - outside)
+    return slope
+
+
+def hook_cost_us() -> float:
+    """What the hooks add to a pass on the host: two marks in the stream of a device that has nothing else to do."""
+    import torch
+
+    from perfscope.hooks.pass_timer import Pass, PassTimer
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    timer = PassTimer()
+    which = Pass("F", 0, 0, 4, 0, 4)
+    costs = []
+    for step in range(10):
+        began = time.perf_counter()
+        for _ in range(_CALLS):
+            timer.ends(timer.begins(which, marked=False))
+        timer.step_ends(step)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        timer.ready()
+        costs.append(1e6 * (time.perf_counter() - began) / _CALLS)
+    return statistics.median(costs)
+
+
+def chart(rows: Sequence[Mapping[str, Any]], p: int) -> str:
+    """The curve as SVG: share of the total over micro-batches, one line a way of knowing it."""
+    kinds = (("theory", "theory"), ("slope", "slope"), ("trace_schedule", "trace"), ("hooks_schedule", "hooks"))
+    width, height, left, bottom = 640, 400, 60, 50
+    top = max(row[key] for row in rows for key, _ in kinds if row.get(key) is not None) * 1.1
+    last = max(row["microbatches"] for row in rows)
+
+    def at(m: float, share: float) -> str:
+        return (
+            f"{left + (width - left - 20) * m / last:.1f},{height - bottom - (height - bottom - 30) * share / top:.1f}"
+        )
+
+    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
+    parts.append(f'<text x="{left}" y="18" font-weight="bold">Bubble of the schedule, 1F1B, p = {p}</text>')
+    for tick in range(5):
+        place = at(0, top * tick / 4)
+        parts.append(f'<polyline points="{place} {at(last, top * tick / 4)}" stroke="#ddd"/>')
+        parts.append(f'<text x="8" y="{place.partition(",")[2]}">{100 * top * tick / 4:.0f} %</text>')
+    for row in rows:
+        x = at(row["microbatches"], 0).partition(",")[0]
+        parts.append(f'<text x="{x}" y="{height - bottom + 18}" text-anchor="middle">{row["microbatches"]}</text>')
+    for index, (key, name) in enumerate(kinds):
+        points = [at(row["microbatches"], row[key]) for row in rows if row.get(key) is not None]
+        colour = _COLOURS[index]
+        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        marks = (point.partition(",") for point in points)
+        parts.extend(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>' for x, _, y in marks)
+        parts.append(f'<text x="{left + 130 * index}" y="{height - 8}" fill="{colour}">{name}</text>')
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12">\n{body}\n</svg>\n'
+    )
+
+
+def document(figures: Mapping[str, Any]) -> str:
+    """The tables as markdown."""
+    heads = {
+        "microbatches": "m",
+        "step_ms": "Step (ms)",
+        "theory": "Theory (%)",
+        "slope": "Slope (%)",
+        "trace_schedule": "Trace: schedule (%)",
+        "hooks_schedule": "Hooks: schedule (%)",
+        "trace_imbalance": "Trace: imbalance (%)",
+        "trace_transfer": "Trace: transfer (%)",
+        "trace_host": "Trace: host gaps (%)",
+        "trace_total": "Trace: all (%)",
+        "hooks_total": "Hooks: all (%)",
+        "profiled": "Profiled step / undisturbed",
+    }
+    others = {"schedule": "Schedule", "recognised": "Recognised as", **{k: v for k, v in heads.items() if k != "slope"}}
+    return (
+        "\n\n".join(
+            (
+                "# The bubble over micro-batches",
+                f"{figures['device']}, {figures['ranks']} stages, torch {figures['torch']}; the command: "
+                "`python -m benchmarks.bubble_sweep`.",
+                "## 1F1B",
+                _table(figures["sweep"], heads),
+                f"One more micro-batch costs {figures['slope_ms']:.3f} ms. Shares are of p x T.",
+                "## Other schedules",
+                _table(figures["others"], others),
+                "## What the hooks cost",
+                _cost(figures),
+            )
+        )
+        + "\n"
+    )
+
+
+def _cost(figures: Mapping[str, Any]) -> str:
+    plain = ", ".join(f"{one:.3f}" for one in figures["plain_ms"])
+    return (
+        f"A pass costs {figures['hook_us_a_pass']:.1f} us on the host, which is "
+        f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if nothing hides it. "
+        f"Median step without perfscope, before and after: {plain} ms; undisturbed steps below perfscope: "
+        f"{figures['under_perfscope_ms']:.3f} ms."
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str]) -> str:
+    cells = [[_cell(row, key) for key in heads] for row in rows]
+    table: str = tabulate(cells, list(heads.values()), tablefmt="pipe", disable_numparse=True)
+    return table
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    if key == "profiled":
+        known = row.get("profiled_step_ms") and row.get("step_ms")
+        return f"{row['profiled_step_ms'] / row['step_ms']:.2f}" if known else "n/a"
+    value = row.get(key)
+    if value is None:
+        return "n/a"
+    if isinstance(value, float):
+        return f"{value:.2f}" if key.endswith("_ms") else f"{100 * value:.1f}"
+    return str(value)
+
+
+def main() -> None:
+    """Sweep and write."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    size = TINY if arguments.tiny else LARGE
+    runs = arguments.output / "runs"
+    cost_m = arguments.microbatches[min(1, len(arguments.microbatches) - 1)]
+    usual = Setting("1f1b", cost_m, arguments.ranks, size)
+    before = plain_ms(usual)
+    sweep = [profiled(Setting("1f1b", m, arguments.ranks, size), runs) for m in sorted(arguments.microbatches)]
+    slope = add_slope(sweep)
+    after = plain_ms(usual)
+    others = [profiled(Setting(schedule, cost_m, arguments.ranks, size), runs) for schedule in OTHER_SCHEDULES]
+    under = next(row["step_ms"] for row in sweep if row["microbatches"] == cost_m)
+    cost = hook_cost_us()
+    figures = {
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{platform.machine()} CPU",
+        "torch": torch.__version__,
+        "ranks": arguments.ranks,
+        "size": size,
+        "sweep": sweep,
+        "slope_ms": slope,
+        "others": others,
+        "hook_us_a_pass": cost,
+        "hook_share_of_a_step": 2 * cost_m * cost / (1e3 * under),
+        "cost_m": cost_m,
+        "plain_ms": [before, after],
+        "under_perfscope_ms": under,
+    }
+    (arguments.output / "bubble_sweep.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (arguments.output / "bubble_sweep.svg").write_text(chart(sweep, arguments.ranks))
+    (arguments.output / "bubble_sweep.md").write_text(document(figures))
+    print(document(figures))
+
+
+if __name__ == "__main__":
+    main()

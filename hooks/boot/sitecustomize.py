@@ -1,0 +1,96 @@
+"""Run by Python at the start of every process below ``perfscope profile``, because this folder is on PYTHONPATH.
+
+It must cost nothing in a process that never trains: it installs one import hook and returns. The capture itself is
+loaded when torch is. The ``sitecustomize`` that this one shadows is run as if this one were not there.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _locations() -> "tuple[str, str]":
+    """The files of the packages perfscope and perfscope.hooks."""
+    written = os.path.join(_HERE, "locations")
+    if os.path.exists(written):
+        with open(written, encoding="utf-8") as file:
+            package, hooks = file.read().split("\n")[:2]
+        return package, hooks
+    hooks = os.path.dirname(_HERE)
+    above = os.path.dirname(hooks)
+    package = above if os.path.exists(os.path.join(above, "wire.py")) else os.path.join(above, "perfscope")
+    return os.path.join(package, "__init__.py"), os.path.join(hooks, "__init__.py")
+
+
+def _load(name: str, file: str, search: "list[str] | None") -> "Any":
+    """Import a module from its file, whatever sys.path holds: nothing of ours becomes importable for the script."""
+    external: Any = sys.modules["_frozen_importlib_external"]
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    spec = external.spec_from_file_location(name, file, submodule_search_locations=search)
+    module = bootstrap.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
+
+
+def _on_import(name: str, module: "ModuleType") -> None:
+    try:
+        package, hooks = _locations()
+        if "perfscope" not in sys.modules:
+            _load("perfscope", package, [os.path.dirname(package)])
+        elif getattr(sys.modules["perfscope"], "DISTRIBUTION", None) != "perfscope-toolkit":
+            return _say("the script imports another project's module named perfscope")
+        if "perfscope.hooks" not in sys.modules:
+            sys.modules["perfscope"].hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[attr-defined]
+        from perfscope.hooks.start import patch
+    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+        return _say(repr(error))
+    return patch(name, module, _HERE)
+
+
+def _install() -> None:
+    configured = os.path.exists(os.path.join(_HERE, "config.json")) or "PYTHON_PERFSCOPE" in os.environ
+    if not configured or "_perfscope_imports" in sys.modules:
+        return
+    hooks = os.path.dirname(_locations()[1])
+    if not os.path.exists(os.path.join(hooks, "imports.py")):
+        return  # a node without our files: the launcher names the ranks that never reported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded; Kineto logs every start otherwise
+    imports = _load("_perfscope_imports", os.path.join(hooks, "imports.py"), None)
+    sys.meta_path.insert(0, imports.PostImportFinder(imports.WATCHED, _on_import))
+
+
+def _run_shadowed() -> None:
+    """Import the sitecustomize that would have run without this folder; where there is none, ours stays imported."""
+    packaged = os.path.join(os.path.dirname(_locations()[1]), "boot")  # it is on PYTHONPATH behind a run's own folder
+    ours_too = {os.path.realpath(_HERE), os.path.realpath(packaged)}
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in ours_too]
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - imported for its effect
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+try:
+    _install()
+except Exception as _error:  # noqa: BLE001 - the hooks' outer edge: the interpreter starts without us
+    _say(repr(_error))
+_run_shadowed()

@@ -1,0 +1,382 @@
+"""The capture of one training process: counts steps, opens and closes profiler windows, writes records.
+
+The hooks around frameworks report what happens; this class decides what it means. Training is never harmed: every entry
+is guarded, a failure ends the capture with one line and never reaches the script, and nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from perfscope import wire
+from perfscope.hooks import identity
+from perfscope.hooks.config import Config
+from perfscope.hooks.model_facts import autocast_dtype, describe_model
+from perfscope.hooks.module_ranges import ModuleRanges
+from perfscope.hooks.nvml import start_sampler
+from perfscope.hooks.pass_timer import Pass, PassTimer
+from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
+from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.step_facts import Stated, StepFacts, memory
+from perfscope.hooks.step_source import StepSource
+from perfscope.wire import NoteRecord, StepRecord
+
+_WATCHDOG_S = 20.0
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def guarded(method: _F) -> _F:
+    """Keep every failure of a hook away from the training script, and a forked child out of the capture."""
+
+    @functools.wraps(method)
+    def call(self: Capture, *args: Any, **kwargs: Any) -> Any:
+        if self.dead or os.getpid() != self.pid:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+            self.abandon(f"{method.__name__} failed: {error!r}")
+            return None
+
+    return call  # type: ignore[return-value]
+
+
+class Capture:
+    """One process's capture.
+
+    Attributes:
+        config: What to record.
+        dead: True after a failure: nothing more is recorded.
+        pid: The process it belongs to; a forked child has none.
+        steps: Completed training steps.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.dead = False
+        self.pid = os.getpid()
+        self.steps = 0
+        self._source = StepSource()
+        self._facts = StepFacts()
+        self._step_started_ns: int | None = None
+        self._label: str | None = None
+        self._pending = list(config.windows)
+        self._window: ProfilerWindow | None = None
+        self._moving_own_profiler = False
+        self._ranges = ModuleRanges()
+        self._recorder: Recorder | None = None
+        self._passes = PassTimer()
+        self._rank: wire.RankRecord | None = None
+        self._notes: list[str] = []
+        self._foreign: str | None = _foreign_tool()
+        self._model: weakref.ref[Any] | None = None
+        self._compute_dtype: str | None = None
+        atexit.register(self.finish)
+
+    # What the hooks report.
+
+    @guarded
+    def arm(self, source: str) -> None:
+        """A framework that will tell steps is being built: simpler sources below it are ignored from now on."""
+        self._source.arm(source)
+
+    @guarded
+    def process_group_ready(self) -> None:
+        """torch.distributed knows the rank."""
+        self._activate()
+
+    @guarded
+    def adopt_process_group(self) -> None:
+        """Learn the rank of a group that was there before the capture."""
+        if _group_exists():
+            self._activate()
+
+    @guarded
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A wrapped model is about to run forward on one micro-batch."""
+        if not sys.modules["torch"].is_grad_enabled():
+            return
+        self._training_begins()
+        self._facts.add_forward(args, kwargs)
+
+    @guarded
+    def trains(self, module: Any) -> None:
+        """A module is trained; the first one is the model."""
+        if self._model is None:
+            self._model = weakref.ref(module)
+        if self.steps == 0 and self._compute_dtype is None:
+            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+
+    @guarded
+    def step_begins(self) -> None:
+        """A framework that runs a whole step in one call is about to."""
+        self._training_begins()
+
+    @guarded
+    def batch_loaded(self, batch: Any, wait_ns: int) -> None:
+        """A data loader handed a batch out."""
+        if not sys.modules["torch"].is_grad_enabled():
+            return
+        self._training_begins()
+        self._facts.add_batch(batch, wait_ns)
+
+    @guarded
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An outermost optimizer step returned."""
+        self._facts.optimizer_steps += 1
+        if self._source.name in (None, "optimizer"):
+            self.boundary("optimizer", optimizer)
+
+    @guarded
+    def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:
+        """A GradScaler finished an iteration; ``stepped`` is whether it tried an optimizer step, None where unknown."""
+        skipped = None if stepped is None else stepped and self._facts.optimizer_steps == 0
+        self.boundary("grad_scaler", scaler, skipped=skipped)
+
+    @guarded
+    def boundary(self, source: str, key: object, **stated: Any) -> None:
+        """A source says that one of its objects, the key, completed a training step; the rest are fields of Stated."""
+        now_ns = time.monotonic_ns()
+        if not self._source.ends_a_step(source, key):
+            return
+        self._activate()
+        self.steps += 1
+        self._write(self._record(now_ns, source, Stated(**stated)))
+        self._facts = StepFacts()
+        self._passes.step_ends(self.steps)
+        self._write_passes()
+        self._move_window()
+        self._step_started_ns = time.monotonic_ns()
+
+    @guarded
+    def pass_begins(self, which: Pass) -> object:
+        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``."""
+        self._training_begins()
+        return self._passes.begins(which, marked=self._window is not None)
+
+    @guarded
+    def pass_ends(self, token: Any) -> None:
+        """All of that pass was launched."""
+        self._passes.ends(token)
+
+    @guarded
+    def coordinates(self, value: dict[str, Any]) -> None:
+        """A framework told this rank's place in the process groups."""
+        self._activate()
+        assert self._recorder is not None
+        self._recorder.coordinates(value)
+
+    @guarded
+    def profiler_starts(self) -> None:
+        """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
+        if self._moving_own_profiler:
+            return
+        if self._foreign is None:
+            self._foreign = "the script runs a torch.profiler of its own"
+            if self._window is not None:
+                self._window.discard()
+                self._window = None
+            self.note(f"no window is profiled: {self._foreign}")
+
+    @guarded
+    def group_is_destroyed(self) -> None:
+        """The default process group is about to go: an open window is written while the device still answers."""
+        self._close_window()
+
+    @guarded
+    def finish(self) -> None:
+        """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
+        failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
+        self._write_passes()
+        if self._window is None:
+            return
+        if not failed:
+            self._close_window()
+            return
+        watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
+        watchdog.daemon = True
+        watchdog.start()
+        self._close_window(after_failure=True)
+        watchdog.cancel()
+
+    def note(self, text: str) -> None:
+        """Keep something that a reader of the report must know."""
+        if self._recorder is None:
+            self._notes.append(text)
+            return
+        try:
+            self._recorder.event(NoteRecord(text))
+        except OSError:
+            sys.stderr.write(f"perfscope: {text}\n")
+
+    def abandon(self, reason: str) -> None:
+        """End the capture after a failure: one line, and training goes on without it."""
+        self.dead = True
+        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
+        self.note(f"capture ended after step {self.steps}: {reason}")
+        window, self._window = self._window, None
+        try:
+            self._ranges.stop()
+            if window is not None:
+                window.discard()
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
+            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+
+    # Steps.
+
+    def _training_begins(self) -> None:
+        if self._step_started_ns is None and self.steps == 0:
+            self._source.bind_thread()
+            self._move_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
+        facts = self._facts
+        return StepRecord(
+            step=self.steps,
+            end_ns=now_ns,
+            source=source,
+            wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns,
+            window=self._label,
+            skipped=stated.skipped or None,
+            micro_batches=stated.micro_batches or facts.micro_batches or None,
+            samples=facts.samples or facts.loader_samples or None,
+            tokens=facts.tokens or None,
+            global_samples=stated.global_samples,
+            data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
+            loss_scale=stated.loss_scale,
+            **memory(),
+        )
+
+    def _write_passes(self) -> None:
+        """Write the passes of the steps that the device is done with."""
+        for record in self._passes.ready():
+            assert self._recorder is not None
+            self._recorder.micro_batches(record)
+
+    def _write(self, record: StepRecord) -> None:
+        assert self._recorder is not None
+        if self.steps == 1:
+            self._identify()
+        self._recorder.step(record)
+
+    # Windows.
+
+    def _move_window(self) -> None:
+        """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
+        self._moving_own_profiler = True
+        try:
+            self._move_window_to(self.steps + 1)
+        finally:
+            self._moving_own_profiler = False
+
+    def _move_window_to(self, next_step: int) -> None:
+        self._label = None
+        if self._window is not None:
+            if self.steps >= self._window.steps.last:
+                self._close_window()
+                self._label = wire.EXPORT
+            else:
+                self._window.step()
+                self._label = wire.PROFILED
+        while self._pending and self._pending[0].first < next_step:
+            self.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
+        if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
+            self._open_window(next_step)
+
+    def _open_window(self, next_step: int) -> None:
+        window = self._pending.pop(0)
+        if self._foreign is not None:
+            self.note(f"the window {window} is not profiled: {self._foreign}")
+            return
+        if not self._profiles_this_rank():
+            return
+        opened = ProfilerWindow(window, self.config, next_step)
+        self._window = opened
+        opened.start()
+        if next_step == window.first:
+            self.note(f"the window {window} began without a warm-up step: its first step is slower")
+        self._label = wire.PROFILED if next_step == window.first else wire.WARMUP
+        if self.config.modules:
+            self._ranges.start()
+
+    def _close_window(self, *, after_failure: bool = False) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        self._ranges.stop()
+        if not window.recorded:
+            window.discard()
+            self.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+            return
+        self._activate()
+        assert self._recorder is not None
+        finish = window.finish_after_failure if after_failure else window.finish
+        try:
+            self._recorder.event(finish(self._trace_metadata(window), self.steps))
+        except ExportError as error:
+            self.note(f"the window {window.steps} is lost: {error}")
+            sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
+        window.release()
+
+    def _trace_metadata(self, window: ProfilerWindow) -> dict[str, Any]:
+        assert self._rank is not None
+        return {
+            "schema": wire.SCHEMA,
+            "rank": self._rank.rank,
+            "world_size": self._rank.world_size,
+            "first_step": window.steps.first,
+            "wall_ns": time.time_ns(),
+            "monotonic_ns": time.monotonic_ns(),
+        }
+
+    def _profiles_this_rank(self) -> bool:
+        if self.config.ranks is None:
+            return True
+        return (self._rank.rank if self._rank else identity.rank_and_world_size()[0]) in self.config.ranks
+
+    # Files.
+
+    def _activate(self) -> None:
+        """Claim this rank's folder; nothing is written before a process has shown that it trains."""
+        if self._recorder is not None:
+            return
+        rank, world_size = identity.rank_and_world_size()
+        self._recorder = Recorder(self.config.run_dir, rank)
+        self._rank = identity.describe(rank, world_size)
+        self._recorder.identify(self._rank)
+        for text in self._notes:
+            self._recorder.event(NoteRecord(text))
+        if self.config.nvml_hz > 0 and self.config.nvml_path is not None:
+            start_sampler(self.config)
+
+    def _identify(self) -> None:
+        """Write the rank's facts again once its device is known."""
+        assert self._recorder is not None
+        assert self._rank is not None
+        self._rank = identity.describe(self._rank.rank, self._rank.world_size)
+        self._recorder.identify(self._rank)
+        model = self._model() if self._model else None
+        if model is not None:
+            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
+
+
+def _group_exists() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _foreign_tool() -> str | None:
+    """A profiler outside the process that holds CUPTI."""
+    for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
+        if os.environ.get(name):
+            return f"another profiler is attached ({name} is set)"
+    return None

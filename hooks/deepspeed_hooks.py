@@ -1,0 +1,114 @@
+"""Wrappers around DeepSpeed's engines: they, and never the optimizer inside, say when a step completed.
+
+ZeRO stage 3 steps its inner optimizer once for each sub-group, and gradient accumulation calls ``engine.step()`` once
+for each micro-batch, so a step is what moves ``engine.global_steps``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from perfscope.hooks.capture import Capture
+
+
+def patch_engine(module: ModuleType, capture: Capture) -> None:
+    """Count the steps of DeepSpeedEngine."""
+    engine_class = module.DeepSpeedEngine
+    construct, forward, step = engine_class.__init__, engine_class.forward, engine_class.step
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        capture.arm("deepspeed")
+        construct(self, *args, **kwargs)
+        capture.trains(self.module)
+
+    @functools.wraps(forward)
+    def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            capture.forward(args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    @functools.wraps(step)
+    def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = (self.global_steps, self.skipped_steps)
+        result = step(self, *args, **kwargs)
+        if self.global_steps != before[0]:
+            capture.boundary(
+                "deepspeed",
+                self,
+                skipped=self.skipped_steps != before[1],
+                global_samples=_whole(self.train_batch_size()),
+                loss_scale=_loss_scale(self),
+            )
+        return result
+
+    engine_class.__init__ = init
+    engine_class.forward = counting_forward
+    engine_class.step = reporting_step
+
+
+def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
+    """Count the steps of PipelineEngine, whose ``train_batch`` is one step of all its micro-batches."""
+    engine_class = module.PipelineEngine
+    construct, train_batch = engine_class.__init__, engine_class.train_batch
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        capture.arm("deepspeed_pipeline")
+        construct(self, *args, **kwargs)
+        capture.coordinates(_coordinates(self))
+
+    @functools.wraps(train_batch)
+    def reporting_train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        capture.step_begins()
+        skipped_before = self.skipped_steps
+        result = train_batch(self, *args, **kwargs)
+        capture.boundary(
+            "deepspeed_pipeline",
+            self,
+            skipped=self.skipped_steps != skipped_before,
+            global_samples=_whole(self.train_batch_size()),
+            micro_batches=_whole(self.micro_batches),
+            loss_scale=_loss_scale(self),
+        )
+        return result
+
+    engine_class.__init__ = init
+    engine_class.train_batch = reporting_train_batch
+
+
+def _coordinates(engine: Any) -> dict[str, Any]:
+    grid = engine.grid
+    return {
+        "coordinates": {
+            "dp": grid.get_data_parallel_rank(),
+            "pp": grid.get_pipe_parallel_rank(),
+            "tp": grid.get_slice_parallel_rank(),
+        },
+        "sizes": {
+            "dp": grid.get_data_parallel_world_size(),
+            "pp": grid.get_pipe_parallel_world_size(),
+            "tp": grid.get_slice_parallel_world_size(),
+        },
+    }
+
+
+def _loss_scale(engine: Any) -> float | None:
+    """The loss scale, where it is a plain number: reading a tensor would wait for the device."""
+    scale = getattr(engine.optimizer, "cur_scale", None)
+    return float(scale) if isinstance(scale, (int, float)) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
+    "deepspeed.runtime.engine": [("counting DeepSpeed steps", patch_engine)],
+    "deepspeed.runtime.pipe.engine": [("counting DeepSpeed pipeline steps", patch_pipeline_engine)],
+}

@@ -1,0 +1,67 @@
+"""Who this process is among the ranks: read from torch.distributed, else from what launchers put in the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from typing import Any
+
+from perfscope.hooks.secrets import redact_arguments
+from perfscope.wire import RankRecord
+
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK")
+_WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """The rank and the number of ranks; (0, 1) for a process that nothing launched as a rank."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return _from_environment(_RANK_VARIABLES, 0), _from_environment(_WORLD_VARIABLES, 1)
+
+
+def rank_in_environment() -> bool:
+    """Whether the launcher told this process its rank."""
+    return any(name in os.environ for name in _RANK_VARIABLES)
+
+
+def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return otherwise
+
+
+def describe(rank: int, world_size: int) -> RankRecord:
+    """Everything about the process that a report needs; what is not known yet is left out."""
+    torch = sys.modules.get("torch")
+    deepspeed = sys.modules.get("deepspeed")
+    return RankRecord(
+        rank=rank,
+        world_size=world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        wall_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        python=platform.python_version(),
+        torch=getattr(torch, "__version__", None),
+        deepspeed=getattr(deepspeed, "__version__", None),
+        argv=tuple(redact_arguments(sys.argv)),
+        **_device(torch),
+    )
+
+
+def _device(torch: Any) -> dict[str, str]:
+    if torch is None:
+        return {}
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {"device_type": "cpu"}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = getattr(properties, "uuid", None)
+    known = {"device_type": "cuda", "device_name": properties.name}
+    return known if uuid is None else {**known, "device_uuid": f"GPU-{uuid}"}

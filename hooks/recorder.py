@@ -1,0 +1,104 @@
+"""Writes a rank's records: one line, one write, so that a killed process leaves whole lines."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from perfscope import wire
+
+if TYPE_CHECKING:
+    from perfscope.wire import MicroBatchRecord, ModelRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+
+
+class Recorder:
+    """The files of one rank's process.
+
+    Attributes:
+        rank: The rank.
+        attempt: 0, or how many processes had this rank in this run before.
+    """
+
+    def __init__(self, run_dir: str, rank: int) -> None:
+        self.rank = rank
+        self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS), rank)
+        self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
+        self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
+        self._micro_batches: int | None = None
+
+    def step(self, record: StepRecord) -> None:
+        """Write one training step.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        _write(self._steps, wire.to_line(record))
+
+    def micro_batches(self, record: MicroBatchRecord) -> None:
+        """Write the passes of one training step; the file is made with the first of them.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if self._micro_batches is None:
+            self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
+        _write(self._micro_batches, wire.to_line(record))
+
+    def event(self, record: WindowRecord | NoteRecord) -> None:
+        """Write a finished window or a note.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        _write(self._events, wire.to_line(record))
+
+    def identify(self, record: RankRecord) -> None:
+        """Write, or write again, who the rank is."""
+        replace_file(os.path.join(self._folder, wire.RANK_FILE), wire.to_line(record))
+
+    def model(self, record: ModelRecord) -> None:
+        """Write what the rank trains."""
+        replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
+
+    def coordinates(self, value: dict[str, Any]) -> None:
+        """Write the rank's place in the process groups."""
+        replace_file(os.path.join(self._folder, wire.PARALLEL_FILE), wire.to_file(value))
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; a file that was there is unchanged.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def _claim_folder(ranks: str, rank: int) -> tuple[int, str]:
+    os.makedirs(ranks, exist_ok=True)
+    attempt = 0
+    while True:
+        folder = os.path.join(ranks, wire.rank_folder(rank, attempt))
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return attempt, folder
+
+
+def _open_to_append(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _write(descriptor: int, line: bytes) -> None:
+    if os.write(descriptor, line) != len(line):
+        raise OSError("the disk is full: a record was cut")

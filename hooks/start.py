@@ -1,0 +1,101 @@
+"""Patches modules as they are imported, and builds this process's capture when training first calls a patch.
+
+A launcher or a data-loader worker imports torch too and never trains: until then nothing but this file and the patches
+is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from perfscope.hooks.capture import Capture
+    from perfscope.hooks.config import Config
+
+_capture: Capture | None = None
+
+
+class LateCapture:
+    """Stands for the capture in the patches; the first use builds it from the files of ``perfscope profile``."""
+
+    def __init__(self, boot_dir: str) -> None:
+        self._boot_dir = boot_dir
+        self._failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        if _capture is None and not self._failed:
+            try:
+                begin(_read_config(self._boot_dir))
+            except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+                self._failed = True
+                sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {error!r}\n")
+        return _nothing if _capture is None else getattr(_capture, name)
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """What a patch calls where there is no capture."""
+
+
+def current() -> Capture | None:
+    """This process's capture, where there is one."""
+    return _capture
+
+
+def begin(config: Config) -> Capture:
+    """Make this process's capture."""
+    global _capture  # noqa: PLW0603 - one process has one profiler, so it has one capture
+    if _capture is None:
+        from perfscope.hooks.capture import Capture
+
+        _capture = Capture(config)
+    return _capture
+
+
+def patch(name: str, module: ModuleType, boot_dir: str) -> None:
+    """Patch one watched module that was just executed, below ``perfscope profile``."""
+    try:
+        patch_module(name, module, LateCapture(boot_dir))
+    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+        sys.stderr.write(f"perfscope: {name} is not hooked: {error!r}\n")
+
+
+def patch_module(name: str, module: ModuleType, capture: Any) -> None:
+    """Put our wrappers around the functions of one watched module; a function that moved is said and left alone."""
+    for feature, apply in _patches(name):
+        try:
+            apply(module, capture)
+        except AttributeError as error:
+            sys.stderr.write(f"perfscope: {feature} is off: this version of {name} differs ({error})\n")
+
+
+def _patches(name: str) -> list[tuple[str, Any]]:
+    if name.startswith("deepspeed."):
+        from perfscope.hooks import deepspeed_hooks
+
+        return [*deepspeed_hooks.PATCHES.get(name, []), *_pipeline_patches(name)]
+    if "pipelin" in name:
+        return _pipeline_patches(name)
+    from perfscope.hooks import torch_hooks
+
+    return torch_hooks.PATCHES.get(name, [])
+
+
+def _pipeline_patches(name: str) -> list[tuple[str, Any]]:
+    from perfscope.hooks import micro_batches
+
+    return micro_batches.PATCHES.get(name, [])
+
+
+def _read_config(boot_dir: str) -> Config:
+    from perfscope.hooks.config import CONFIG_FILE, ENVIRONMENT_VARIABLE, Config
+
+    path = os.path.join(boot_dir, CONFIG_FILE)
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            return Config.from_json(file.read())
+    return Config.from_environment(os.environ[ENVIRONMENT_VARIABLE])

@@ -1,0 +1,89 @@
+"""What is known of a step besides its time: what went in, what the framework states, how much memory it took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the framework itself says of a step; None is what it does not say.
+
+    Attributes:
+        skipped: It counted the step without updating the weights.
+        global_samples: Samples of the step over all ranks.
+        micro_batches: Forward passes in the step.
+        loss_scale: The loss scale.
+    """
+
+    skipped: bool | None = None
+    global_samples: int | None = None
+    micro_batches: int | None = None
+    loss_scale: float | None = None
+
+
+@dataclass
+class StepFacts:
+    """What was seen since the last step boundary.
+
+    Attributes:
+        micro_batches: Forward passes of a wrapped model.
+        samples: Samples that went into them.
+        tokens: Tokens that went into them, where the input is integers of two dimensions.
+        loader_samples: Samples that data loaders handed out.
+        data_wait_ns: Time spent waiting for data loaders.
+        loader_seen: A data loader was used at all.
+        optimizer_steps: Outermost optimizer steps.
+    """
+
+    micro_batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    loader_samples: int = 0
+    data_wait_ns: int = 0
+    loader_seen: bool = False
+    optimizer_steps: int = 0
+
+    def add_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count one micro-batch by the first tensor among the inputs."""
+        self.micro_batches += 1
+        batch = _first_tensor((kwargs.get("input_ids"), args, kwargs), sys.modules["torch"].Tensor, depth=2)
+        if batch is not None and batch.dim() > 0:
+            self.samples += batch.shape[0]
+            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
+                self.tokens += batch.numel()
+
+    def add_batch(self, batch: Any, wait_ns: int) -> None:
+        """Count one batch of a data loader."""
+        self.loader_seen = True
+        self.data_wait_ns += wait_ns
+        first = _first_tensor(batch, sys.modules["torch"].Tensor, depth=2)
+        if first is not None and first.dim() > 0:
+            self.loader_samples += first.shape[0]
+
+
+def memory() -> dict[str, int]:
+    """Peak device memory, from the allocator's own counters: no synchronisation."""
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "memory_peak_bytes": torch.cuda.max_memory_allocated(),
+        "memory_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
+    if isinstance(value, tensor):
+        return value
+    if depth < 0:
+        return None
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    for inner in values:
+        found = _first_tensor(inner, tensor, depth - 1)
+        if found is not None:
+            return found
+    return None

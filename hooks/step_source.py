@@ -1,0 +1,56 @@
+"""Decides what ends a training step: the highest framework that is present, and only the first of its objects."""
+
+from __future__ import annotations
+
+import threading
+
+#: What may tell that a step completed; the highest that is present does.
+PRIORITY = {"optimizer": 10, "grad_scaler": 15, "deepspeed": 30, "deepspeed_pipeline": 40}
+
+_OTHERS_BEFORE_REELECTION = 3
+
+
+class StepSource:
+    """What ends a step in this process.
+
+    Attributes:
+        name: The source that was armed or heard last; None before any.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._primary: int | None = None
+        self._others = 0
+        self._thread: int | None = None
+
+    def arm(self, source: str) -> None:
+        """Ignore simpler sources from now on: their steps are parts of this one's."""
+        if self.name is None or PRIORITY[source] > PRIORITY[self.name]:
+            self.name, self._primary = source, None
+
+    def bind_thread(self) -> None:
+        """Training runs in this thread; the profiler belongs to it."""
+        self._thread = threading.get_ident()
+
+    def ends_a_step(self, source: str, key: object) -> bool:
+        """Whether an event of a source's object ends a step.
+
+        Only the highest source counts, only the first of several of its objects (a GAN has two optimizers and one
+        loop), only the thread that began.
+        """
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if thread != self._thread or (self.name and PRIORITY[source] < PRIORITY[self.name]):
+            return False
+        if source != self.name:
+            self.name, self._primary = source, None
+        if self._primary is None or self._primary == id(key):
+            self._primary, self._others = id(key), 0
+            return True
+        self._others += 1
+        if self._others < _OTHERS_BEFORE_REELECTION:
+            return False
+        # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
+        self._primary, self._others = id(key), 0
+        return True

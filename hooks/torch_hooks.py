@@ -1,0 +1,188 @@
+"""Wrappers around torch itself: optimizers, GradScaler, DistributedDataParallel, data loaders, groups and profilers.
+
+Each function here patches one module that was just imported. The original is always called, with its own arguments, and
+its result or exception is passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from perfscope.hooks.capture import Capture
+
+_inside_step = threading.local()
+
+
+def patch_optimizer(module: ModuleType, capture: Capture) -> None:
+    """Report every outermost optimizer step.
+
+    torch wraps the ``step`` of each optimizer class when the first object of it is built. Ours goes around that
+    wrapper, not into its post-hooks: those run inside the ``Optimizer.step`` range, which a step's end must not cut.
+    """
+    optimizer_class = module.Optimizer
+    original = optimizer_class._patch_step_function
+
+    @functools.wraps(original)
+    def patch_step_function(self: Any) -> None:
+        original(self)
+        wrap_step(type(self), capture)
+
+    optimizer_class._patch_step_function = patch_step_function
+    for loaded in _subclasses(optimizer_class):
+        if getattr(loaded.step, "hooked", False):
+            wrap_step(loaded, capture)
+
+
+def wrap_step(optimizer_class: Any, capture: Capture) -> None:
+    """Report the outermost steps of one optimizer class; a step inside a step is part of it."""
+    step = optimizer_class.step
+    if getattr(step, "_perfscope", False):
+        return
+
+    @functools.wraps(step)
+    def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _compiling():
+            return step(self, *args, **kwargs)
+        depth = getattr(_inside_step, "depth", 0)
+        _inside_step.depth = depth + 1
+        try:
+            result = step(self, *args, **kwargs)
+        finally:
+            _inside_step.depth = depth
+        if depth == 0:
+            capture.optimizer_stepped(self)
+        return result
+
+    reporting_step.hooked = True  # type: ignore[attr-defined]
+    reporting_step._perfscope = True  # type: ignore[attr-defined]
+    optimizer_class.step = reporting_step
+
+
+def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
+    """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped."""
+    scaler_class = module.GradScaler
+    stepped: set[int] = set()
+
+    def before_scale(_self: Any) -> None:
+        capture.arm("grad_scaler")
+
+    def before_step(self: Any) -> None:
+        capture.arm("grad_scaler")
+        stepped.add(id(self))
+
+    def after_update(self: Any) -> None:
+        capture.scaler_updated(self, stepped=id(self) in stepped if self.is_enabled() else None)
+        stepped.discard(id(self))
+
+    _wrap(scaler_class, "scale", before=before_scale)
+    _wrap(scaler_class, "step", before=before_step)
+    _wrap(scaler_class, "update", after=after_update)
+
+
+def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
+    """Count micro-batches, samples and tokens where they enter DistributedDataParallel."""
+    model_class = module.DistributedDataParallel
+    original = model_class.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _compiling():
+            capture.trains(self)
+            capture.forward(args, kwargs)
+        return original(self, *args, **kwargs)
+
+    model_class.forward = forward
+
+
+def patch_data_loader(module: ModuleType, capture: Capture) -> None:
+    """Time every wait for a batch."""
+    iterator_class = module._BaseDataLoaderIter
+    original = iterator_class.__next__
+
+    @functools.wraps(original)
+    def next_batch(self: Any) -> Any:
+        began_ns = time.monotonic_ns()
+        batch = original(self)
+        capture.batch_loaded(batch, time.monotonic_ns() - began_ns)
+        return batch
+
+    iterator_class.__next__ = next_batch
+
+
+def patch_process_groups(module: ModuleType, capture: Capture) -> None:
+    """Learn the rank when the default group is there, and close a window before it goes."""
+    begin, end = module.init_process_group, module.destroy_process_group
+
+    @functools.wraps(begin)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = begin(*args, **kwargs)
+        capture.process_group_ready()
+        return result
+
+    @functools.wraps(end)
+    def destroy_process_group(group: Any = None) -> Any:
+        if group is None:
+            capture.group_is_destroyed()
+        return end(group)
+
+    module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+
+
+def patch_profiler(module: ModuleType, capture: Capture) -> None:
+    """Notice a profiler of the script's own before it starts."""
+
+    def before(_self: Any) -> None:
+        capture.profiler_starts()
+
+    _wrap(module.profile, "_prepare_trace", before=before)
+    _wrap(module.profile, "_start_trace", before=before)
+
+
+def _wrap(
+    owner: Any, name: str, *, before: Callable[[Any], None] | None = None, after: Callable[[Any], None] | None = None
+) -> None:
+    """Call something before or after a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    setattr(owner, name, method)
+
+
+def _subclasses(parent: Any) -> list[Any]:
+    found = []
+    for child in parent.__subclasses__():
+        found += [child, *_subclasses(child)]
+    return found
+
+
+def _compiling() -> bool:
+    """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
+    compiler = getattr(sys.modules["torch"], "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
+PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
+    "torch.optim.optimizer": [("counting optimizer steps", patch_optimizer)],
+    "torch.amp.grad_scaler": [("counting GradScaler iterations", patch_grad_scaler)],
+    "torch.nn.parallel.distributed": [("counting micro-batches of DDP", patch_data_parallel)],
+    "torch.utils.data.dataloader": [("timing data loaders", patch_data_loader)],
+    "torch.distributed.distributed_c10d": [("learning the rank", patch_process_groups)],
+    "torch.autograd.profiler": [("noticing other profilers", patch_profiler)],
+}

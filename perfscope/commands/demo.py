@@ -1,0 +1,66 @@
+"""``perfscope demo``: the main job on this machine, to see what a report looks like."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.errors import PerfscopeError, UsageError
+from perfscope.outcome import Outcome
+
+_RANKS = 2
+
+
+def demo(
+    run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="The run's folder.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 12,
+) -> Outcome:
+    """Train a small GPT with DeepSpeed on two ranks under `perfscope profile`, and print the report."""
+    programs = Path(sys.executable).parent
+    path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
+    launcher = shutil.which("deepspeed", path=path)
+    if launcher is None:
+        raise UsageError("deepspeed is not installed here", hint="make demo installs it beside perfscope in .venv")
+    workload = find_spec("perfscope.workloads.gpt_deepspeed")
+    if workload is None or workload.origin is None:
+        raise PerfscopeError("the demo's training script is missing", hint="reinstall perfscope-toolkit")
+    if run_dir.exists():
+        shutil.rmtree(run_dir) if _is_demo(run_dir) else _refuse(run_dir)
+    sys.stderr.write("perfscope: training a small GPT with DeepSpeed; its first run compiles for a minute\n")
+    command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(_free_port()), workload.origin]
+    training = subprocess.run(
+        [sys.executable, "-m", "perfscope", "profile", "-o", str(run_dir), "--", *command, "--steps", str(steps)],
+        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // _RANKS)), **os.environ, "PATH": path},
+        check=False,
+    )
+    if training.returncode != 0:
+        raise PerfscopeError("the training did not end well, see above")
+    report = subprocess.run(
+        [sys.executable, "-m", "perfscope", "analyze", str(run_dir)], capture_output=True, text=True, check=False
+    )
+    return Outcome(f"{report.stdout}\nRun: {run_dir}\n", exit_code=report.returncode)
+
+
+def _is_demo(run_dir: Path) -> bool:
+    """Whether a folder is an earlier demo, which may be replaced."""
+    run_file = run_dir / "run.json"
+    return run_file.is_file() and "gpt_deepspeed.py" in run_file.read_text()
+
+
+def _refuse(run_dir: Path) -> None:
+    raise UsageError(f"{run_dir} exists and is no earlier demo", hint="name another folder with -o")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,236 @@
+"""``perfscope logs``: step times, throughput and set-up of training runs, from their logs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.conventions import Checkpointing
+from perfscope.analyzers.logs import Given, LogSummary, analyze
+from perfscope.commands.options import FormatOption, require_positive
+from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.hardware import fastest_gpu
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format, render
+from perfscope.report import Cell, Column, Report, Section
+from perfscope.sources.joblog import find_logs, read_log
+from perfscope.units import format_parameters, format_seconds, parse_parameters
+
+_DAMAGED_INPUT = 4
+_GB = 1e9
+
+
+class Order(StrEnum):
+    """What ``--sort`` takes."""
+
+    PATH = "path"
+    TFLOPS = "tflops"
+    TIME = "time"
+
+
+def logs(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs, or folders of logs.")],
+    size: Annotated[str | None, typer.Option(help="Parameters of the model: 52B.  [default: from the log]")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of the job.  [default: from the log]")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.  [default: from the log]")] = None,
+    gbs: Annotated[int | None, typer.Option(help="Global batch size.  [default: from the log]")] = None,
+    checkpointing: Annotated[
+        Checkpointing | None, typer.Option(help="Activations that are recomputed.  [default: from the log]")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Iterations left out at each start.  [default: the first record]")
+    ] = None,
+    sort: Annotated[Order, typer.Option(help="Order of the table.")] = Order.PATH,
+    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+) -> Outcome:
+    """Tell step time, throughput and set-up of training runs from their logs."""
+    if warmup is not None and warmup < 0:
+        raise UsageError(f"--warmup must be at least 0, not {warmup}")
+    given = Given(
+        parameters=None if size is None else parse_parameters(size),
+        gpus=None if gpus is None else require_positive("--gpus", gpus),
+        seq_len=None if seq_len is None else require_positive("--seq-len", seq_len),
+        samples=None if gbs is None else require_positive("--gbs", gbs),
+        checkpointing=checkpointing,
+        warmup=warmup,
+    )
+    summaries, unread = _summarise(paths, given)
+    report = to_report(_sorted(summaries, sort), unread)
+    return Outcome(
+        render(report, format),
+        notes=tuple(f"warning: {line}" for line in report.warnings),
+        exit_code=_DAMAGED_INPUT if unread else 0,
+    )
+
+
+def _summarise(paths: list[Path], given: Given) -> tuple[list[LogSummary], list[str]]:
+    summaries: list[LogSummary] = []
+    unread: list[str] = []
+    for path in find_logs(paths):
+        try:
+            summary = analyze(read_log(path), given)
+        except SourceError as error:
+            unread.append(str(error))
+            continue
+        if summary.status == "unrecognised":
+            unread.append(f"{path} {'is empty' if path.stat().st_size == 0 else 'is no log of a known framework'}")
+        else:
+            summaries.append(summary)
+    if not summaries:
+        raise PerfscopeError(
+            "; ".join(unread[:3]) or "there is no log in " + ", ".join(map(str, paths)),
+            hint="logs end in .out, .log, .txt or .err; a log may also be named by itself",
+        )
+    return summaries, unread
+
+
+def _sorted(summaries: list[LogSummary], order: Order) -> list[LogSummary]:
+    if order is Order.TFLOPS:
+        return sorted(summaries, key=lambda summary: -(summary.tflops_per_gpu or 0))
+    if order is Order.TIME:
+        return sorted(summaries, key=lambda summary: summary.times.median_s or float("inf"))
+    return summaries
+
+
+def to_report(summaries: list[LogSummary], unread: list[str]) -> Report:
+    """Write summaries as the neutral document."""
+    fastest = fastest_gpu()
+    above = [
+        f"{summary.path}: {summary.tflops_per_gpu:.1f} TFLOPs per GPU is above the dense 16-bit peak of {fastest.name} "
+        f"({fastest.dense_16bit_tflops:g}): there is a bug in the calculation, or an input is wrong"
+        for summary in summaries
+        if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > fastest.dense_16bit_tflops
+    ]
+    sections = (_speed(summaries), _setup(summaries), *_memory(summaries), *_saves(summaries), *_doubts(summaries))
+    return Report(
+        "Training logs",
+        {"schema": "perfscope/logs/1", "logs": [summary.data() for summary in summaries], "unread": unread},
+        sections,
+        (*unread, *above),
+    )
+
+
+def _speed(summaries: list[LogSummary]) -> Section:
+    columns = (
+        Column("Log"),
+        Column("Framework"),
+        Column("Status"),
+        Column("Iterations"),
+        Column("Median (s)", 3),
+        Column("95 % interval (s)"),
+        Column("Mean (s)", 3),
+        Column("p95 (s)", 3),
+        Column("Samples/s", 2),
+        Column("TFLOPs per GPU"),
+        Column("Logged TFLOPs"),
+    )
+    notes = ["Warm-up: " + _policy(summaries)]
+    assumed = sorted({item for summary in summaries for item in summary.work.assumed})
+    if assumed:
+        notes.append("Assumed where neither log nor name tells: " + ", ".join(assumed) + ".")
+    notes.append("TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.")
+    notes.extend(f"{summary.path}: {summary.status}, {summary.reason}." for summary in summaries if summary.reason)
+    rows = tuple((summary.path, summary.framework, summary.status, *_figures(summary)) for summary in summaries)
+    return Section("Speed", columns, rows, tuple(notes))
+
+
+def _figures(summary: LogSummary) -> tuple[Cell, ...]:
+    times = summary.times
+    interval = times.median_interval_s
+    return (
+        summary.iterations,
+        times.median_s,
+        None if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}",
+        times.mean_s,
+        times.p95_s,
+        summary.samples_per_s,
+        summary.tflops_per_gpu,
+        summary.logged_tflops_per_gpu,
+    )
+
+
+def _policy(summaries: list[LogSummary]) -> str:
+    counts = [(summary.times.warmup, summary.times.evaluation, summary.times.save) for summary in summaries]
+    warm, evaluation, save = (sum(column) for column in zip(*counts, strict=True))
+    policy = f"{warm} records that begin a start are left out"
+    if evaluation or save:
+        policy += f", and {evaluation} whose time holds an evaluation, {save} a checkpoint save"
+    return policy + "; `mean_all_s` in JSON is over everything."
+
+
+def _setup(summaries: list[LogSummary]) -> Section:
+    names = ("tp", "pp", "dp", "gas", "mbs")
+    columns = (
+        Column("Log"),
+        Column("Size"),
+        Column("GPUs"),
+        *(Column(name.upper()) for name in names),
+        Column("GBS"),
+        Column("ZeRO"),
+        Column("Seq length"),
+        Column("Loss"),
+        Column("Loss scale", 0),
+        Column("Skipped"),
+    )
+    rows = []
+    for summary in summaries:
+        data = summary.data()
+        loss, scale = (data[name] for name in ("loss", "loss_scale"))
+        rows.append(
+            (
+                summary.path,
+                None if summary.work.parameters is None else format_parameters(summary.work.parameters),
+                summary.work.gpus,
+                *(summary.log.number(name) for name in names),
+                summary.work.samples,
+                summary.log.number("zero_stage"),
+                summary.work.seq_len,
+                f"{loss['first']:.4g} to {loss['last']:.4g}" if isinstance(loss, dict) else None,
+                scale["last"] if isinstance(scale, dict) else None,
+                data["skipped_iterations"],
+            )
+        )
+    return Section("Set-up", columns, tuple(rows))  # type: ignore[arg-type]
+
+
+def _memory(summaries: list[LogSummary]) -> tuple[Section, ...]:
+    columns = (
+        Column("Log"),
+        Column("Peak allocated (GB)", 2),
+        Column("Peak reserved (GB)", 2),
+        Column("Used (GB)", 2),
+        Column("Device (GB)", 2),
+        Column("Out of memory"),
+    )
+    rows = []
+    for summary in summaries:
+        memory = summary.log.memory
+        sizes = (memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes)
+        if any(size is not None for size in sizes) or summary.log.out_of_memory:
+            cells = (None if size is None else size / _GB for size in sizes)
+            rows.append((summary.path, *cells, summary.log.out_of_memory or "no"))
+    return (Section("Memory", columns, tuple(rows)),) if rows else ()
+
+
+def _saves(summaries: list[LogSummary]) -> tuple[Section, ...]:
+    columns = (Column("Log"), Column("Iteration"), Column("Time"), Column("Told by"), Column("Path"))
+    rows = tuple(
+        (
+            summary.path,
+            save.iteration,
+            None if save.wall_ns is None else format_seconds(save.wall_ns / 1e9),
+            save.source,
+            save.path,
+        )
+        for summary in summaries
+        for save in summary.log.saves
+    )
+    return (Section("Checkpoint saves", columns, rows),) if rows else ()
+
+
+def _doubts(summaries: list[LogSummary]) -> tuple[Section, ...]:
+    lines = tuple(f"{summary.path}: {flag}" for summary in summaries for flag in summary.flags)
+    return (Section("Flags", notes=lines),) if lines else ()

@@ -1,0 +1,370 @@
+"""The answer of ``perfscope plan`` as the neutral document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfscope.analyzers.comparison import Convention, Step, compare
+from perfscope.analyzers.conventions import Checkpointing
+from perfscope.analyzers.memory import Layout, Memory, estimate
+from perfscope.analyzers.planning import Training, solve
+from perfscope.commands.model_choice import Choice
+from perfscope.commands.peaks import Peak
+from perfscope.commands.plan_inputs import (
+    DEFAULT_MICRO_BATCH,
+    Question,
+    asked_layouts,
+    check_layout,
+    possible_layouts,
+)
+from perfscope.commands.plan_shape import shape_of
+from perfscope.errors import UsageError
+from perfscope.report import Cell, Column, Json, Report, Section
+from perfscope.transformer import Transformer
+from perfscope.units import format_bytes, format_parameters
+
+_NS_PER_S = 10**9
+_GB = 1e9
+
+
+def to_report(question: Question, choice: Choice, peak: Peak) -> Report:
+    """Write the plan.
+
+    Raises:
+        UsageError: The degrees do not divide, or too much or too little is known to solve for anything.
+    """
+    if question.tokens and question.tflops_per_gpu and question.seconds:
+        raise UsageError("--tokens, --tflops and --days determine each other", hint="leave one of them out")
+    model, shape = (choice.model, "") if choice.model else shape_of(choice.parameters)
+    check_layout(question, model)
+    counted = _counted(question, choice)
+    training = _solve(question, counted)
+    conventions = _by_convention(question, choice, training, peak)
+    memory = _estimates(question, choice, model, peak)
+    fits = _fitting(question, choice, model, peak)
+    assumed = (*_assumed(question), *((shape,) if shape else ()), *peak.assumed, *choice.notes)
+    warnings = (*peak.warnings, *_too_fast(training, peak))
+    data: dict[str, Json] = {
+        "schema": "perfscope/plan/1",
+        **_time_data(training, question, peak, recomputes=counted.recomputes),
+        "model": {
+            "name": choice.model.name if choice.model else None,
+            "origin": choice.origin,
+            "parameters": choice.stored_parameters,
+            "active_parameters": choice.parameters,
+            "shape": {"layers": model.layers, "hidden": model.hidden, "heads": model.heads, "assumed": bool(shape)},
+        },
+        "gpus": question.gpus,
+        "gpu": _gpu_data(peak),
+        "conventions": [each.data() for each in conventions],
+        "memory": [_memory_data(each, peak) for each in memory],
+        "fits": None if fits is None else [_memory_data(each, peak) for each in fits],
+        "checkpoint": _checkpoint_data(question, choice, peak),
+        "checkpoint_bytes": choice.stored_parameters * question.precision(peak.dtype).checkpoint,
+        "assumptions": _assumptions_data(question, peak),
+        "assumed": list(assumed),
+        "read": list(question.read),
+    }
+    sections = [
+        *_time_sections(training, question, peak, conventions),
+        _memory_section(memory, peak),
+        _fits_section(fits, peak),
+        _checkpoint_section(question, choice, peak),
+    ]
+    if question.read:
+        sections.append(Section("Read", notes=question.read))
+    if assumed:
+        sections.append(Section("Assumed, because not given", notes=assumed))
+    return Report(_title(training, question, choice, peak), data, tuple(sections), warnings)
+
+
+def _solve(question: Question, counted: Convention) -> Training:
+    if counted.flops_per_token is None:
+        raise UsageError(
+            f"the convention {question.convention} needs the dimensions of the model",
+            hint="give --model llama3-8b, a config.json, or --layers, --hidden, --heads and --vocab",
+        )
+    return solve(counted.flops_per_token, question.tokens, question.gpus, question.tflops_per_gpu, question.seconds)
+
+
+def _counted(question: Question, choice: Choice) -> Convention:
+    """The convention that the TFLOPs are of."""
+    found = {each.name: each for each in compare(_step(question, choice, 1, 1.0, None))}
+    return found[question.convention]
+
+
+def _step(question: Question, choice: Choice, tokens: int, seconds: float, peak_tflops: float | None) -> Step:
+    return Step(
+        parameters=choice.parameters,
+        model=choice.model,
+        tokens=tokens,
+        seq_len=question.sequence,
+        checkpointing=question.recomputed,
+        step_ns=max(1, round(seconds * _NS_PER_S)),
+        gpus=question.gpus,
+        peak_tflops=peak_tflops,
+    )
+
+
+def _by_convention(question: Question, choice: Choice, training: Training, peak: Peak) -> tuple[Convention, ...]:
+    """The speed of the plan by every convention; nothing where there is no speed."""
+    if training.tokens is None or training.seconds is None:
+        return ()
+    return compare(_step(question, choice, training.tokens, training.seconds, peak.tflops))
+
+
+def _estimates(question: Question, choice: Choice, model: Transformer, peak: Peak) -> tuple[Memory, ...]:
+    return tuple(_estimate(question, choice, model, peak, layout) for layout in asked_layouts(question))
+
+
+def _estimate(question: Question, choice: Choice, model: Transformer, peak: Peak, layout: Layout) -> Memory:
+    return estimate(
+        model,
+        layout,
+        parameters=choice.stored_parameters,
+        seq_len=question.sequence,
+        precision=question.precision(peak.dtype),
+        attention=question.attention,
+    )
+
+
+def _fitting(question: Question, choice: Choice, model: Transformer, peak: Peak) -> tuple[Memory, ...] | None:
+    """The least model-parallel layout that fits for each checkpointing and ZeRO stage; absent without a known GPU."""
+    if peak.gpu is None:
+        return None
+    first: dict[tuple[Checkpointing, int], Memory] = {}
+    for layout in possible_layouts(question, model):
+        key = (layout.checkpointing, layout.zero)
+        if key in first:
+            continue
+        memory = _estimate(question, choice, model, peak, layout)
+        if memory.total <= peak.gpu.memory_bytes:
+            first[key] = memory
+    order = (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL)
+    return tuple(first[key] for key in sorted(first, key=lambda key: (order.index(key[0]), key[1])))
+
+
+def _time_data(training: Training, question: Question, peak: Peak, *, recomputes: bool) -> dict[str, Json]:
+    return {
+        "tokens": training.tokens,
+        "tflops_per_gpu": training.tflops_per_gpu,
+        "convention": str(question.convention),
+        "flops_per_token": training.flops_per_token,
+        "total_flops": None if training.tokens is None else training.flops_per_token * training.tokens,
+        "seconds": training.seconds,
+        "hours": training.hours,
+        "days": training.days,
+        "gpu_hours": training.gpu_hours,
+        "solved_for": training.solved or None,
+        "mfu": None if recomputes else _of_peak(training, peak),
+        "hfu": _of_peak(training, peak) if recomputes else None,
+    }
+
+
+def _of_peak(training: Training, peak: Peak) -> float | None:
+    if training.tflops_per_gpu is None or peak.tflops is None:
+        return None
+    return training.tflops_per_gpu / peak.tflops
+
+
+def _gpu_data(peak: Peak) -> Json:
+    if peak.tflops is None:
+        return None
+    return {
+        "name": peak.gpu.name if peak.gpu else None,
+        "dtype": peak.dtype,
+        "peak_tflops": peak.tflops,
+        "memory_bytes": peak.gpu.memory_bytes if peak.gpu else None,
+        "source": peak.source,
+    }
+
+
+def _memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
+    layout = memory.layout
+    return {
+        "zero": layout.zero,
+        "tp": layout.tensor,
+        "pp": layout.pipeline,
+        "dp": layout.data,
+        "ep": layout.expert,
+        "checkpointing": str(layout.checkpointing),
+        "micro_batch": layout.micro_batch,
+        "weights_bytes": memory.weights,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+        "activations_bytes": memory.activations,
+        "total_bytes": memory.total,
+        "fits": None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes,
+    }
+
+
+def _checkpoint_data(question: Question, choice: Choice, peak: Peak) -> dict[str, Json]:
+    precision = question.precision(peak.dtype)
+    parameters = choice.stored_parameters
+    return {
+        "weights_bytes": parameters * precision.weights,
+        "optimizer_bytes": parameters * precision.optimizer,
+        "total_bytes": parameters * precision.checkpoint,
+        "bytes_per_parameter": precision.checkpoint,
+    }
+
+
+def _assumptions_data(question: Question, peak: Peak) -> dict[str, Json]:
+    return {
+        "checkpointing": str(question.recomputed),
+        "seq_len": question.sequence,
+        "micro_batch": question.micro_batch or DEFAULT_MICRO_BATCH,
+        "dtype": peak.dtype,
+        "attention": str(question.attention),
+        "optimizer": str(question.optimizer),
+        "gradient_bytes": question.precision(peak.dtype).gradients,
+        "sequence_parallel": question.sequence_parallel,
+    }
+
+
+def _title(training: Training, question: Question, choice: Choice, peak: Peak) -> str:
+    gpu = f" {peak.gpu.name}" if peak.gpu else " GPUs"
+    what = choice.model.name if choice.model else format_parameters(choice.parameters)
+    if training.days is None or training.tokens is None:
+        return f"{what} on {question.gpus}{gpu}"
+    return (
+        f"{_long(training.seconds or 0)} on {question.gpus}{gpu} at {training.tflops_per_gpu:.1f} TFLOPs per GPU: "
+        f"{what}, {format_parameters(training.tokens)} tokens"
+    )
+
+
+def _long(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+def _time_sections(
+    training: Training, question: Question, peak: Peak, conventions: Sequence[Convention]
+) -> tuple[Section, ...]:
+    if not training.solved:
+        known = "give --tokens with --tflops, --days or --hours, or --tflops with --days"
+        return (Section("Time", notes=(f"Too little is known to solve for time, TFLOPs or tokens: {known}.",)),)
+    columns = (
+        Column("Tokens"),
+        Column("GPUs"),
+        Column("TFLOPs per GPU"),
+        Column("Of the peak (%)"),
+        Column("Days"),
+        Column("Hours"),
+        Column("GPU-hours", 0),
+    )
+    share = _of_peak(training, peak)
+    row: tuple[Cell, ...] = (
+        format_parameters(training.tokens or 0),
+        question.gpus,
+        training.tflops_per_gpu,
+        None if share is None else 100 * share,
+        training.days,
+        training.hours,
+        training.gpu_hours,
+    )
+    notes = (
+        f"Solved for {training.solved}: tokens x operations per token = time x GPUs x TFLOPs.",
+        f"The TFLOPs are of the convention `{question.convention}` with checkpointing `{question.recomputed}`: "
+        f"{training.flops_per_token / _GB:.4g} GFLOP a token. Stalls, restarts and evaluation are not counted.",
+    )
+    table = Section("Time", columns, (row,), notes)
+    rows = tuple(
+        (each.name, each.tflops_per_gpu, _percent(each.mfu), _percent(each.hfu))
+        for each in conventions
+        if each.tflops_per_gpu is not None
+    )
+    figures = (Column("Convention"), Column("TFLOPs per GPU"), Column("MFU (%)", 2), Column("HFU (%)", 2))
+    return (table, Section("The same speed by every convention", figures, rows))
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+_MEMORY_COLUMNS = (
+    Column("Checkpointing"),
+    Column("ZeRO"),
+    Column("TP"),
+    Column("PP"),
+    Column("DP"),
+    Column("Weights (GB)"),
+    Column("Gradients (GB)"),
+    Column("Optimizer (GB)"),
+    Column("Activations (GB)"),
+    Column("Total (GB)"),
+    Column("Fits"),
+)
+
+
+def _memory_row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
+    layout = memory.layout
+    return (
+        str(layout.checkpointing),
+        layout.zero,
+        layout.tensor,
+        layout.pipeline,
+        layout.data,
+        memory.weights / _GB,
+        memory.gradients / _GB,
+        memory.optimizer / _GB,
+        memory.activations / _GB,
+        memory.total / _GB,
+        None if peak.gpu is None else "yes" if memory.total <= peak.gpu.memory_bytes else "no",
+    )
+
+
+def _memory_section(memory: Sequence[Memory], peak: Peak) -> Section:
+    notes = ["Of the fullest GPU; buffers of the allocator and of communication come on top."]
+    if peak.gpu:
+        notes.append(f"It fits below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
+    return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_memory_row(each, peak) for each in memory), tuple(notes))
+
+
+def _fits_section(fits: Sequence[Memory] | None, peak: Peak) -> Section:
+    title = "What fits, with the fewest model-parallel GPUs"
+    if fits is None:
+        return Section(title, notes=("n/a: the memory of the GPU is not known; give --gpu.",))
+    if not fits:
+        return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
+    return Section(title, _MEMORY_COLUMNS, tuple(_memory_row(each, peak) for each in fits))
+
+
+def _checkpoint_section(question: Question, choice: Choice, peak: Peak) -> Section:
+    precision = question.precision(peak.dtype)
+    parameters = choice.stored_parameters
+    columns = (Column("Weights only (GB)"), Column("Optimizer (GB)"), Column("Whole (GB)"), Column("Bytes a parameter"))
+    row: tuple[Cell, ...] = (
+        parameters * precision.weights / _GB,
+        parameters * precision.optimizer / _GB,
+        parameters * precision.checkpoint / _GB,
+        precision.checkpoint,
+    )
+    notes = ["Gradients are not saved. Every sharding of the same state has the same sum."]
+    if precision.weights < precision.optimizer:
+        notes.append("ZeRO 3 leaves the 16-bit weights out, which are made again from the fp32 copy.")
+    return Section("Checkpoint", columns, (row,), tuple(notes))
+
+
+def _assumed(question: Question) -> tuple[str, ...]:
+    lines = []
+    if question.checkpointing is None:
+        lines.append(f"activation checkpointing {question.recomputed} for the time (--checkpointing)")
+    if question.seq_len is None:
+        lines.append(f"sequence length {question.sequence} (--seq-len)")
+    if question.micro_batch is None:
+        lines.append(f"micro-batch {DEFAULT_MICRO_BATCH} (--micro-batch)")
+    lines.append(f"{question.attention} attention (--attention), {question.optimizer} (--optimizer)")
+    return tuple(lines)
+
+
+def _too_fast(training: Training, peak: Peak) -> tuple[str, ...]:
+    share = _of_peak(training, peak)
+    if share is None or share <= 1:
+        return ()
+    return (
+        f"{training.tflops_per_gpu:.1f} TFLOPs per GPU is above the dense {peak.dtype} peak ({peak.tflops:g}): "
+        "no run reaches it",
+    )

@@ -1,0 +1,1 @@
+"""Files that are kept right: tables recomputed in place, blocks written again from raw files."""

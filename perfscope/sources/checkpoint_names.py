@@ -1,0 +1,91 @@
+"""What a checkpoint's files are by their names, and who wrote it.
+
+The names were read off the writers: DeepSpeed's engine and pipeline module, Megatron-LM's checkpointing, torch's
+FileSystemWriter and Hugging Face's trainer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.tables.checkpoint import Kind, Layout
+
+_NAMES: tuple[tuple[str, Kind], ...] = (
+    (r"(?:\w+_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt", Kind.OPTIMIZER),
+    (r"(?:\w+_)?zero_pp_rank_(?P<dp>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.MODEL_METADATA),
+    (r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.EXPERT),
+    (r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt", Kind.EXPERT_OPTIMIZER),
+    (r"layer_(?P<layer>\d+)(?:-model_(?P<tp>\d+))?-model_states\.pt", Kind.LAYER),
+    (r"mp_rank_(?P<mp>\d+)_model_states\.pt", Kind.MODEL),
+    (r"(?:.*/)?zero/(?P<parameter>.+)/(?:fp32|exp_avg|exp_avg_sq|step)\.pt", Kind.UNIVERSAL),
+    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/model_optim_rng\.pt", Kind.MODEL_AND_OPTIMIZER),
+    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/model_rng\.pt", Kind.WEIGHTS),
+    (r"mp_rank_(?P<tp>\d+)(?:_(?P<pp>\d+))?(?:_(?P<ep>\d+))?/(?:distrib_optim|optim)\.pt", Kind.OPTIMIZER),
+    (r"__(?P<rank>\d+)_(?P<part>\d+)\.distcp", Kind.SHARD),
+    (r"model(?:-\d+-of-\d+)?\.safetensors|.*\.safetensors", Kind.WEIGHTS),
+    (r"pytorch_model(?:-\d+-of-\d+)?\.bin|adapter_model\.bin", Kind.WEIGHTS),
+    (r"optimizer(?:_\d+)?\.(?:pt|bin)", Kind.OPTIMIZER),
+    (r"\.metadata|metadata\.json|common\.pt|.*\.index\.json|config\.json|trainer_state\.json", Kind.METADATA),
+    (r"scheduler\.pt|scaler\.pt|training_args\.bin|rng_state(?:_\d+)?\.pth|random_states_\d+\.pkl", Kind.OTHER),
+    (r".*\.(?:pt|pth|ckpt)", Kind.MODEL_AND_OPTIMIZER),
+)
+_PATTERNS = tuple((re.compile(pattern), kind) for pattern, kind in _NAMES)
+_TRACKERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a name says."""
+
+    kind: Kind
+    ranks: Mapping[str, int]
+
+
+def read_name(path: str) -> Named:
+    """Say what a file is by its path below the checkpoint.
+
+    >>> read_name("bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt").ranks
+    {'dp': 3, 'mp': 0}
+    """
+    for pattern, kind in _PATTERNS:
+        for text in (path, path.rpartition("/")[2], "/".join(path.split("/")[-2:])):
+            match = pattern.fullmatch(text)
+            if match:
+                ranks = {name: int(value) for name, value in match.groupdict().items() if value and value.isdigit()}
+                return Named(kind, ranks)
+    return Named(Kind.OTHER, {})
+
+
+def is_tracker(name: str) -> bool:
+    """Whether a file names the latest checkpoint beside it."""
+    return name in _TRACKERS
+
+
+def layout_of(paths: Sequence[str]) -> Layout:
+    """Say who wrote a checkpoint by all of its names."""
+    kinds = {read_name(path).kind for path in paths}
+    names = {path.rpartition("/")[2] for path in paths}
+    zero = any(name.endswith("_optim_states.pt") for name in names)
+    megatron = bool(names & {"metadata.json", "common.pt"})
+    weights = any(name.endswith(".safetensors") or name.startswith("pytorch_model") for name in names)
+    rules = (
+        (Kind.UNIVERSAL in kinds, Layout.DEEPSPEED_UNIVERSAL),
+        ((Kind.SHARD in kinds or ".metadata" in names) and megatron, Layout.MEGATRON_DIST),
+        (Kind.SHARD in kinds or ".metadata" in names, Layout.TORCH_DCP),
+        (Kind.LAYER in kinds, Layout.DEEPSPEED_PIPELINE),
+        (Kind.MODEL_METADATA in kinds, Layout.DEEPSPEED_ZERO_3),
+        (zero, Layout.DEEPSPEED_ZERO_1_2),
+        (Kind.MODEL in kinds or Kind.EXPERT in kinds, Layout.DEEPSPEED_ZERO_0),
+        (bool(names & {"model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt"}), Layout.MEGATRON_LEGACY),
+        (weights, Layout.HUGGING_FACE),
+        (Kind.MODEL_AND_OPTIMIZER in kinds or Kind.WEIGHTS in kinds, Layout.TORCH_FILE),
+    )
+    return next((layout for holds, layout in rules if holds), Layout.UNKNOWN)
+
+
+def iteration(tag: str) -> tuple[int, str]:
+    """Order tags by the number that they end in: global_step1000, iter_0001000, step-1000, checkpoint-1000."""
+    numbers = re.findall(r"\d+", tag)
+    return (int(numbers[-1][:18]) if numbers else -1, tag)

@@ -1,0 +1,84 @@
+"""What the name of a log tells: ``61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out`` holds size, batch and layout.
+
+So do ``2n_8g_16dp_1mp_4bs``, ``gpt2-small_4n8g_bz4_zero_stage1_off.log`` and ``1n8g/bert_b32_fp32_4.log``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+_B = 10**9
+_BEFORE = r"(?:(?<=[-_./ ])|^)"
+_AFTER = r"(?=[-_./ ]|$)"
+_COUNTS = {
+    "tp": r"tp[-_]?(\d+)",
+    "pp": r"pp[-_]?(\d+)",
+    "dp": r"dp[-_]?(\d+)|(\d+)dp",
+    "mp": r"mp[-_]?(\d+)|(\d+)mp",
+    "gas": r"gas[-_]?(\d+)",
+    "mbs": r"mbs[-_]?(\d+)|bs[-_]?(\d+)|bz[-_]?(\d+)|(\d+)m?bs|b(\d+)",
+    "gbs": r"gbs[-_]?(\d+)",
+    "gpus": r"(\d+)gpus?",
+    "zero_stage": r"(?:ds-)?zero[-_]?(?:stage[-_]?)?(\d)|z(\d)",
+    "seq_len": r"seq(?:len)?[-_]?(\d+)",
+}
+_PATTERNS = {name: re.compile(f"{_BEFORE}(?:{pattern}){_AFTER}", re.IGNORECASE) for name, pattern in _COUNTS.items()}
+_CASE = re.compile(rf"{_BEFORE}(\d+)n[-_]?(\d+)g{_AFTER}", re.IGNORECASE)
+_NODES = re.compile(rf"{_BEFORE}n(\d+){_AFTER}|{_BEFORE}(\d+)nodes?{_AFTER}", re.IGNORECASE)
+_SIZE = re.compile(rf"{_BEFORE}(\d+(?:\.\d+)?)([BM]){_AFTER}")
+_PRECISION = re.compile(rf"{_BEFORE}(fp32|fp16|bf16|fp8){_AFTER}", re.IGNORECASE)
+_OUTSIDE = re.compile(r"\.(?:out|log|txt|err|gz)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What a path says.
+
+    Attributes:
+        facts: By name, as in ``JobLog.facts``.
+        is_run: It is built like a benchmark's log: a size or a layout, and a batch.
+    """
+
+    facts: Mapping[str, int | str]
+    is_run: bool
+
+
+def read_name(path: Path) -> Name:
+    """Read a log's name and that of its folder; what the file's own name says wins."""
+    facts: dict[str, int | str] = {}
+    for part in (path.parent.name, path.name):
+        facts.update(_read(_stem(part)))
+    if "mp" in facts:
+        facts.setdefault("tp", facts.pop("mp"))
+    is_run = ("parameters" in facts or "gpus_per_node" in facts) and "mbs" in facts
+    return Name(facts, is_run)
+
+
+def _stem(name: str) -> str:
+    shorter = _OUTSIDE.sub("", name)
+    return shorter if shorter == name else _stem(shorter)
+
+
+def _read(text: str) -> dict[str, int | str]:
+    facts: dict[str, int | str] = {}
+    for name, pattern in _PATTERNS.items():
+        match = pattern.search(text)
+        if match:
+            facts[name] = int(next(group for group in match.groups() if group is not None))
+    size = _SIZE.search(text)
+    if size:
+        facts["parameters"] = int(Decimal(size[1]) * (_B if size[2] == "B" else 10**6))
+    case = _CASE.search(text)
+    if case:
+        facts["nodes"], facts["gpus_per_node"] = int(case[1]), int(case[2])
+        facts["gpus"] = int(case[1]) * int(case[2])
+    elif nodes := _NODES.search(text):
+        facts["nodes"] = int(nodes[1] or nodes[2])
+    precision = _PRECISION.search(text)
+    if precision:
+        facts["precision"] = precision[1].lower()
+    return facts

@@ -1,0 +1,322 @@
+"""Iteration records as they are read: copies of other ranks dropped, restarts noticed, memory bounded.
+
+Several ranks can print the same iteration, with or without a label in front, at once or one rank after the other. A job
+that restarts goes back to the iteration of its checkpoint. Both look like an iteration number that does not grow; what
+tells them apart is the label, or how many copies each iteration has had so far.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.tables import Int64
+from perfscope.tables.joblog import Disturbance, Folded, Iterations
+
+#: Records that are kept one by one; a log of more is folded.
+KEPT = 1 << 12
+
+_MERGE_AT = 1 << 18
+_RECENT = 64
+_COMPARED = 8
+_ABSENT = -1
+_NS_PER_S = 10**9
+_KINDS = ("", Disturbance.EVALUATION, Disturbance.SAVE)
+_INTEGERS = ("iteration", "attempt", "wall_ns", "disturbed", "samples", "skipped", "nan")
+_FLOATS = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "loss", "loss_scale")
+
+
+@dataclass(slots=True)
+class Record:
+    """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning."""
+
+    iteration: int | None = None
+    wall_ns: int | None = None
+    samples: int | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
+    nan: int = 0
+
+
+class Series:
+    """The iteration records of one source in one log.
+
+    Attributes:
+        kept: How many records are kept one by one.
+        clock_runs_on: A record's time goes from the record before it, whatever happened between.
+        copies: Records that repeated another rank's.
+        attempt: Restarts so far.
+        redone: Iterations that were done again after a restart.
+        last: Number of the last iteration.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept = kept
+        self.clock_runs_on = False
+        self.copies = 0
+        self.attempt = 0
+        self.redone = 0
+        self.last: int | None = None
+        self._label: bytes | None = None
+        self._seen: OrderedDict[int, int] = OrderedDict()
+        self._restarting = False
+        self._disturbed = 0
+        self._gaps: Counter[int] = Counter()
+        self._integers = {name: array("q") for name in _INTEGERS}
+        self._floats = {name: array("d") for name in _FLOATS}
+        self._fold = _Fold()
+
+    def __len__(self) -> int:
+        return len(self._integers["wall_ns"]) + self._fold.records
+
+    def restart(self) -> None:
+        """A line says that a process begins to train; several ranks may say so."""
+        self._restarting = len(self) > 0
+        self._label = None
+
+    def disturb(self, kind: Disturbance) -> None:
+        """Something else than training happens; where the clock runs on, the next record's time contains it."""
+        if self.clock_runs_on:
+            self._disturbed = _KINDS.index(kind)
+
+    def add(self, record: Record, label: bytes | None = None) -> bool:
+        """Append a record unless it is another rank's copy of one; say whether it was appended."""
+        number = record.iteration
+        if number is not None and self.last is not None and number <= self.last and self._is_copy(number, label):
+            self.copies += 1
+            return False
+        begins = self._begin(number)
+        self._label = label
+        if number is not None:
+            self._remember(number, first=True)
+        if self.is_full:
+            self._fold.add(record, self._disturbed, begins=begins)
+        else:
+            self._keep(record)
+        self._disturbed = 0
+        return True
+
+    def add_folded(self, iterations: Int64, wall_ns: Int64, samples: int | None) -> None:
+        """Append many plain records at once: numbers ascending, evenly spaced, beyond the ones that are kept."""
+        self._fold.add_many(wall_ns, samples)
+        self.last = int(iterations[-1])
+        self._seen.clear()
+        self._seen[self.last] = 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further records are folded."""
+        return len(self._integers["wall_ns"]) >= self.kept
+
+    @property
+    def is_continuing(self) -> bool:
+        """Whether the next record follows the last one in the same process."""
+        return not self._restarting
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether nothing is pending that the next record must be told of."""
+        return self._disturbed == 0 and not self._restarting
+
+    def interval(self) -> int:
+        """How many iterations lie between two records: what occurs most often, 1 where nothing tells."""
+        return min(self._gaps, key=lambda gap: (-self._gaps[gap], gap)) if self._gaps else 1
+
+    @property
+    def irregular(self) -> int:
+        """Places where more iterations lie between two records than elsewhere."""
+        usual = self.interval()
+        return sum(count for gap, count in self._gaps.items() if gap > usual)
+
+    def median_ns(self) -> int | None:
+        """Median time of the kept records; None without one."""
+        known = [value for value in self._integers["wall_ns"] if value != _ABSENT]
+        return int(np.median(known)) if known else None
+
+    def median_samples_per_s(self) -> float | None:
+        """Median throughput of the kept records, as the log states it; None without one."""
+        known = [value for value in self._floats["samples_per_s"] if not math.isnan(value)]
+        return float(np.median(known)) if known else None
+
+    def time_by(self, samples: int) -> None:
+        """Give every record without a time the one that its throughput means, for a batch of ``samples``."""
+        wall_ns = self._integers["wall_ns"]
+        for index, speed in enumerate(self._floats["samples_per_s"]):
+            if wall_ns[index] == _ABSENT and speed > 0:
+                wall_ns[index] = round(samples / speed * _NS_PER_S)
+
+    def iterations(self, interval: int) -> Iterations:
+        """The kept records as a table; the first of an attempt may cover less than ``interval``."""
+        number = _masked(self._integers["iteration"])
+        span = np.full(len(number), interval, np.int64)
+        if len(number) and number[0] is not np.ma.masked and 0 < number[0] < interval:
+            span[0] = number[0]
+        floats = {name: _masked_floats(values) for name, values in self._floats.items()}
+        kinds = np.asarray(_KINDS, np.str_)
+        return Iterations(
+            iteration=number,
+            span=span,
+            attempt=_integers(self._integers["attempt"]),
+            wall_ns=_masked(self._integers["wall_ns"]),
+            disturbed=kinds[_integers(self._integers["disturbed"])],
+            samples=_masked(self._integers["samples"]),
+            skipped=_integers(self._integers["skipped"]),
+            nan=_integers(self._integers["nan"]),
+            **floats,
+        )
+
+    def folded(self, interval: int) -> Folded | None:
+        """The records beyond those; None where there are none."""
+        return self._fold.table(interval, self.last) if self._fold.records else None
+
+    def _is_copy(self, number: int, label: bytes | None) -> bool:
+        if self._restarting:
+            return False
+        seen = self._seen.get(number)
+        if seen is None:
+            return label is not None and label != self._label
+        others = label is not None and label != self._label
+        if others or number == self.last or seen < self._copies_before(number):
+            self._remember(number, first=False)
+            return True
+        return False
+
+    def _copies_before(self, number: int) -> int:
+        """How often each of the iterations just before was printed; 0 where none is remembered."""
+        before = [count for other, count in self._seen.items() if other < number][-_COMPARED:]
+        return min(before, default=0)
+
+    def _remember(self, number: int, *, first: bool) -> None:
+        self._seen[number] = 1 if first else self._seen[number] + 1
+        if len(self._seen) > _RECENT:
+            self._seen.popitem(last=False)
+
+    def _begin(self, number: int | None) -> bool:
+        """Take note of the number; whether the record begins an attempt."""
+        first = len(self) == 0
+        back = number is not None and self.last is not None and number <= self.last
+        if self._restarting or back:
+            self.attempt += 1
+            self._seen.clear()
+            if back and number is not None and self.last is not None:
+                self.redone += self.last - number + 1
+        elif number is not None and self.last is not None:
+            self._gaps[number - self.last] += 1
+        begins = first or self._restarting or back
+        self._restarting = False
+        self.last = number if number is not None else self.last
+        return begins
+
+    def _keep(self, record: Record) -> None:
+        integers = self._integers
+        integers["iteration"].append(_or_absent(record.iteration))
+        integers["attempt"].append(self.attempt)
+        integers["wall_ns"].append(_or_absent(record.wall_ns))
+        integers["disturbed"].append(self._disturbed)
+        integers["samples"].append(_or_absent(record.samples))
+        integers["skipped"].append(record.skipped)
+        integers["nan"].append(record.nan)
+        for name, values in self._floats.items():
+            value = getattr(record, name)
+            values.append(math.nan if value is None or not math.isfinite(value) else value)
+
+
+class _Fold:
+    """Counts of times, exact and small: logs print tenths of milliseconds, so times repeat."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.wall_ns = np.empty(0, np.int64)
+        self.count = np.empty(0, np.int64)
+        self.pending: list[Int64] = []
+        self.single = array("q")
+        self.wall_total_ns = 0
+        self.samples: int | None = 0
+        self.skipped = 0
+        self.nan = 0
+        self.disturbed = 0
+        self.warmups: list[int] = []
+        self.last_loss: float | None = None
+        self.last_loss_scale: float | None = None
+
+    def add(self, record: Record, disturbed: int, *, begins: bool) -> None:
+        self.records += 1
+        self.skipped += record.skipped
+        self.nan += record.nan
+        self.samples = None if self.samples is None or record.samples is None else self.samples + record.samples
+        self.last_loss = record.loss if record.loss is not None else self.last_loss
+        self.last_loss_scale = record.loss_scale if record.loss_scale is not None else self.last_loss_scale
+        if record.wall_ns is None:
+            return
+        self.wall_total_ns += record.wall_ns
+        if begins:
+            self.warmups.append(record.wall_ns)
+        elif disturbed:
+            self.disturbed += 1
+        else:
+            self.single.append(record.wall_ns)
+            if len(self.single) >= KEPT:
+                self._merge()
+
+    def add_many(self, wall_ns: Int64, samples: int | None) -> None:
+        self.records += len(wall_ns)
+        self.wall_total_ns += int(wall_ns.sum())
+        self.samples = None if self.samples is None or samples is None else self.samples + samples
+        self.pending.append(wall_ns)
+        if sum(len(part) for part in self.pending) >= _MERGE_AT:
+            self._merge()
+
+    def table(self, interval: int, last: int | None) -> Folded:
+        self._merge()
+        return Folded(
+            wall_ns=self.wall_ns,
+            count=self.count,
+            records=self.records,
+            iterations=self.records * interval,
+            last_iteration=last,
+            wall_total_ns=self.wall_total_ns * interval,
+            samples=None if self.samples is None else self.samples * interval,
+            skipped=self.skipped,
+            nan=self.nan,
+            disturbed=self.disturbed,
+            warmups=tuple(self.warmups),
+            last_loss=self.last_loss,
+            last_loss_scale=self.last_loss_scale,
+        )
+
+    def _merge(self) -> None:
+        added = np.concatenate((*self.pending, _integers(self.single)))
+        values, places = np.unique(np.concatenate((self.wall_ns, added)), return_inverse=True)
+        weights = np.concatenate((self.count, np.ones(len(added), np.int64)))
+        self.count = np.bincount(places, weights, len(values)).astype(np.int64)
+        self.wall_ns = values
+        self.pending = []
+        self.single = array("q")
+
+
+def _or_absent(value: int | None) -> int:
+    return _ABSENT if value is None else value
+
+
+def _integers(values: array[int]) -> Int64:
+    return np.asarray(values, np.int64)
+
+
+def _masked(values: array[int]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
+    column = _integers(values)
+    return np.ma.MaskedArray(np.maximum(column, 0), mask=column == _ABSENT)
+
+
+def _masked_floats(values: array[float]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]:
+    column = np.asarray(values, np.float64)
+    absent = np.isnan(column)
+    return np.ma.MaskedArray(np.where(absent, 0.0, column), mask=absent)

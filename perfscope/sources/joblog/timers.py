@@ -1,0 +1,58 @@
+"""Timer lines: which part of an iteration took how long.
+
+Megatron prints one line of all timers of one rank (2021), or a line a timer with the minimum and maximum over ranks
+(today). DeepSpeed prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so
+that only ``fwd + bwd + step`` is a sum. At a step of its FLOPs profiler a value can be negative.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.sources.joblog.draft import NS_PER_MS, Draft, Hit, Rule, number
+from perfscope.sources.joblog.series import Record
+
+SOURCE = "DeepSpeed's timers: fwd + bwd + step"
+
+_CELL = re.compile(rb"([\w/-]+): *(-?[\d.]+)")
+_SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
+_SAVE = b"save-checkpoint"
+_ENOUGH = 20_000
+
+
+def _line(draft: Draft, hit: Hit) -> None:
+    """``time (ms) | name: value | ...``, of one rank; the line is empty under DeepSpeed's pipeline."""
+    if draft.timer_lines > _ENOUGH and b"fwd" not in hit[1] and b"forward: " not in hit[1]:
+        return
+    cells = {name: number(text) for name, text in _CELL.findall(hit[1])}
+    for name, value in cells.items():
+        _part(draft, name, value)
+    if any(b"microstep" in name or name == b"fwd" for name in cells):
+        draft.evidence["deepspeed"] += 1
+    for parts in _SUMS:
+        values = [cells.get(part) for part in parts]
+        known = [value for value in values if value is not None]
+        if len(known) == len(parts) and sum(known) > 0:
+            wall_ns = round(sum(known) * NS_PER_MS) if min(known) >= 0 else None
+            draft.of(SOURCE).add(Record(wall_ns=wall_ns))
+
+
+def _pair(draft: Draft, hit: Hit) -> None:
+    """One line a timer: the slowest rank counts."""
+    _part(draft, hit[1], number(hit[2]))
+
+
+def _part(draft: Draft, name: bytes, value: float | None) -> None:
+    if value is None or name == _SAVE:
+        return
+    text = name.decode(errors="replace")
+    if value < 0:
+        draft.remark("negative-timer", f"the timer {text} is negative in places; those lines are left out of its mean")
+        return
+    draft.part(text, round(value * NS_PER_MS))
+
+
+RULES = (
+    Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]*)"), _line),
+    Rule(b"..: (", re.compile(rb"\s{2,4}([\w/-]+) \.{2,}: \([\d.]+, *([\d.]+)\)"), _pair),
+)

@@ -1,0 +1,260 @@
+"""Markdown as lines and tables, with the place of every cell, so that a cell can be changed and nothing else.
+
+markdown-it-py says which lines are tables (and which only look like one: code, HTML); the cells' places in a line are
+found here and checked against what it read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfscope.errors import SourceError
+from perfscope.tables.published import Span
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+_LARGEST_FILE = 64 * 2**20
+# What markdown-it takes as the end of a line; str.splitlines knows more, and would shift every line after them.
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
+_DELIMITER = re.compile(r"[\s>]*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*")
+_MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: its text without the blanks around it, and where that text stands."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table as it is printed.
+
+    Attributes:
+        title: The nearest heading above it; empty where there is none.
+        line: The line of its heading row, from 1.
+        last_line: The line of its last row.
+        headings: The cells of its heading row.
+        rows: The cells of each row; a row can hold fewer or more than the heading row.
+        rows_lines: The line of each row.
+    """
+
+    title: str
+    line: int
+    last_line: int
+    headings: tuple[Cell, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    rows_lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading of the document: its line, its level (1 to 6) and its text."""
+
+    line: int
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A markdown file.
+
+    Attributes:
+        path: Where it was read.
+        lines: Its lines, each with its line end.
+        headings: Its headings in order.
+        grids: Its tables in order.
+        unread: Lines that look like a table and are none, in words.
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    headings: tuple[Heading, ...]
+    grids: tuple[Grid, ...]
+    unread: tuple[str, ...]
+
+
+def read_markdown(path: Path) -> Document:
+    """Read a markdown file; bytes that are no UTF-8 survive a later write.
+
+    Raises:
+        SourceError: The file cannot be read, is too large, or is no text.
+    """
+    return parse_markdown(read_text(path), os.fspath(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a text file so that ``encode("utf-8", "surrogateescape")`` gives its bytes again.
+
+    Raises:
+        SourceError: The file cannot be read, is too large, or is no text.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise SourceError(path, f"is larger than {_LARGEST_FILE >> 20} MiB", hint="is it a report?")
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError(path, f"cannot be read: {error.strerror}") from None
+    if b"\0" in content:
+        raise SourceError(path, "is no text: it holds zero bytes")
+    return content.decode("utf-8", "surrogateescape")
+
+
+def parse_markdown(text: str, path: str) -> Document:
+    """Find the headings and tables of a text; generated blocks (between perfscope markers) are not read."""
+    from markdown_it import MarkdownIt
+
+    lines = split_lines(text)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text.removeprefix("\ufeff"))
+    headings = tuple(_headings(tokens))
+    generated = _generated_lines(lines)
+    grids: list[Grid] = []
+    unread: list[str] = []
+    for first, tokens_of_table in _tables(tokens):
+        if first + 1 in generated:
+            continue
+        title = _title_above(headings, first + 1)
+        grid = _grid(lines, tokens_of_table, title)
+        if grid is None:
+            unread.append(f"line {first + 1}: the table's cells cannot be told apart")
+        else:
+            grids.append(grid)
+    unread.extend(_lookalikes(lines, tokens, grids))
+    return Document(path, tuple(lines), headings, tuple(grids), tuple(unread))
+
+
+def split_lines(text: str) -> list[str]:
+    """Split into lines that keep their ends; joined they give the text again."""
+    lines: list[str] = []
+    position = 0
+    for match in _LINE_END.finditer(text):
+        lines.append(text[position : match.end()])
+        position = match.end()
+    if position < len(text):
+        lines.append(text[position:])
+    return lines
+
+
+def split_cells(line: str, line_number: int, start: int = 0) -> list[Cell]:
+    """Split a table's row at its unescaped pipes, from an offset on.
+
+    >>> [cell.text for cell in split_cells("| a | b |", 1)]
+    ['a', 'b']
+    """
+    end = len(line.rstrip())
+    while start < end and line[start].isspace():
+        start += 1
+    bars = [at for at in range(start, end) if line[at] == "|" and (at == start or line[at - 1] != "\\")]
+    edges = [start - 1, *bars, end]
+    cells = [_cell(line, line_number, left + 1, right) for left, right in pairwise(edges)]
+    if bars and bars[0] == start:
+        cells = cells[1:]
+    if bars and bars[-1] == end - 1:
+        cells = cells[:-1]
+    return cells
+
+
+def _cell(line: str, line_number: int, left: int, right: int) -> Cell:
+    """A cell between two bars; the place of an empty one is its blanks but the first and the last."""
+    text = line[left:right]
+    stripped = text.strip()
+    if not stripped:
+        return Cell("", Span(line_number, min(left + 1, right), max(left + 1, right - 1) if right > left else right))
+    start = left + len(text) - len(text.lstrip())
+    return Cell(stripped, Span(line_number, start, start + len(stripped)))
+
+
+def _headings(tokens: Sequence[Token]) -> list[Heading]:
+    found = []
+    for opening, inline in pairwise(tokens):
+        if opening.type == "heading_open" and opening.map is not None:
+            found.append(Heading(opening.map[0] + 1, int(opening.tag[1:]), inline.content.strip()))
+    return found
+
+
+def _title_above(headings: Sequence[Heading], line: int) -> str:
+    index = bisect_right([heading.line for heading in headings], line)
+    return headings[index - 1].text if index else ""
+
+
+def _tables(tokens: Sequence[Token]) -> list[tuple[int, list[Token]]]:
+    """Each table's first line, from 0, with its tokens."""
+    found: list[tuple[int, list[Token]]] = []
+    inside: list[Token] | None = None
+    for token in tokens:
+        if token.type == "table_open" and token.map is not None:
+            inside = []
+            found.append((token.map[0], inside))
+        elif token.type == "table_close":
+            inside = None
+        elif inside is not None:
+            inside.append(token)
+    return found
+
+
+def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | None:
+    rows: list[tuple[int, list[str]]] = []
+    for token in tokens:
+        if token.type == "tr_open" and token.map is not None:
+            rows.append((token.map[0], []))
+        elif token.type == "inline":
+            rows[-1][1].append(token.content)
+    placed = [_place(lines[line], line + 1, texts) for line, texts in rows]
+    if not placed or any(row is None for row in placed):
+        return None
+    cells = [tuple(row) for row in placed if row is not None]
+    numbers = tuple(line + 1 for line, _ in rows)
+    return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:])
+
+
+def _place(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:
+    """Find the cells that markdown-it read in their line; None where they are not there."""
+    container = _CONTAINER.match(line)
+    for start in (0, container.end() if container else 0):
+        cells = split_cells(line, line_number, start)
+        read = [cell.text.replace("\\|", "|") for cell in cells]
+        expected = [text.strip() for text in texts]
+        width = min(len(read), len(expected))
+        if read[:width] == expected[:width] and not any(expected[width:]):
+            return cells
+    return None
+
+
+def _lookalikes(lines: Sequence[str], tokens: Sequence[Token], grids: Sequence[Grid]) -> list[str]:
+    """Lines that a person takes for a table's delimiter, outside of tables and code."""
+    taken = {line for grid in grids for line in range(grid.line, grid.last_line + 2)}
+    for token in tokens:
+        if token.type in ("fence", "code_block", "html_block") and token.map is not None:
+            taken.update(range(token.map[0] + 1, token.map[1] + 1))
+    found = []
+    for number, line in enumerate(lines[1:], 2):
+        if number in taken or not _DELIMITER.fullmatch(line.rstrip()):
+            continue
+        above, here = len(split_cells(lines[number - 2], number - 1)), len(split_cells(line, number))
+        if above != here:
+            found.append(f"line {number}: looks like a table, but {above} headings stand above {here} columns")
+    return found
+
+
+def _generated_lines(lines: Sequence[str]) -> set[int]:
+    inside = False
+    generated = set()
+    for number, line in enumerate(lines, 1):
+        marker = _MARKER.match(line)
+        if marker:
+            inside = marker["end"] is None
+        if inside:
+            generated.add(number)
+    return generated

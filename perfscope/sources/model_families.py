@@ -1,0 +1,126 @@
+"""What an architecture's ``config.json`` leaves unsaid, one entry an architecture.
+
+Biases, norms and the shape of the MLP are written in the modelling code and not in the file. The counts that follow
+from an entry are those of the model that ``transformers`` builds from the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: A property that is fixed, or the config key that says it and what its absence means.
+Flag = bool | tuple[str, bool]
+
+
+class Family(NamedTuple):
+    """What an architecture's config.json leaves unsaid.
+
+    Attributes:
+        gated: The MLP has a gate.
+        norm_vectors: Vectors of a norm: 2 with a bias, else 1.
+        norms: Norms of the hidden size in a layer.
+        qkv_bias, out_bias, mlp_bias, head_bias: Where biases are.
+        tied: Whether embeddings are tied when the file does not say.
+        positions: Extra rows of a learned position table; absent for none.
+        qk_norm: Norms of queries and keys: of one ``head``, or ``full`` over all heads.
+        mixture: The architecture has experts.
+        other_norms: Norms outside the layers.
+    """
+
+    gated: bool = True
+    norm_vectors: int = 1
+    norms: int = 2
+    qkv_bias: Flag = False
+    out_bias: Flag = False
+    mlp_bias: Flag = False
+    head_bias: bool = False
+    tied: bool = False
+    positions: int | None = None
+    qk_norm: str = ""
+    mixture: bool = False
+    other_norms: int = 1
+
+
+_GPT2 = Family(gated=False, norm_vectors=2, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
+_LLAMA = Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False))
+_DEEPSEEK = Family(mixture=True)
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+    "gpt_neo": Family(gated=False, norm_vectors=2, out_bias=True, mlp_bias=True, tied=True, positions=0),
+    "gpt_neox": Family(
+        gated=False,
+        norm_vectors=2,
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_bias", True),
+        mlp_bias=True,
+    ),
+    "gptj": Family(gated=False, norm_vectors=2, norms=1, mlp_bias=True, head_bias=True),
+    "opt": Family(
+        gated=False,
+        norm_vectors=2,
+        qkv_bias=("enable_bias", True),
+        out_bias=("enable_bias", True),
+        mlp_bias=("enable_bias", True),
+        tied=True,
+        positions=2,
+    ),
+    "bloom": Family(gated=False, norm_vectors=2, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
+    "falcon": Family(
+        gated=False,
+        norm_vectors=2,
+        qkv_bias=("bias", False),
+        out_bias=("bias", False),
+        mlp_bias=("bias", False),
+        tied=True,
+    ),
+    "mpt": Family(gated=False, tied=True),
+    "llama": _LLAMA,
+    "mistral": Family(),
+    "smollm3": Family(
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False), tied=True
+    ),
+    "granite": _LLAMA,
+    "phi": Family(gated=False, norm_vectors=2, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
+    "phi3": Family(),
+    "starcoder2": Family(
+        gated=False,
+        norm_vectors=2,
+        qkv_bias=("use_bias", True),
+        out_bias=("use_bias", True),
+        mlp_bias=("use_bias", True),
+        tied=True,
+    ),
+    "stablelm": Family(norm_vectors=2, qkv_bias=("use_qkv_bias", False)),
+    "nemotron": Family(
+        gated=False,
+        norm_vectors=2,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        mlp_bias=("mlp_bias", False),
+    ),
+    "olmo": Family(norm_vectors=0, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
+    "olmo2": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
+    "cohere": Family(norms=1, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
+    "gemma": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
+    "gemma2": Family(norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
+    "gemma3_text": Family(
+        norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, qk_norm="head"
+    ),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head"),
+    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True),
+    "qwen3_moe": Family(
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", mixture=True
+    ),
+    "mixtral": Family(mixture=True),
+    "olmoe": Family(
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full", mixture=True
+    ),
+    "gpt_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mixture=True),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+}

@@ -1,0 +1,69 @@
+"""A few lines about an analysis, for the end of ``perfscope profile``: from its JSON, so that they say nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfscope.units import format_seconds
+
+_MOST_RANKS = 8
+
+
+def summarize(analysis: Mapping[str, Any]) -> list[str]:
+    """The steps, the shares of the profiled time, and what could not be computed."""
+    results = analysis["results"]
+    lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
+    lines += [
+        f"not computed: {skip['analyzer']}: {skip['reason']}"
+        for skip in analysis["skipped"]
+        if not (skip["analyzer"] == "host" and "breakdown" in results)
+    ]
+    lines += [f"warning: {text}" for text in analysis["warnings"]]
+    return lines
+
+
+def _steps(steps: Mapping[str, Any] | None) -> list[str]:
+    if steps is None:
+        return []
+    ranks = len(steps["ranks"])
+    line = f"{steps['count']} training steps on {ranks} rank{'s' * (ranks > 1)}, counted by {steps['source']}"
+    if steps["median_s"] is None:
+        return [f"{line}; none was undisturbed, so there is no median"]
+    line += f": median {format_seconds(steps['median_s'])}, p95 {format_seconds(steps['p95_s'])}"
+    apart = [
+        f"{name} {format_seconds(steps[key])}"
+        for name, key in (("first", "first_s"), ("profiled", "profiled_s"))
+        if steps[key] is not None
+    ]
+    rates = [
+        f"{steps[key]:,.0f} {unit}/s"
+        for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
+        if steps[key] is not None
+    ]
+    return [line + (f" ({', '.join(apart)})" if apart else "") + (f"; {', '.join(rates)}" if rates else "")]
+
+
+def _shares(breakdown: Mapping[str, Any] | None) -> list[str]:
+    if breakdown is None:
+        return []
+    ranks: Sequence[Mapping[str, Any]] = breakdown["ranks"]
+    lines = [_rank_shares(rank) for rank in ranks[:_MOST_RANKS]]
+    if len(ranks) > _MOST_RANKS:
+        lines.append(f"... and {len(ranks) - _MOST_RANKS} more ranks")
+    return lines
+
+
+def _rank_shares(rank: Mapping[str, Any]) -> str:
+    parts = [
+        f"{label} {100 * rank[key] / rank['window_us']:.1f} %"
+        for label, key in (
+            ("compute", "compute_us"),
+            ("exposed communication", "exposed_communication_us"),
+            ("exposed copies", "exposed_copy_us"),
+            ("idle", "idle_us"),
+            ("other", "other_us"),
+        )
+        if rank.get(key) is not None and rank["window_us"]
+    ]
+    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(rank['window_us'] / 1e6)} profiled"

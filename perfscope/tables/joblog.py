@@ -1,0 +1,251 @@
+"""Typed tables of what a job's log says: its iterations, its facts, its checkpoint saves.
+
+As in ``perfscope.tables`` a column of an optional value is a masked array: absent is neither 0 nor NaN. Times are
+integer nanoseconds, sizes integer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.tables import Int64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Disturbance(StrEnum):
+    """What else happened inside the time of a logged record."""
+
+    EVALUATION = "evaluation"
+    SAVE = "save"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Iterations:
+    """The iteration records of one log, in their order. A record can be a mean over several iterations.
+
+    Attributes:
+        iteration: Number of the record's last iteration; masked where the log does not number them.
+        span: How many iterations the record is the mean of.
+        attempt: 0 before the first restart, 1 after it and so on.
+        wall_ns: Mean time of one iteration; masked where the log does not tell it.
+        disturbed: ``""``, ``"evaluation"`` or ``"save"``: what else the time contains.
+        samples: Global batch size; masked where the record does not state it.
+        samples_per_s: Throughput over all GPUs, as the log states it.
+        tokens_per_s: Tokens a second over all GPUs, as the log states it.
+        tokens_per_s_per_gpu: Tokens a second and GPU, as the log states it.
+        tflops_per_gpu: TFLOP/s a GPU, as the log states it.
+        loss: Training loss.
+        loss_scale: Loss scale.
+        skipped: Iterations of the record whose update was skipped.
+        nan: Iterations of the record with a NaN.
+    """
+
+    iteration: np.ma.MaskedArray[Any, Any]
+    span: Int64
+    attempt: Int64
+    wall_ns: np.ma.MaskedArray[Any, Any]
+    disturbed: npt.NDArray[np.str_]
+    samples: np.ma.MaskedArray[Any, Any]
+    samples_per_s: np.ma.MaskedArray[Any, Any]
+    tokens_per_s: np.ma.MaskedArray[Any, Any]
+    tokens_per_s_per_gpu: np.ma.MaskedArray[Any, Any]
+    tflops_per_gpu: np.ma.MaskedArray[Any, Any]
+    loss: np.ma.MaskedArray[Any, Any]
+    loss_scale: np.ma.MaskedArray[Any, Any]
+    skipped: Int64
+    nan: Int64
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+    def frame(self) -> pd.DataFrame:
+        """The table as a pandas DataFrame, with <NA> for what is absent."""
+        import pandas as pd
+
+        columns = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, np.ma.MaskedArray):
+                kind = "Int64" if value.dtype.kind == "i" else "Float64"
+                columns[column.name] = pd.array(value.data, dtype=kind)
+                columns[column.name][np.ma.getmaskarray(value)] = pd.NA
+            else:
+                columns[column.name] = value
+        return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """The records after those in ``Iterations``, of a log too long to keep: how often each time occurred.
+
+    Attributes:
+        wall_ns: Distinct undisturbed times, ascending.
+        count: Records of each.
+        records: All folded records, disturbed ones too.
+        iterations: Iterations that they stand for.
+        last_iteration: Number of the last one.
+        wall_total_ns: Sum of time over their iterations.
+        samples: Samples that they took in; absent where a record does not state its batch.
+        skipped, nan: Iterations that were skipped, or had a NaN.
+        disturbed: Records with something else in their time.
+        warmups: Times of records that begin an attempt.
+        last_loss, last_loss_scale: Of the last record.
+    """
+
+    wall_ns: Int64
+    count: Int64
+    records: int
+    iterations: int
+    last_iteration: int | None
+    wall_total_ns: int
+    samples: int | None
+    skipped: int
+    nan: int
+    disturbed: int
+    warmups: tuple[int, ...]
+    last_loss: float | None
+    last_loss_scale: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint save.
+
+    Attributes:
+        iteration: After which iteration; absent where the log does not say.
+        wall_ns: How long it took; absent where the log does not tell.
+        source: What told the time: ``timer`` or ``timestamps``; absent without a time.
+        path: Where to, as the log has it.
+        asynchronous: Training went on meanwhile; absent where the log does not say.
+    """
+
+    iteration: int | None
+    wall_ns: int | None
+    source: str | None
+    path: str | None
+    asynchronous: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that a log, or its name, says about its run.
+
+    Attributes:
+        value: What it says.
+        source: ``arguments``, ``log``, ``deepspeed config``, ``records`` or ``name``.
+    """
+
+    value: int | float | str | bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A named part of an iteration, from a timer line.
+
+    Attributes:
+        name: As the framework calls it.
+        lines: Over how many lines.
+        mean_ns: Mean over those lines, the slowest rank of each.
+    """
+
+    name: str
+    lines: int
+    mean_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device memory, the largest that any rank reports.
+
+    Attributes:
+        allocated_bytes: Peak held by tensors.
+        reserved_bytes: Peak held by the allocator.
+        used_bytes: In use on the device, as nvidia-smi sees it.
+        total_bytes: What the device has.
+    """
+
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Another source of the step time, or of the throughput, in the same log.
+
+    Attributes:
+        source: What it is.
+        wall_ns: Median time of an iteration; absent where it gives none.
+        samples_per_s: Median throughput; absent where it gives none.
+    """
+
+    source: str
+    wall_ns: int | None
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobLog:
+    """Everything that one log says.
+
+    Attributes:
+        path: The file.
+        framework: What wrote it; absent where nothing in it is known.
+        iterations: Its iteration records, up to the number that is kept.
+        folded: The records after those; absent where all are kept.
+        time_source: What the times of ``iterations`` are; absent without records.
+        copies: Records that repeat another rank's.
+        redone: Iterations that were done again after a restart.
+        gaps: Places where iterations are missing between two records.
+        unreadable: Records whose time is no number.
+        others: Other sources of the step time in the same log.
+        facts: What is said about model, batch and layout, by name, best source first.
+        saves: Checkpoint saves.
+        timers: Parts of an iteration.
+        memory: Device memory.
+        out_of_memory: ``device``, ``host`` or absent.
+        names_run: Its name is built like a benchmark's log.
+        ended: How the run ended badly, in words; absent where nothing says so.
+        complete: It reached its last iteration; absent where the last one is not known.
+        remarks: Doubts that reading raised: ``code: sentence``.
+    """
+
+    path: str
+    framework: str | None
+    iterations: Iterations
+    folded: Folded | None
+    time_source: str | None
+    copies: int
+    redone: int
+    gaps: int
+    unreadable: int
+    others: tuple[Other, ...]
+    facts: Mapping[str, tuple[Fact, ...]]
+    saves: tuple[Save, ...]
+    timers: tuple[Timer, ...]
+    memory: Memory
+    out_of_memory: str | None
+    names_run: bool
+    ended: str | None
+    complete: bool | None
+    remarks: tuple[str, ...] = field(default=())
+
+    def fact(self, name: str) -> Fact | None:
+        """The best source's word on one thing; None where nothing says it."""
+        known = self.facts.get(name)
+        return known[0] if known else None
+
+    def number(self, name: str) -> int | None:
+        """A fact that is a count; None where it is absent or no count."""
+        fact = self.fact(name)
+        return fact.value if fact is not None and isinstance(fact.value, int) else None

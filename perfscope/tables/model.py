@@ -1,0 +1,59 @@
+"""What a rank trains: see ``perfscope.wire.ModelRecord``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfscope.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Parameters of one shape whose names differ by a number alone.
+
+    Attributes:
+        name: The name with ``*`` for the number; empty where it is not known.
+        is_embedding: Whether they are looked up and not multiplied.
+        shape: The whole shape.
+        count: How many there are.
+    """
+
+    name: str
+    is_embedding: bool
+    shape: tuple[int, ...]
+    count: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of all of them."""
+        return self.count * prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What one rank trains.
+
+    Attributes:
+        rank: The rank.
+        name: Class of the module; absent where only its parameters are known.
+        parameters: Parameters of this rank's module.
+        trainable: Those that have gradients.
+        weights: Their shapes.
+        transformer: The dimensions; absent where the module does not name them.
+        no_transformer: Why its own description could not be used; empty where it has none.
+        dtype: The type that matrix products are computed in, as far as it is known.
+        checkpointing: Which activations are recomputed; absent where nothing was seen of it.
+    """
+
+    rank: int
+    name: str | None
+    parameters: int
+    trainable: int
+    weights: tuple[Weight, ...]
+    transformer: Transformer | None
+    no_transformer: str
+    dtype: str | None
+    checkpointing: str | None

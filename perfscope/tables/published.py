@@ -1,0 +1,173 @@
+"""A published table as numbers: what each cell states, to how many digits, and where it stands.
+
+Sources read these from markdown and CSV; the analyzer ``published`` says which figures follow from the cells beside
+them. Numbers are exact fractions, because a verdict such as "rounded" hangs on the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+
+class Quantity(StrEnum):
+    """What a column states, in the unit that its numbers are kept in."""
+
+    GPUS = "GPUs"
+    NODES = "nodes"
+    GPUS_PER_NODE = "GPUs per node"
+    PARAMETERS = "parameters"
+    GLOBAL_BATCH = "global batch size"
+    MICRO_BATCH = "micro batch size"
+    ACCUMULATION = "accumulation steps"
+    DATA_PARALLEL = "DP"
+    TENSOR_PARALLEL = "TP"
+    PIPELINE_PARALLEL = "PP"
+    SEQ_LEN = "sequence length"
+    TOKENS = "training tokens"
+    PASSES = "passes"
+    STEP_TIME = "step time"  # seconds
+    RATE = "samples a second"
+    TOKEN_RATE = "tokens a second"
+    TFLOPS = "TFLOPs per GPU"
+    AGGREGATE_PFLOPS = "aggregate PFLOPs"
+    PEAK_FRACTION = "share of peak"  # 0 to 1
+    SPEEDUP = "speed-up"
+    EFFICIENCY = "efficiency"  # 0 to 1
+    SAVE_SPEED = "GB/s of a save"
+    MEMORY = "memory used"
+    MEMORY_TOTAL = "memory of a GPU"
+    MEMORY_SHARE = "share of memory"  # 0 to 1
+
+
+#: What can be computed from the other cells of a table.
+DERIVED = (
+    Quantity.TFLOPS,
+    Quantity.AGGREGATE_PFLOPS,
+    Quantity.PEAK_FRACTION,
+    Quantity.SPEEDUP,
+    Quantity.EFFICIENCY,
+    Quantity.SAVE_SPEED,
+    Quantity.MEMORY_SHARE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where characters stand in a file: the line from 1, and offsets in it from 0."""
+
+    line: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One printed number.
+
+    Attributes:
+        number: Its value: the printed digits times ``unit``.
+        unit: What a printed 1 is worth: 10**9 in ``52B``, 1/100 in ``7.7%``.
+        decimals: Printed digits after the point.
+        text: The digits as printed.
+        span: Where the digits stand.
+    """
+
+    number: Fraction
+    unit: Fraction
+    decimals: int
+    text: str
+    span: Span
+
+    @property
+    def last_place(self) -> Fraction:
+        """What one unit in the last printed place is worth."""
+        return self.unit / Fraction(10**self.decimals)
+
+
+class ChangeKind(StrEnum):
+    """How a cell states its change against the reference row."""
+
+    PERCENT = "percent"
+    DIFFERENCE = "difference"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that a cell states beside its value, as in ``14199(↓7.7%)``.
+
+    Attributes:
+        column: The column, from 0.
+        kind: Per cent of the reference, or the difference to it.
+        sign: -1 or +1 as the cell's arrow or sign says; 0 where it says neither.
+        figure: The stated size of the change, without sign.
+    """
+
+    column: int
+    kind: ChangeKind
+    sign: int
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a published table.
+
+    Attributes:
+        line: Its line in the file, from 1.
+        cells: Its cells as printed.
+        label: What tells it from other rows.
+        group: Cells that a baseline must share: model, precision, batch size of a device.
+        figures: What could be read, by quantity.
+        blanks: Cells of derived quantities that are empty.
+        numbers: The leading number of every cell; None where there is none.
+        changes: Changes stated inside cells.
+        absent: Cells that say that there is no figure, such as ``OOM``, and empty ones.
+        problems: What could not be read, in words, by quantity.
+    """
+
+    line: int
+    cells: tuple[str, ...]
+    label: str
+    group: tuple[str, ...]
+    figures: Mapping[Quantity, Figure]
+    blanks: Mapping[Quantity, Span]
+    numbers: tuple[Figure | None, ...]
+    changes: tuple[Change, ...]
+    absent: Mapping[Quantity, str]
+    problems: Mapping[Quantity, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that holds for a whole table: from an option, from the text, or assumed."""
+
+    value: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table of which at least one column can be recomputed or checked.
+
+    Attributes:
+        title: The heading above it.
+        line: The line of its heading row, from 1.
+        headings: The columns' headings as printed.
+        columns: The column of each quantity, from 0.
+        rows: The rows that hold anything.
+        constants: What holds for every row.
+        ambiguous: Constants that the text states more than once, in words.
+        notes: What was not understood, in words.
+    """
+
+    title: str
+    line: int
+    headings: tuple[str, ...]
+    columns: Mapping[Quantity, int]
+    rows: tuple[Row, ...]
+    constants: Mapping[Quantity, Constant]
+    ambiguous: Mapping[Quantity, str]
+    notes: tuple[str, ...]

@@ -1,0 +1,43 @@
+"""Checkpoint saves as they were timed: by hooks on every rank, or by one log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTiming:
+    """One save as one rank, or one log, saw it.
+
+    Attributes:
+        number: Which save of its rank or log it is, from 0.
+        rank: The rank; absent for a log.
+        step: The training step after which it was saved; absent where unknown.
+        blocked_ns: How long training stood still; absent where it was not timed.
+        drained_ns: From the save's beginning until it lay on disk, where that was later; absent where unknown.
+        size_bytes: What was written; absent where unknown.
+        asynchronous: Whether writing went on beside training; absent where unknown.
+        source: What told the time.
+    """
+
+    number: int
+    rank: int | None
+    step: int | None
+    blocked_ns: int | None
+    drained_ns: int | None
+    size_bytes: int | None
+    asynchronous: bool | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """Every save that was seen.
+
+    Attributes:
+        timings: One entry a save and rank.
+        training_ns: How long the run took from its first step to its last, saves included; absent where unknown.
+    """
+
+    timings: tuple[SaveTiming, ...]
+    training_ns: int | None

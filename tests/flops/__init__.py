@@ -1,0 +1,1 @@
+"""Conventions, models, peaks and the commands that print them."""

@@ -1,0 +1,98 @@
+"""Copies of other ranks, restarts, and logs too long to keep."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.sources.joblog.series import Record, Series
+from perfscope.tables.joblog import Disturbance
+
+
+def fill(series: Series, *numbers: int, label: bytes | None = None) -> list[int]:
+    return [number for number in numbers if series.add(Record(iteration=number, wall_ns=10**9), label)]
+
+
+def test_a_copy_of_the_last_iteration_is_dropped() -> None:
+    series = Series()
+    assert fill(series, 1, 1, 2, 2, 3, 3) == [1, 2, 3]
+    assert series.copies == 3
+    assert series.attempt == 0
+
+
+def test_a_labelled_rank_that_prints_later_is_a_copy() -> None:
+    series = Series()
+    assert fill(series, 1, 2, 3, label=b"[rank0]:") == [1, 2, 3]
+    assert fill(series, 1, 2, 3, label=b"[rank1]:") == []
+    assert fill(series, 4, label=b"[rank0]:") == [4]
+    assert series.attempt == 0
+
+
+def test_unlabelled_copies_may_come_out_of_order() -> None:
+    series = Series()
+    assert fill(series, 1, 1, 2, 3, 2, 3) == [1, 2, 3]
+    assert series.attempt == 0
+
+
+def test_a_restart_goes_back_and_its_work_is_redone() -> None:
+    series = Series()
+    assert fill(series, 1, 2, 3, 4, 5, 4, 5, 6) == [1, 2, 3, 4, 5, 4, 5, 6]
+    assert series.attempt == 1
+    assert series.redone == 2
+
+
+def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() -> None:
+    series = Series()
+    fill(series, 1, 2)
+    series.restart()
+    series.restart()
+    fill(series, 3, 4)
+    assert series.iterations(1).attempt.tolist() == [0, 0, 1, 1]
+    assert series.redone == 0
+
+
+def test_an_interval_is_what_lies_between_most_records() -> None:
+    series = Series()
+    fill(series, 10, 20, 30, 50, 60)
+    assert series.interval() == 10
+    assert series.irregular == 1
+    assert series.iterations(10).span.tolist() == [10] * 5
+
+
+def test_the_first_record_of_a_run_cannot_cover_more_than_its_number() -> None:
+    series = Series()
+    fill(series, 3, 13, 23)
+    assert series.iterations(10).span.tolist() == [3, 10, 10]
+
+
+def test_only_a_clock_that_runs_on_is_disturbed() -> None:
+    running, stopped = Series(), Series()
+    running.clock_runs_on = True
+    for series in (running, stopped):
+        fill(series, 1)
+        series.disturb(Disturbance.SAVE)
+        fill(series, 2, 3)
+    assert running.iterations(1).disturbed.tolist() == ["", "save", ""]
+    assert stopped.iterations(1).disturbed.tolist() == ["", "", ""]
+
+
+def test_a_folded_log_keeps_every_time() -> None:
+    times = np.random.default_rng(0).integers(1, 50, 5000) * 10**8
+    series = Series(kept=100)
+    for number, wall_ns in enumerate(times, 1):
+        series.add(Record(iteration=number, wall_ns=int(wall_ns), samples=8))
+    folded = series.folded(1)
+    assert folded is not None
+    assert len(series.iterations(1)) == 100
+    assert np.repeat(folded.wall_ns, folded.count).tolist() == sorted(times[100:].tolist())
+    assert folded.records == folded.iterations == 4900
+    assert folded.samples == 4900 * 8
+    assert folded.last_iteration == 5000
+
+
+def test_a_folded_restart_is_warm_up_apart() -> None:
+    series = Series(kept=2)
+    fill(series, 1, 2, 3, 4, 3, 4)
+    folded = series.folded(1)
+    assert folded is not None
+    assert len(folded.warmups) == 1
+    assert folded.count.sum() == 3

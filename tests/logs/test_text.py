@@ -1,0 +1,75 @@
+"""Blocks of text from whatever a job's output was written to."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from perfscope.errors import SourceError
+from perfscope.sources.joblog.text import blocks, is_binary, plain
+
+
+def whole(path: Path, size: int = 64) -> bytes:
+    return b"".join(blocks(path, size))
+
+
+def test_blocks_hold_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
+    text = b"".join(b"line %d %s\n" % (n, b"x" * (n % 90)) for n in range(500))
+    (tmp_path / "a.log").write_bytes(text)
+    parts = list(blocks(tmp_path / "a.log", 64))
+    assert b"".join(parts) == text
+    assert len(parts) > 100
+    assert all(part.endswith(b"\n") for part in parts)
+
+
+def test_the_half_line_at_the_end_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\ntwo")
+    assert whole(tmp_path / "a.log") == b"one\ntwo"
+
+
+def test_a_compressed_log_reads_as_itself(tmp_path: Path) -> None:
+    text = b"".join(b"line %d\n" % n for n in range(2000))
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(text))
+    assert whole(tmp_path / "a.log.gz") == text
+
+
+def test_a_cut_compressed_log_gives_what_came_before_the_cut(tmp_path: Path) -> None:
+    text = b"".join(b"%d %d\n" % (n, n * 7919) for n in range(50_000))
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(text)[:-2000])
+    found = whole(tmp_path / "a.log.gz", 4096)
+    assert text.startswith(found)
+    assert len(found) > 100_000
+
+
+def test_a_file_that_only_begins_like_gzip_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\x1f\x8bnonsense")
+    with pytest.raises(SourceError, match="damaged gzip"):
+        whole(tmp_path / "a.log")
+
+
+def test_a_log_of_powershell_is_utf16(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes("step: 1\nstep: 2\n".encode("utf-16"))
+    assert whole(tmp_path / "a.log") == b"step: 1\nstep: 2\n"
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(SourceError, match="binary"):
+        whole(tmp_path / "a.bin")
+
+
+def test_a_hole_that_rotation_left_is_no_binary() -> None:
+    assert not is_binary(b"\0" * 4096 + b"iteration 1\n" * 10)
+    assert is_binary(b"\0" * 4096)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be read"):
+        whole(tmp_path / "none.log")
+
+
+def test_colours_and_carriage_returns_go() -> None:
+    assert plain(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n\n"
+    assert plain(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"

@@ -1,0 +1,89 @@
+"""`perfscope analyze` on a real run, whole and damaged: what is left is answered for, what is lost is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, perfscope
+
+REAL_RUN = ROOT / "fixtures" / "runs" / "h200_zero1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A copy of a run on four GPUs that a test may damage."""
+    return Path(shutil.copytree(REAL_RUN, tmp_path / "run"))
+
+
+def analyze(run: Path) -> tuple[int, dict[str, Any]]:
+    ended = perfscope("analyze", "--format", "json", run, cwd=run.parent)
+    assert "Traceback" not in ended.stderr
+    return ended.code, json.loads(ended.stdout)
+
+
+def traces(run: Path) -> list[Path]:
+    return sorted((run / "traces").iterdir())
+
+
+def test_every_part_of_a_rank_adds_up_to_its_window(run: Path) -> None:
+    code, document = analyze(run)
+    assert (code, document["schema"], document["warnings"]) == (0, "perfscope/analysis/1", [])
+    assert document["results"]["steps"]["count"] == 40
+    ranks = document["results"]["breakdown"]["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
+    for row in [*ranks, *(step for rank in ranks for step in rank["steps"])]:
+        parts = ("compute_us", "exposed_communication_us", "exposed_copy_us", "idle_us")
+        assert sum(round(row[part] * 1000) for part in parts) == round(row["window_us"] * 1000)
+    assert [step["name"] for step in ranks[0]["steps"]] == ["ProfilerStep#5"]
+
+
+def test_gpus_are_told_apart_by_their_uuid(run: Path) -> None:
+    gpus = analyze(run)[1]["results"]["gpus"]
+    assert sorted(gpu["rank"] for gpu in gpus) == [0, 1, 2, 3]
+    assert all(0 < gpu["power_w"] <= gpu["power_limit_w"] for gpu in gpus)
+
+
+def test_one_unreadable_trace_does_not_take_the_others_along(run: Path) -> None:
+    traces(run)[1].write_bytes(b"garbage")
+    code, document = analyze(run)
+    assert code == 4
+    assert [rank["rank"] for rank in document["results"]["breakdown"]["ranks"]] == [0, 2, 3]
+    assert any("is no trace" in warning for warning in document["warnings"])
+
+
+def test_without_a_readable_trace_the_steps_are_still_there(run: Path) -> None:
+    for trace in traces(run):
+        trace.write_bytes(b"garbage")
+    code, document = analyze(run)
+    assert code == 4
+    assert document["results"]["steps"]["count"] == 40
+    assert {skip["reason"] for skip in document["skipped"] if skip["analyzer"] == "breakdown"} == {
+        "no trace could be read"
+    }
+
+
+def test_a_trace_that_a_window_names_and_that_is_gone_is_missed(run: Path) -> None:
+    for trace in traces(run):
+        trace.unlink()
+    code, document = analyze(run)
+    assert code == 4
+    assert sum("is missing" in warning for warning in document["warnings"]) == 4
+
+
+def test_a_rank_that_never_reported_is_named(run: Path) -> None:
+    shutil.rmtree(run / "ranks" / "00002")
+    code, document = analyze(run)
+    assert code == 4
+    assert "1 of 4 ranks never reported: 2" in document["warnings"]
+    assert document["results"]["steps"]["tokens_per_s"] is None
+
+
+def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    ended = perfscope("analyze", tmp_path / "nowhere", cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (1, "")
+    assert ended.stderr.strip().endswith("nowhere does not exist")

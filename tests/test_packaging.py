@@ -1,0 +1,88 @@
+"""The packages that are installed are those of the tree, and the documents' examples and links hold."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import perfscope as package
+from tests.conftest import ROOT, perfscope
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+HOMES = {"perfscope": "perfscope", "analyzers": "perfscope.analyzers", "hooks": "perfscope.hooks"}
+
+
+def test_every_folder_with_modules_is_a_listed_package() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = set()
+    for top, name in HOMES.items():
+        for module in (ROOT / top).rglob("*.py"):
+            folder = module.relative_to(ROOT / top).parent
+            if not any((ROOT / top).joinpath(*folder.parts[: n + 1]).is_symlink() for n in range(len(folder.parts))):
+                found.add(".".join([name, *folder.parts]))
+    assert found - {"perfscope.entry"} == listed - {"perfscope_toolkit"}
+
+
+def test_the_version_is_in_the_changelog() -> None:
+    assert f"## {package.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        assert target.startswith("https://") or (document.parent / target).exists(), target
+
+
+def test_no_text_tells_anyone_to_install_the_other_project() -> None:
+    for document in DOCUMENTS:
+        assert not re.search(r"pip install perfscope\b(?!-toolkit)", document.read_text())
+
+
+def console_examples() -> list[tuple[str, str, list[str]]]:
+    """Each ``$ command`` of a console block, with the lines that follow it."""
+    examples = []
+    for document in (ROOT / "README.md", ROOT / "docs" / "traces.md"):  # the other guides' own tests run theirs
+        for block in re.findall(r"```console\n(.*?)```", document.read_text(), re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, *output = part.splitlines()
+                examples.append((document.name, command, output))
+    return examples
+
+
+@pytest.mark.parametrize(("document", "command", "output"), console_examples())
+def test_console_examples_print_what_they_say(document: str, command: str, output: list[str]) -> None:
+    """A line ``...`` stands for any lines; the examples read, so they run where the fixtures are."""
+    program, *words = shlex.split(command)
+    assert program == "perfscope"
+    ended = perfscope(*words, cwd=ROOT)
+    assert ended.code == 0, ended.stderr
+    pattern = "".join(r"(?:.*\n)*" if line == "..." else re.escape(line) + r"\n" for line in output)
+    assert re.fullmatch(pattern, ended.stdout), ended.stdout
+
+
+def readme_answers() -> list[str]:
+    """The commands of the README's tables that name everything they need."""
+    commands = re.findall(r"`perfscope ([^`]+)`", (ROOT / "README.md").read_text())
+    return [
+        command for command in commands if " --" in command and not re.search(r"[A-Z]{3,}|md\|json|^profile", command)
+    ]
+
+
+@pytest.mark.parametrize("command", readme_answers())
+def test_commands_that_the_readme_shows_answer(command: str) -> None:
+    ended = perfscope(*shlex.split(command), cwd=ROOT)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.startswith("# ")
+
+
+def test_the_two_commands_of_the_readme_are_targets_that_set_themselves_up() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"```sh\nmake {target}\n```" in (ROOT / "README.md").read_text()
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    lines = re.findall(r"^\.venv/bin/pip install (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [line.replace(" -q", "") for line in lines] == re.findall(r"pip install -q (.*)$", makefile, re.MULTILINE)

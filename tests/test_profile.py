@@ -1,0 +1,184 @@
+"""`perfscope profile` captures unmodified scripts, and they end as they would without it."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SCRIPTS, analysis, event_names, perfscope, profile, run, step_lines
+
+ENDINGS = ["none", "raise", "exit", "_exit", "SIGTERM", "SIGINT", "SIGKILL", "SIGSEGV"]
+
+
+@pytest.mark.parametrize("when", [5, 9], ids=["inside the window", "after the window"])
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_script_ends_as_it_would_without_perfscope(how: str, when: int, tmp_path: Path) -> None:
+    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", how, str(when)]
+    alone = run(script, tmp_path)
+    captured = profile(*script, cwd=tmp_path)
+    assert (captured.code, captured.stdout) == (alone.code, alone.stdout)
+    steps = step_lines(tmp_path / "RUN")
+    assert [line["step"] for line in steps] == list(range(1, (when if how != "none" else 10) + 1))
+    survives = when == 9 or how in ("none", "raise", "exit", "SIGINT")
+    assert len(list((tmp_path / "RUN" / "traces").iterdir())) == survives
+
+
+def test_the_message_says_how_the_command_ended_and_where_the_run_is(tmp_path: Path) -> None:
+    ended = profile(sys.executable, SCRIPTS / "ending.py", "SIGKILL", "9", cwd=tmp_path)
+    assert ended.code == -signal.SIGKILL
+    assert "the command was ended by SIGKILL" in ended.stderr
+    assert "9 training steps on 1 rank" in ended.stderr
+    assert "perfscope analyze RUN" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "source", "skipped"),
+    [("two_optimizers.py", 12, "optimizer", 0), ("grad_scaler.py", 6, "grad_scaler", 3)],
+)
+def test_steps_are_iterations(script: str, count: int, source: str, skipped: int, tmp_path: Path) -> None:
+    assert profile(sys.executable, SCRIPTS / script, cwd=tmp_path).code == 0
+    lines = step_lines(tmp_path / "RUN")
+    assert [line["step"] for line in lines] == list(range(1, count + 1))
+    assert {line["source"] for line in lines} == {source}
+    assert sum(line.get("skipped", False) for line in lines) == skipped
+
+
+def test_torchrun_with_gradient_accumulation(tmp_path: Path) -> None:
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
+    alone = run(command, tmp_path)
+    captured = profile(*command, cwd=tmp_path)
+    assert (captured.code, captured.stdout) == (0, alone.stdout)
+    for rank in ("00000", "00001"):
+        lines = step_lines(tmp_path / "RUN", rank)
+        assert len(lines) == 10
+        assert {(line["micro_batches"], line["samples"], line["tokens"]) for line in lines} == {(2, 8, 128)}
+    steps = analysis(tmp_path / "RUN")["results"]["steps"]
+    assert steps["count"] == 10
+    # 2 ranks x 128 tokens; the rate is that of the median step.
+    assert steps["tokens_per_s"] == pytest.approx(2 * 128 / steps["median_s"])
+
+
+def test_windows_are_training_steps_and_so_are_the_names_in_the_trace(tmp_path: Path) -> None:
+    assert (
+        profile(sys.executable, SCRIPTS / "ending.py", "none", "0", cwd=tmp_path, options=["--steps", "3-4,7"]).code
+        == 0
+    )
+    labels = {line["step"]: line.get("window") for line in step_lines(tmp_path / "RUN")}
+    assert labels == {
+        **dict.fromkeys([1, 9, 10]),
+        2: "warmup",
+        3: "profiled",
+        4: "profiled",
+        5: "export",
+        6: "warmup",
+        7: "profiled",
+        8: "export",
+    }
+    traces = sorted((tmp_path / "RUN" / "traces").iterdir(), key=lambda path: path.name)
+    names = [sorted({name for name in event_names(trace) if "Step#" in name}) for trace in traces]
+    assert names == [["ProfilerStep#3", "ProfilerStep#4"], ["ProfilerStep#7"]]
+
+
+def test_a_window_at_step_2_has_its_warm_up_where_a_loader_or_a_wrapped_model_shows_the_beginning(
+    tmp_path: Path,
+) -> None:
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
+    assert profile(*command, cwd=tmp_path, options=["--steps", "2-3", "--ranks", "1"]).code == 0
+    labels = [line.get("window") for line in step_lines(tmp_path / "RUN", "00001")]
+    assert labels[:4] == ["warmup", "profiled", "profiled", "export"]
+    assert {line.get("window") for line in step_lines(tmp_path / "RUN", "00000")} == {None}
+    assert len(list((tmp_path / "RUN" / "traces").iterdir())) == 1
+
+
+def test_modules_are_named_by_their_path(tmp_path: Path) -> None:
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "1", "--standalone", SCRIPTS / "ddp.py"]
+    assert (
+        profile(*command, cwd=tmp_path, options=["--modules", "--shapes", "--memory", "--flops", "--stack"]).code == 0
+    )
+    (trace,) = (tmp_path / "RUN" / "traces").iterdir()
+    assert {"nn.Module: module.0", "nn.Module: module.1"} <= set(event_names(trace))
+    text = gzip.decompress(trace.read_bytes()).decode()
+    assert "Input Dims" in text
+    assert "[memory]" in text
+
+
+def test_exec_becomes_the_command(tmp_path: Path) -> None:
+    ended = profile(sys.executable, SCRIPTS / "ending.py", "exit", "8", cwd=tmp_path, options=["--exec"])
+    assert ended.code == 5
+    assert "report:" not in ended.stderr
+    assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 2, "no command after --"),
+        (["--", "no-such-program"], 127, "command not found"),
+        (["--steps", "1-3", "--", "true"], 2, "the step before a window warms the profiler up"),
+        (["--steps", "3-2", "--", "true"], 2, "no range"),
+        (["--steps", "abc", "--", "true"], 2, "names no training steps"),
+        (["--steps", "2-3,4-5", "--", "true"], 2, "join them"),
+        (["--ranks", "x", "--", "true"], 2, "names no ranks"),
+        (["-o", "exists", "--", "true"], 2, "exists already"),
+        (["-o", "file/run", "--", "true"], 2, "cannot be written"),
+    ],
+)
+def test_what_is_wrong_before_the_start_is_one_line_and_nothing_is_started(
+    words: list[str], code: int, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "exists").mkdir()
+    (tmp_path / "file").touch()
+    ended = perfscope("profile", *words, cwd=tmp_path)
+    assert ended.code == code
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exists", "file"]
+
+
+def test_a_hook_that_fails_ends_the_capture_and_not_the_training(tmp_path: Path) -> None:
+    """A sitecustomize of the user's own runs behind ours; here it breaks the recorder from step 3 on."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import builtins, sys\n"
+        "real = builtins.__import__\n"
+        "def broken(name, *rest, **more):\n"
+        "    module = real(name, *rest, **more)\n"
+        "    recorder = sys.modules.get('perfscope.hooks.recorder')\n"
+        "    if recorder is not None and hasattr(recorder, 'Recorder'):\n"
+        "        builtins.__import__ = real\n"
+        "        step = recorder.Recorder.step\n"
+        "        def fail(self, record):\n"
+        "            if record.step >= 3:\n"
+        "                raise ZeroDivisionError('injected')\n"
+        "            step(self, record)\n"
+        "        recorder.Recorder.step = fail\n"
+        "    return module\n"
+        "builtins.__import__ = broken\n"
+    )
+    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
+    alone = run(script, tmp_path)
+    captured = profile(*script, cwd=tmp_path, PYTHONPATH=f"{site}:{Path(__file__).parent.parent}")
+    assert (captured.code, captured.stdout) == (0, alone.stdout)
+    assert captured.stderr.count("capture ends in process") == 1
+    assert len(step_lines(tmp_path / "RUN")) == 2
+
+
+def test_a_full_disk_ends_the_capture_and_not_the_training(tmp_path: Path) -> None:
+    """The script limits the size of files, as a quota does: the records stop at 250 bytes, the trace is not written."""
+    script: list[str | Path] = [
+        sys.executable,
+        "-c",
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (250, 250))\n"
+        f"sys.argv = ['ending.py', 'none', '0']; runpy.run_path({str(SCRIPTS / 'ending.py')!r})",
+    ]
+    alone = run(script, tmp_path)
+    captured = profile(*script, cwd=tmp_path)
+    assert (captured.code, captured.stdout) == (0, alone.stdout)
+    assert "training goes on" in captured.stderr
+    assert [path.name for path in (tmp_path / "RUN" / "traces").iterdir()] == []

@@ -1,0 +1,58 @@
+"""A report as markdown, JSON and CSV."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfscope.renderers import Format, render
+from perfscope.report import Column, Report, Section
+
+REPORT = Report(
+    "A | title",
+    {"schema": "perfscope/test/1", "value": None},
+    (
+        Section(
+            "Times",
+            (Column("Name"), Column("Time (ms)", 2), Column("Count")),
+            (("a|b", 1.005, 3), ("c", None, 12)),
+            ("A note\nof two lines.",),
+        ),
+        Section("Only words", notes=("n",)),
+    ),
+    ("a doubt",),
+)
+
+
+def test_markdown() -> None:
+    assert render(REPORT, Format.MARKDOWN) == (
+        "# A | title\n\n## Times\n\n"
+        "| Name   |   Time (ms) |   Count |\n"
+        "|:-------|------------:|--------:|\n"
+        "| a\\|b   |        1.00 |       3 |\n"
+        "| c      |         n/a |      12 |\n\n"
+        "- A note of two lines.\n\n## Only words\n\n- n\n\n> **Warning:** a doubt\n"
+    )
+
+
+def test_json_has_null_for_what_does_not_exist() -> None:
+    assert json.loads(render(REPORT, Format.JSON)) == {
+        "schema": "perfscope/test/1",
+        "value": None,
+        "warnings": ["a doubt"],
+    }
+
+
+def test_json_refuses_what_is_no_number() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        render(Report("t", {"schema": "x", "value": float("nan")}, ()), Format.JSON)
+
+
+def test_csv_has_full_precision_and_empty_cells() -> None:
+    assert render(REPORT, Format.CSV) == "section,Name,Time (ms),Count\nTimes,a|b,1.005,3\nTimes,c,,12\n"
+
+
+def test_a_row_that_does_not_fit_is_a_defect() -> None:
+    with pytest.raises(AssertionError, match="2 cells under 1 columns"):
+        Section("s", (Column("a"),), ((1, 2),))
