@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
 from perfscope.analyzers.collectives import RankCalls, by_group
-from perfscope.collective_calls import SYNCHRONISING, match
+from perfscope.collective_calls import SYNCHRONISING
+from perfscope.collective_matching import match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Int64
@@ -182,11 +184,12 @@ def _keep_better(links: dict[int, _Link], rank: int, link: _Link) -> None:
 def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Link]:
     """The best chain of links to each rank: always extend the one with the smallest residual so far."""
     reached = {reference: _Link(0.0, 0.0, 0, 0.0)}
-    open_ranks = {reference}
+    waiting = [(0.0, reference)]
     done: set[int] = set()
-    while open_ranks:
-        rank = min(open_ranks, key=lambda one: (reached[one].residual, one))
-        open_ranks.remove(rank)
+    while waiting:
+        _, rank = heappop(waiting)
+        if rank in done:
+            continue
         done.add(rank)
         for other, link in links.get(rank, {}).items():
             if other in done:
@@ -194,5 +197,5 @@ def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Lin
             chain = link if rank == reference else reached[rank].then(link)
             if other not in reached or chain.residual < reached[other].residual:
                 reached[other] = chain
-                open_ranks.add(other)
+                heappush(waiting, (chain.residual, other))
     return reached

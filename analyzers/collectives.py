@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.breakdown import covered
-from perfscope.collective_calls import GroupCalls, GroupKey, Kind, Matched, calls_by_group, join_windows, match
+from perfscope.collective_calls import GroupCalls, GroupKey, Kind, calls_by_group
+from perfscope.collective_matching import Matched, join_windows, match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work

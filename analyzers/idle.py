@@ -58,8 +58,8 @@ class Gap:
         start_ns: When it began, from the first device event on.
         duration_ns: How long it lasted.
         cause: What most of it was waiting for.
-        before: The device event that ended last before it.
-        after: The device event that ended it.
+        before: The device event that ended last before it, its name shortened.
+        after: The device event that ended it, likewise.
     """
 
     start_ns: int
@@ -152,8 +152,8 @@ class Idle:
                 gap.start_ns / _NS_PER_MS,
                 gap.duration_ns / _NS_PER_US,
                 gap.cause.replace("_", " "),
-                short_name(gap.before),
-                short_name(gap.after),
+                gap.before,
+                gap.after,
             )
             for gap, rank in gaps[:_LONGEST]
         )
@@ -220,8 +220,8 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
                 start_ns=int(gaps.start[gap]) - window[0],
                 duration_ns=int(length[gap]),
                 cause=CAUSES[int(np.argmax(parts[:, gap]))],
-                before=trace.names[names[before]],
-                after=trace.names[names[following[gap]]],
+                before=short_name(trace.names[names[before]]),
+                after=short_name(trace.names[names[following[gap]]]),
             )
             for gap, before in zip(longest, last_before, strict=True)
         ),

@@ -88,7 +88,7 @@ def _on_host(step: int) -> Iterator[str]:
             f'  {{\n    "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",\n    "pid": {_PROCESS}, '
             f'"tid": {_PROCESS},\n    "ts": {_START_US + begin + number * 20}.125,\n    "args": {{\n      '
             f'"Total Reserved": 12572426240, "Total Allocated": {12221346304 + number}, "Bytes": -512, '
-            f'"Device Id": 0, "Device Type": 1, "Addr": 139802500980224, "finished": false, '
+            '"Device Id": 0, "Device Type": 1, "Addr": 139802500980224, "finished": false, '
             f'"Ev Idx": {number}\n    }}\n  }}'
         )
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_BRACE = re.compile(rb"\s*(?=\{)")
 _SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
+_OPERATOR = re.compile(
+    rb'"cat"\s*:\s*"cpu_op"[^{}]*"ts"[^{}]*"dur"[^{}]*(?P<before>"args"\s*:\s*\{\s*"External id"\s*:\s*)'
+)
 _OPENING = re.compile(rb'\{\s*"')
 _TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
 _LONGEST_DOUBLE = 12
@@ -28,6 +31,8 @@ class Layout:
         separator: From there to the first quote of the next event, ``close`` included.
         prefix: From an event's opening brace to the key ``"cat"``.
         key: From that key to the first letter of the category.
+        before_identity: From an operator's key ``"args"`` to its external id, where that comes first and everything
+            else before it; empty where it does not. What follows it is long and not needed.
         is_unambiguous: The separator has line breaks, so it cannot occur inside an event.
     """
 
@@ -35,6 +40,7 @@ class Layout:
     separator: bytes
     prefix: bytes
     key: bytes
+    before_identity: bytes
     is_unambiguous: bool
 
     @property
@@ -58,20 +64,18 @@ def find_layout(text: bytes, start: int) -> Layout | None:
     span = _SPAN.search(text, start)
     if first is None or span is None:
         return None
+    operator = _OPERATOR.search(text, start)
+    fixed = span["prefix"], span["key"], operator["before"] if operator else b""
     opening = _OPENING.match(text, first.end())
     if opening is None or not span["prefix"].startswith(opening[0]):
         return None
     before = first[0]
     if b"\n" in before:
         indent = before[before.rindex(b"\n") :]
-        return _layout(indent + b"}", indent + b"}," + indent + opening[0], span)
+        return Layout(indent + b"}", indent + b"}," + indent + opening[0], *fixed, is_unambiguous=True)
     separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
     places = [(place, separator) for separator in separators if (place := text.find(separator, first.end())) >= 0]
-    return _layout(b"}", min(places)[1], span) if places else None
-
-
-def _layout(close: bytes, separator: bytes, span: re.Match[bytes]) -> Layout:
-    return Layout(close, separator, span["prefix"], span["key"], is_unambiguous=b"\n" in close)
+    return Layout(b"}", min(places)[1], *fixed, is_unambiguous=False) if places else None
 
 
 def times_fit_doubles(text: bytes, start: int) -> bool:

@@ -34,7 +34,7 @@ class Found:
 
     Attributes:
         device: Texts of events on devices.
-        host: Texts of events on the host.
+        host: Texts of events on the host; those of operators end with their external id.
         at: Where the block begins in the file.
     """
 
@@ -60,15 +60,16 @@ class Scanner:
     rest: bytes = b""
     events: int = 0
     at: int = 0
+    _wanted: tuple[bytes, ...] = field(init=False)
     _device: tuple[bytes, ...] = field(init=False)
-    _host: tuple[bytes, ...] = field(init=False)
+    _operators: tuple[bytes, ...] = field(init=False)
     _codes: npt.NDArray[np.uint32] = field(init=False)
 
     def __post_init__(self) -> None:
         wanted = {name: kind for name, kind in KIND.items() if kind in self.wanted}
-        start = self.layout.prefix + self.layout.key
-        self._device = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is Events.DEVICE)
-        self._host = tuple(start + name.encode() + b'"' for name, kind in wanted.items() if kind is not Events.DEVICE)
+        of = {kind: tuple(f'{name}"'.encode() for name in wanted if wanted[name] is kind) for kind in Events}
+        self._wanted = tuple(name for names in of.values() for name in names)
+        self._device, self._operators = of[Events.DEVICE], of[Events.OPERATORS]
         codes = {int.from_bytes(name.encode()[:_CODE_BYTES], "little") for name in wanted}
         self._codes = np.array(sorted(codes), np.uint32)
 
@@ -98,23 +99,35 @@ class Scanner:
     def _find(self, text: bytes, at: int, begin: int = 0, end: int | None = None) -> Found:
         end = len(text) if end is None else end
         layout, find = self.layout, text.find
+        between = layout.separator[: layout.until_brace]
         device: list[bytes] = []
         host: list[bytes] = []
         stop = begin
         for key in self._places(text, begin, end):
+            category = key + len(layout.key)
+            if not text.startswith(self._wanted, category):
+                continue
             start = key - len(layout.prefix)
-            if start < stop:
+            if start < stop or not text.startswith(layout.prefix, start):
+                raise DoesNotFit
+            if start > begin and not text.endswith(between, begin, start):
                 raise DoesNotFit
             place = find(layout.separator, key, end)
             stop = end if place < 0 else place + len(layout.close)
-            piece = text[start:stop]
-            if piece.startswith(self._device):
-                device.append(piece)
-            elif piece.startswith(self._host):
-                host.append(piece)
-            elif not piece.startswith(layout.prefix):
-                raise DoesNotFit
+            if text.startswith(self._device, category):
+                device.append(text[start:stop])
+            elif text.startswith(self._operators, category):
+                host.append(self._shortened(text[start:stop]))
+            else:
+                host.append(text[start:stop])
         return Found(device, host, at)
+
+    def _shortened(self, piece: bytes) -> bytes:
+        """An operator without the shapes and types that follow its external id."""
+        before = self.layout.before_identity
+        place = piece.find(before) if before else -1
+        comma = piece.find(b",", place + len(before)) if place >= 0 else -1
+        return piece[:comma] + b"}}" if comma >= 0 else piece
 
     def _places(self, text: bytes, begin: int, end: int) -> list[int]:
         """Where the key ``"cat"`` stands before a category whose first letters are those of a wanted one."""

@@ -20,7 +20,7 @@ from perfscope.sources.ahead import Ahead
 from perfscope.sources.columns import Columns, TimesDoNotFit
 from perfscope.sources.inflate import read_blocks
 from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.records import Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
+from perfscope.sources.records import AnyEvent, Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
 from perfscope.sources.salvage import FAILURES, decode_last, decode_one, mend, salvage
 from perfscope.sources.scan import DoesNotFit, Scanner
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
@@ -140,6 +140,8 @@ class _Decoding:
             events: list[Any] = _decoder(list[self.kind])(b"[%b]" % b",".join(pieces))  # type: ignore[name-defined]
         except FAILURES:
             return [event for piece in pieces if (event := self.decode_or_count(piece)) is not None]
+        if not self.is_unambiguous and any(_has_no_time(event) for event in events):
+            raise DoesNotFit
         return events
 
     def decode_one(self, piece: bytes) -> Any:  # noqa: ANN401 - one of the events' types
@@ -157,6 +159,10 @@ class _Decoding:
     def damage(self) -> list[str]:
         """What was lost, in words."""
         return [f"{self.path}: {self.lost} of its events cannot be read and are left out"] if self.lost else []
+
+
+def _has_no_time(event: AnyEvent) -> bool:
+    return event.ts is None or (isinstance(event.ts, msgspec.Raw) and bytes(event.ts) == b"null")
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:  # noqa: ANN401 - a type
