@@ -17,7 +17,18 @@ import perfscope
 from perfscope import wire
 from perfscope.hooks.secrets import redact_arguments, redact_environment
 
-_PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "accelerate", "lightning", "numpy", "nvidia-ml-py")
+_PACKAGES = (
+    "torch",
+    "deepspeed",
+    "megatron-core",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "numpy",
+    "nvidia-ml-py",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
 _TIMEOUT_S = 10
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
