@@ -54,16 +54,21 @@ def measure(path: str, task: Task) -> Measured:
     chosen = [one for one in analyzers() if one.name in task.analyzers]
     try:
         trace = _read(path, chosen, task)
-        partials = {one.name: one.load().measure(trace) for one in chosen}
     except SourceError as error:
         return Measured(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
         return Measured(path, None, (f"{path} does not fit in memory",))
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A trace that breaks an analyzer must not take the other ranks with it.
-        return Measured(path, None, (f"{path} could not be measured: {type(error).__name__}: {error}",))
-    known = {name: partial for name, partial in partials.items() if partial is not None}
-    return Measured(path, facts_of(trace), trace.damage, partials=known)
+    partials, damage = {}, list(trace.damage)
+    for analyzer in chosen:
+        try:
+            partial = analyzer.load().measure(trace)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # A trace that breaks one analyzer must take neither the others nor the other ranks with it.
+            damage.append(f"{path}: {analyzer.name} could not measure it: {type(error).__name__}: {error}")
+            continue
+        if partial is not None:
+            partials[analyzer.name] = partial
+    return Measured(path, facts_of(trace), tuple(damage), partials=partials)
 
 
 def _read(path: str, chosen: list[Analyzer], task: Task) -> Trace:

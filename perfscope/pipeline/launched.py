@@ -89,7 +89,10 @@ def steps_of(trace: Trace) -> HostSpans:
     if len(trace.steps):
         return trace.steps
     ends = np.unique(trace.annotated("Optimizer.step#").end_ns)
-    times = np.concatenate([table.start_ns for table in (trace.calls, trace.annotations) if len(table)])
+    tables = [table.start_ns for table in (trace.calls, trace.annotations) if len(table)]
+    if not tables:
+        return trace.steps
+    times = np.concatenate(tables)
     edges = np.unique(np.concatenate([[times.min()], ends, [times.max() + 1]])).astype(np.int64)
     count = len(edges) - 1
     absent = np.full(count, ABSENT, np.int64)

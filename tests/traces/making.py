@@ -107,11 +107,10 @@ def _around(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _kineto_event(event: Event) -> str:
     keys = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.items() if key != "args"]
-    first = ", ".join(keys[:5])
-    times = ", ".join(keys[5:])
+    lines = ",\n    ".join(", ".join(line) for line in (keys[:5], keys[5:]) if line)
     args = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.get("args", {}).items())
     tail = f',\n    "args": {{\n      {args}\n    }}' if "args" in event else ""
-    return f"  {{\n    {first},\n    {times}{tail}\n  }}"
+    return f"  {{\n    {lines}{tail}\n  }}"
 
 
 def _kineto_event_of_2_13(event: Event) -> str:

@@ -140,6 +140,19 @@ def test_the_numbers_of_a_damaged_rank_are_marked(tmp_path: Path) -> None:
     assert [entry["damaged"] for entry in data["results"]["breakdown"]["ranks"]] == [False, True]
 
 
+def test_a_trace_that_breaks_an_analyzer_leaves_the_other_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(trace: Any) -> None:
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr("perfscope.analyzers.idle.measure", breaks)
+    (path,) = job(tmp_path, 1)
+    analysis = analyzed(path)
+    assert ranks(analysis) == [0]
+    assert analysis.damage == (f"{path}: idle could not measure it: IndexError: out of bounds",)
+
+
 def test_missing_ranks_are_named_unless_one_trace_was_meant(tmp_path: Path) -> None:
     paths = job(tmp_path, 3, world=5)
     assert analyzed(*paths).damage == ("2 of 5 ranks have no trace: 3, 4",)
