@@ -8,6 +8,8 @@ from typing import Any
 from perfscope.units import format_seconds
 
 _MOST_RANKS = 8
+#: What every run on GPUs has; the report itself lists everything that was not computed.
+_EVERY_RUN = ("steps", "gpus", "breakdown")
 
 
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
@@ -17,7 +19,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
         for skip in analysis["skipped"]
-        if not (skip["analyzer"] == "host" and "breakdown" in results)
+        if skip["analyzer"] in _EVERY_RUN
     ]
     lines += [f"warning: {text}" for text in analysis["warnings"]]
     return lines
