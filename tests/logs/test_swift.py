@@ -58,7 +58,7 @@ def test_a_block_is_taken_apart_into_plain_lines_and_the_rest() -> None:
     assert parts is not None
     assert parts.plain.iteration.tolist() == [n for n in range(1, 30) if n != 13]
     assert parts.plain.wall_ns.tolist() == [(1000 + 10 * n) * 10**5 for n in range(1, 30) if n != 13]
-    assert parts.plain.consumed(0) == 1024
+    assert parts.plain.consumed[0] == 1024
     rest = parts.rest.decode().splitlines()
     assert [line.split("|")[0].split("/")[0].split()[:2] for line in rest] == [
         ["iteration", "13"],

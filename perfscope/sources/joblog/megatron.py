@@ -178,13 +178,13 @@ def add_plain(draft: Draft, plain: Plain, first: int, last: int) -> None:
     series = draft.of(SOURCE)
     while first < last and not (series.is_undisturbed and _is_even(plain.iteration[first:last], series)):
         row = Record(iteration=int(plain.iteration[first]), wall_ns=int(plain.wall_ns[first]))
-        row.samples = _batch(draft, plain.consumed(first), series.last, row.iteration)
+        row.samples = _batch(draft, int(plain.consumed[first]), series.last, row.iteration)
         series.add(row)
         first += 1
     if first < last:
-        known, consumed = draft.scratch.get(CONSUMED), plain.consumed(last - 1)
+        known, consumed = draft.scratch.get(CONSUMED), int(plain.consumed[last - 1])
         samples = None
-        if isinstance(known, int) and consumed is not None and consumed > known:
+        if isinstance(known, int) and consumed > known:
             samples = (consumed - known) // series.interval()
         draft.scratch[CONSUMED] = consumed
         series.add_folded(plain.iteration[first:last], plain.wall_ns[first:last], samples)
@@ -197,11 +197,9 @@ def _is_even(iterations: Int64, series: Series) -> bool:
     return bool((np.diff(iterations) == interval).all())
 
 
-def _batch(draft: Draft, consumed: int | None, last: int | None, iteration: int | None) -> int | None:
+def _batch(draft: Draft, consumed: int, last: int | None, iteration: int | None) -> int | None:
     """Mean samples an iteration since the record before."""
     known = draft.scratch.get(CONSUMED)
-    if consumed is None:
-        return None
     draft.scratch[CONSUMED] = consumed
     if not isinstance(known, int) or last is None or iteration is None or iteration <= last or consumed <= known:
         return None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +23,9 @@ from perfscope.sources.joblog import (
 )
 from perfscope.sources.joblog.draft import Draft
 from perfscope.sources.joblog.finish import finish
+from perfscope.sources.joblog.pieces import Part, take_apart
 from perfscope.sources.joblog.series import KEPT
-from perfscope.sources.joblog.text import blocks, plain
+from perfscope.sources.joblog.text import blocks, is_plain, plain
 from perfscope.tables.joblog import JobLog
 
 _RULES = (
@@ -44,7 +42,6 @@ _RULES = (
 )
 
 
-_THREADS = 2
 _LARGE = 1 << 25
 _KEPT_OF_LARGE = 1 << 9
 
@@ -55,43 +52,43 @@ def read_log(path: Path) -> JobLog:
     Raises:
         SourceError: It cannot be read, or is no text.
     """
-    is_large = path.is_file() and path.stat().st_size > _LARGE
-    draft = Draft(_KEPT_OF_LARGE if is_large else KEPT)
-    for text, parts in _apart(draft, blocks(path)):
-        _read_block(draft, text, parts)
+    size = path.stat().st_size if path.is_file() else 0
+    draft = Draft(_KEPT_OF_LARGE if size > _LARGE else KEPT)
+    done = 0
+    for text in blocks(path):
+        _read_block(draft, text)
+        done += len(text)
+        if _is_long(draft) and size - done > _LARGE and is_plain(path):
+            for part in take_apart(path, done, size):
+                _read_part(draft, part)
+            break
     gluon_nlp.close(draft)
     composer.close(draft)
     return finish(draft, path)
 
 
-def _apart(draft: Draft, texts: Iterator[bytes]) -> Iterator[tuple[bytes, swift.Split | None]]:
-    """Blocks, taken apart beside the reading once the log turns out to be long: NumPy leaves the interpreter free."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        waiting: deque[tuple[bytes, Future[swift.Split | None] | None]] = deque()
-        for text in texts:
-            known = draft.series.get(megatron.SOURCE)
-            is_long = known is not None and known.is_full
-            waiting.append((text, pool.submit(swift.split, text) if is_long else None))
-            while waiting and (waiting[0][1] is None or len(waiting) > _THREADS):
-                yield _result(*waiting.popleft())
-        while waiting:
-            yield _result(*waiting.popleft())
+def _is_long(draft: Draft) -> bool:
+    known = draft.series.get(megatron.SOURCE)
+    return known is not None and known.is_full
 
 
-def _result(text: bytes, split: Future[swift.Split | None] | None) -> tuple[bytes, swift.Split | None]:
-    return text, None if split is None else split.result()
+def _read_block(draft: Draft, text: bytes) -> None:
+    parts = swift.split(text) if _is_long(draft) else None
+    _read_part(draft, text if parts is None else parts)
 
 
-def _read_block(draft: Draft, text: bytes, parts: swift.Split | None) -> None:
-    if parts is None:
-        text = plain(text)
+def _read_part(draft: Draft, part: Part) -> None:
+    if isinstance(part, bytes):
+        text = plain(part)
         rules.play(draft, [*rules.find(text, _RULES), *megatron.read(text)])
         return
-    usual, done = parts.plain, 0
-    found = sorted([*rules.find(parts.rest, _RULES), *megatron.read(parts.rest)], key=lambda item: item[0])
+    usual, done = part.plain, 0
+    # A block of nothing but plain lines leaves its last one alone.
+    others = rules.find(part.rest, _RULES) if len(part.origin) > 1 else []
+    found = sorted([*others, *megatron.read(part.rest)], key=lambda item: item[0])
     for at, rule, hit in found:
-        line = int(np.searchsorted(parts.rest_start, at, "right")) - 1
-        before = int(np.searchsorted(usual.start, parts.origin[line]))
+        line = int(np.searchsorted(part.rest_start, at, "right")) - 1
+        before = int(np.searchsorted(usual.start, part.origin[line]))
         megatron.add_plain(draft, usual, done, before)
         done = max(done, before)
         rule.act(draft, hit)

@@ -20,7 +20,7 @@ from perfscope.tables.joblog import Disturbance, Folded, Iterations
 #: Records that are kept one by one; a log of more is folded.
 KEPT = 1 << 12
 
-_MERGE_AT = 1 << 18
+_MERGE_AT = 1 << 17
 _RECENT = 64
 _COMPARED = 8
 _ABSENT = -1
@@ -238,6 +238,7 @@ class _Fold:
         self.wall_ns = np.empty(0, np.int64)
         self.count = np.empty(0, np.int64)
         self.pending: list[Int64] = []
+        self.pending_rows = 0
         self.single = array("q")
         self.wall_total_ns = 0
         self.samples: int | None = 0
@@ -272,7 +273,8 @@ class _Fold:
         self.wall_total_ns += int(wall_ns.sum())
         self.samples = None if self.samples is None or samples is None else self.samples + samples
         self.pending.append(wall_ns)
-        if sum(len(part) for part in self.pending) >= _MERGE_AT:
+        self.pending_rows += len(wall_ns)
+        if self.pending_rows >= _MERGE_AT:
             self._merge()
 
     def table(self, interval: int, last: int | None) -> Folded:
@@ -294,12 +296,17 @@ class _Fold:
         )
 
     def _merge(self) -> None:
-        added = np.concatenate((*self.pending, _integers(self.single)))
-        values, places = np.unique(np.concatenate((self.wall_ns, added)), return_inverse=True)
-        weights = np.concatenate((self.count, np.ones(len(added), np.int64)))
-        self.count = np.bincount(places, weights, len(values)).astype(np.int64)
-        self.wall_ns = values
+        """Both lists of distinct times are ascending, so that a stable sort of them joined is one pass."""
+        values, counts = np.unique(np.concatenate((*self.pending, _integers(self.single))), return_counts=True)
+        joined = np.concatenate((self.wall_ns, values))
+        if len(joined):
+            order = np.argsort(joined, kind="stable")
+            ascending = joined[order]
+            first = np.flatnonzero(np.diff(ascending, prepend=ascending[0] - 1))
+            self.wall_ns = ascending[first]
+            self.count = np.add.reduceat(np.concatenate((self.count, counts))[order], first)
         self.pending = []
+        self.pending_rows = 0
         self.single = array("q")
 
 

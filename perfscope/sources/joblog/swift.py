@@ -9,7 +9,7 @@ multiplications. A line that differs in anything, even in one skipped iteration,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from perfscope.sources.joblog.text import plain
 from perfscope.tables import Int64
 
-_Words = npt.NDArray[np.uint64]
+Text: TypeAlias = bytes | bytearray
+_Words: TypeAlias = npt.NDArray[np.uint64]
 
 _WORD = 8
 _ANCHOR = b"elapsed time per iteration (ms): "
@@ -61,21 +62,13 @@ class Plain:
         start: Where each begins.
         iteration: Its number.
         wall_ns: Its time.
-        text: The block.
-        consumed_at: Where in a line the samples consumed stand.
+        consumed: Samples consumed up to its end.
     """
 
     start: Int64
     iteration: Int64
     wall_ns: Int64
-    text: bytes
-    consumed_at: int
-
-    def consumed(self, row: int) -> int | None:
-        """Samples consumed up to the end of a row."""
-        place = int(self.start[row]) + self.consumed_at
-        digits = self.text[place : place + _CONSUMED_WIDTH].strip()
-        return int(digits) if digits.isdigit() else None
+    consumed: Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,25 +90,30 @@ class Split:
 
 def split(text: bytes) -> Split | None:
     """Take a block, not yet cleaned, apart; None where it is not worth it."""
-    layout = _layout(text)
+    return split_in_place(text, len(text), np.empty(len(text), np.bool_))
+
+
+def split_in_place(text: Text, length: int, scratch: npt.NDArray[np.bool_]) -> Split | None:
+    """Take the first ``length`` bytes apart; ``scratch`` is as long or longer, so that nothing large is allocated."""
+    layout = _layout(text, length)
     if layout is None:
         return None
-    buffer = np.frombuffer(text, np.uint8)
-    ends = np.flatnonzero(buffer < ord(" "))
+    buffer = np.frombuffer(text, np.uint8, length)
+    ends = np.flatnonzero(np.less(buffer, ord(" "), out=scratch[:length]))
     if (buffer[ends] != ord("\n")).any():
-        text = plain(text).replace(b"\t", b" ")
+        text = plain(bytes(text[:length])).replace(b"\t", b" ")
         buffer = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero(buffer == ord("\n"))
-    if not len(ends) or ends[-1] != len(text) - 1:
-        ends = np.append(ends, len(text))
+    if not len(ends) or ends[-1] != len(buffer) - 1:
+        ends = np.append(ends, len(buffer))
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
-    words = _words(text)
+    words = np.ndarray(shape=(len(buffer) - _WORD + 1,), dtype="<u8", buffer=buffer, strides=(1,))
     first = words[np.minimum(starts, len(words) - 1)]
     keep = first != _TIMERS
     lines = np.flatnonzero(first == _TIMERS)
     keep[lines] = _names_save(words, starts[lines] + 12)
     candidate = np.flatnonzero((first == layout.first) & (ends - starts > layout.time + _SHORTEST))
-    usual, is_usual = _plain(text, buffer, layout, starts[candidate], ends[candidate])
+    usual, is_usual = _plain(buffer, layout, starts[candidate], ends[candidate])
     keep[candidate[is_usual]] = False
     kept = np.flatnonzero(keep)
     kept = kept[~_is_core_timers(buffer, words, first[kept], starts[kept], ends[kept])]
@@ -142,6 +140,8 @@ class _Layout:
         offsets = {
             "named": self.iteration - _WORD,
             "iteration": self.iteration,
+            "high": self.consumed,
+            "low": self.consumed + _CONSUMED_WIDTH - _WORD,
             "timed": self.time - _WORD,
             "time": self.time,
         }
@@ -150,33 +150,28 @@ class _Layout:
         return np.dtype({**places, "itemsize": self.width})  # type: ignore[call-overload,no-any-return]
 
 
-def _layout(text: bytes) -> _Layout | None:
+def _layout(text: Text, length: int) -> _Layout | None:
     """The places in the first iteration line of a block, if it is laid out as Megatron lays it out."""
-    anchor = text.find(_ANCHOR)
-    if anchor < 0 or text.count(_ANCHOR, anchor, anchor + _CHECKED * 1000) < _FEWEST:
+    anchor = text.find(_ANCHOR, 0, length)
+    if anchor < 0 or text.count(_ANCHOR, anchor, min(anchor + _CHECKED * 1000, length)) < _FEWEST:
         return None
     start = text.rfind(b"\n", 0, anchor) + 1
-    line = text[start : anchor + len(_ANCHOR)]
+    line = bytes(text[start : anchor + len(_ANCHOR)])
     word, consumed = line.find(b" iteration "), line.find(_CONSUMED)
     if word < 0 or consumed < 0 or line[word + 19 : word + 20] != b"/":
         return None
     digits = consumed + len(_CONSUMED)
     if line[digits + _CONSUMED_WIDTH : digits + _CONSUMED_WIDTH + 2] != b" |":
         return None
-    return _Layout(_word(line), word + 11, consumed + len(_CONSUMED), len(line))
-
-
-def _words(text: bytes) -> _Words:
-    """Every eight bytes of a text as one integer, whatever their place."""
-    return np.ndarray(shape=(max(len(text) - _WORD + 1, 1),), dtype="<u8", buffer=text.ljust(_WORD), strides=(1,))
+    return _Layout(_word(line), word + 11, digits, len(line))
 
 
 def _plain(
-    text: bytes, buffer: npt.NDArray[np.uint8], layout: _Layout, starts: Int64, ends: Int64
+    buffer: npt.NDArray[np.uint8], layout: _Layout, starts: Int64, ends: Int64
 ) -> tuple[Plain, npt.NDArray[np.bool_]]:
     head = _cut(buffer, starts, layout.width).view(layout.fields)
     lengths = ends - starts
-    usable = lengths < _GLUED * lengths.min(initial=len(text))
+    usable = lengths < _GLUED * lengths.min(initial=len(buffer))
     usable &= (head["named"] == _NAMED) & (head["timed"] == _TIMED) & _ends_plainly(buffer, ends)
     dots = head["time"] ^ _DOTS
     found = (dots - _ONE) & ~dots & _TOP_BITS
@@ -191,7 +186,9 @@ def _plain(
     starts, head = starts[usable], head[usable]
     tenths = _joined(digits[usable]) * 10 + (buffer[time[usable] + 1].astype(np.int64) - ord("0"))
     number = _joined(head["iteration"] | _BLANK_TO_ZERO)
-    return Plain(starts, number, tenths * 10**5, text, layout.consumed), usable
+    high = _joined(_shifted(head["high"], _CONSUMED_WIDTH - _WORD) | _BLANK_TO_ZERO)
+    consumed = high * 10**_WORD + _joined(head["low"] | _BLANK_TO_ZERO)
+    return Plain(starts, number, tenths * 10**5, consumed), usable
 
 
 def _cut(buffer: npt.NDArray[np.uint8], starts: Int64, width: int) -> npt.NDArray[np.void]:
@@ -250,7 +247,7 @@ def _names_save(words: _Words, places: Int64) -> npt.NDArray[np.bool_]:
     return saves
 
 
-def _rest(text: bytes, usual: Plain, starts: Int64, ends: Int64, kept: Int64) -> Split:
+def _rest(text: Text, usual: Plain, starts: Int64, ends: Int64, kept: Int64) -> Split:
     lines = [text[start:end] for start, end in zip(starts[kept].tolist(), ends[kept].tolist(), strict=True)]
     lengths = np.asarray([len(line) + 1 for line in lines], np.int64)
     rest_start = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[: len(lines)]

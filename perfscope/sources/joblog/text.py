@@ -10,6 +10,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator
 from gzip import BadGzipFile
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
 _LONGEST_LINE = 16 * BLOCK
+_USUAL_LINE = 1 << 12
 
 
 def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
@@ -40,6 +42,56 @@ def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
             yield from _whole_lines(_read(path, raw, size))
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a file's bytes are its text: it is neither compressed nor UTF-16."""
+    with path.open("rb") as raw:
+        return not raw.read(2).startswith((_GZIP, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def blocks_between(path: Path, begin: int, end: int, buffer: bytearray) -> Iterator[int]:
+    """Read the lines that begin in a stretch of a file into a buffer, block after block, and yield how much it holds.
+
+    A line longer than the buffer comes in parts.
+    """
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as raw:
+        base = _line_after(raw, begin, buffer)
+        raw.seek(base)
+        held = 0
+        while base < end:
+            got = raw.readinto(view[held:]) or 0
+            held += got
+            is_all = got == 0 or held == len(buffer)
+            cut = _last_line(buffer, held, end - base) or (held if is_all else 0)
+            if cut:
+                yield cut
+            elif got == 0:
+                return
+            base, held = base + cut, held - cut
+            view[:held] = view[cut : cut + held]
+
+
+def _line_after(raw: FileIO, place: int, buffer: bytearray) -> int:
+    """Where the first line begins that begins at a place or after it."""
+    if place == 0:
+        return 0
+    at = place - 1
+    raw.seek(at)
+    while held := raw.readinto(memoryview(buffer)[:_USUAL_LINE]):
+        cut = buffer.find(b"\n", 0, held) + 1
+        if cut:
+            return at + cut
+        at += held
+    return at
+
+
+def _last_line(buffer: bytearray, held: int, limit: int) -> int:
+    """Where the last whole line ends of those that begin before ``limit``; 0 without one."""
+    if limit < held:
+        return buffer.find(b"\n", max(limit - 1, 0), held) + 1 or buffer.rfind(b"\n", 0, limit) + 1
+    return buffer.rfind(b"\n", 0, held) + 1
 
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
