@@ -56,12 +56,24 @@ def describe(rank: int, world_size: int) -> RankRecord:
     )
 
 
-def _device(torch: Any) -> dict[str, str]:
+def _device(torch: Any) -> dict[str, Any]:
     if torch is None:
         return {}
+    seen = {"visible_devices": "CUDA_VISIBLE_DEVICES", "device_order": "CUDA_DEVICE_ORDER"}
+    known: dict[str, Any] = {field: os.environ[name] for field, name in seen.items() if name in os.environ}
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {"device_type": "cpu"}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = getattr(properties, "uuid", None)
-    known = {"device_type": "cuda", "device_name": properties.name}
-    return known if uuid is None else {**known, "device_uuid": f"GPU-{uuid}"}
+        return {**known, "device_type": "cpu"}
+    index = torch.cuda.current_device()
+    known |= {"device_type": "cuda", "device_name": torch.cuda.get_device_properties(index).name, "device_index": index}
+    uuid = _uuid(torch, index)
+    if uuid is None:
+        return known
+    used = [other for other in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(other) > 0]
+    several = {"device_uuids": tuple(_uuid(torch, other) for other in used)} if len(used) > 1 else {}
+    return {**known, **several, "device_uuid": uuid}
+
+
+def _uuid(torch: Any, index: int) -> str | None:
+    """The device's UUID; None before torch 2.4, which does not tell it."""
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"

@@ -12,7 +12,7 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
     RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
-    RUN/nvml/HOST.jsonl              samples of every visible GPU
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml_sampler.py
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
 This module is imported inside training jobs: standard library only.
@@ -199,6 +199,10 @@ class RankRecord:
         device_type: ``cuda``, ``cpu`` and so on.
         device_name: What the device calls itself.
         device_uuid: The device's UUID, which NVML knows too.
+        device_uuids: Those of all devices that hold tensors of the process, where there are several.
+        device_index: The device's number among those that the process sees.
+        visible_devices: CUDA_VISIBLE_DEVICES, where it is set.
+        device_order: CUDA_DEVICE_ORDER, where it is set.
         deepspeed: Version of DeepSpeed, where it is loaded.
         argv: The command line of the process, without secrets.
     """
@@ -214,6 +218,10 @@ class RankRecord:
     device_type: str | None = None
     device_name: str | None = None
     device_uuid: str | None = None
+    device_uuids: tuple[str, ...] = ()
+    device_index: int | None = None
+    visible_devices: str | None = None
+    device_order: str | None = None
     deepspeed: str | None = None
     argv: tuple[str, ...] = ()
 

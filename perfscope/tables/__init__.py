@@ -61,6 +61,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def undisturbed(self) -> Bool:
+        """The steps that neither start-up nor a window disturbed, as a mask."""
+        return np.asarray((self.window == "") & (self.step > 1), np.bool_)
+
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
         return _frame(self)
@@ -83,13 +88,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Who a rank is: see ``perfscope.wire.RankRecord``."""
+    """Who a rank is: see ``perfscope.wire.RankRecord``.
+
+    ``device_uuid`` is NVML's own name of the device, of a GPU or of a MIG instance, where NVML was sampled, and
+    ``device_uuids`` are all that hold tensors of the process; ``visible_uuids`` are all devices that it could have
+    used, None where that is not known.
+    """
 
     rank: int
     attempt: int
     world_size: int
     host: str
     device_uuid: str | None
+    device_uuids: tuple[str, ...]
+    visible_uuids: tuple[str, ...] | None
     device_type: str | None
     device_name: str | None
     notes: tuple[str, ...]
