@@ -9,7 +9,6 @@ time that each cause was active miss nothing and are given beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run
 from perfscope.tables.gpus import GpuSamples
+from perfscope.units import format_ranges
 
 #: NVML's bits of what is throttling, and the counter of the time that it was active.
 CAUSES = {
@@ -116,7 +116,7 @@ class Throttling:
                 gpu.host,
                 ranks_text(gpu.ranks),
                 one.cause,
-                as_ranges(one.steps) or "none",
+                format_ranges(one.steps) or "none",
                 f"{len(one.steps)} of {gpu.known}",
                 None if one.time_fraction is None else 100 * one.time_fraction,
                 None if gpu.hit_s is None else 1e3 * gpu.hit_s,
@@ -224,21 +224,6 @@ def _active(samples: GpuSamples, counter: str | None, span_ns: tuple[int, int]) 
     if len(times) < 2 or moved[-1] < moved[0]:  # noqa: PLR2004 - a difference has two ends
         return None
     return float(moved[-1] - moved[0]) / float(times[-1] - times[0])
-
-
-def as_ranges(steps: Sequence[int]) -> str:
-    """Steps as text.
-
-    >>> as_ranges([2, 3, 4, 9])
-    '2-4, 9'
-    """
-    ranges: list[list[int]] = []
-    for step in steps:
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    return ", ".join(f"{low}-{high}" if low != high else f"{low}" for low, high in ranges)
 
 
 def _median(values: np.ndarray) -> float | None:

@@ -37,7 +37,7 @@ def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
     return otherwise
 
 
-def describe(rank: int, world_size: int) -> RankRecord:
+def describe(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
     """Everything about the process that a report needs; what is not known yet is left out."""
     torch = sys.modules.get("torch")
     deepspeed = sys.modules.get("deepspeed")
@@ -52,8 +52,16 @@ def describe(rank: int, world_size: int) -> RankRecord:
         torch=getattr(torch, "__version__", None),
         deepspeed=getattr(deepspeed, "__version__", None),
         argv=tuple(redact_arguments(sys.argv)),
+        run_id=run_id,
+        rendezvous=_rendezvous(),
         **_device(torch),
     )
+
+
+def _rendezvous() -> str | None:
+    """Where the ranks meet, which is the same on every host."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return f"{host}:{port}" if host and port else None
 
 
 def _device(torch: Any) -> dict[str, Any]:

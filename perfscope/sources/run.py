@@ -24,6 +24,7 @@ from perfscope.sources.visible_devices import device_of, devices_of, visible_dev
 from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.model import Model
+from perfscope.units import format_ranges
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
@@ -92,8 +93,7 @@ def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     if not missing:
         return []
-    shown = ", ".join(str(rank) for rank in missing[:_MOST_SHOWN]) + (", ..." if len(missing) > _MOST_SHOWN else "")
-    return [f"{len(missing)} of {world_size} ranks never reported: {shown}"]
+    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing, _MOST_SHOWN)}"]
 
 
 def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:

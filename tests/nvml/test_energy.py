@@ -11,7 +11,6 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers import energy, gpus, throttling
-from perfscope.analyzers.throttling import as_ranges
 from perfscope.errors import MissingInput
 from perfscope.sources.run import read_run
 from perfscope.tables import Run
@@ -182,8 +181,3 @@ def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: 
     first, second = read_run(tmp_path).gpus
     assert (len(first.t_ns), len(second.t_ns)) == (62, 61)
     assert first.t_ns[-1] == 32 * S
-
-
-@pytest.mark.parametrize(("steps", "text"), [([], ""), ([3], "3"), ([1, 2, 3, 7, 9, 10], "1-3, 7, 9-10")])
-def test_steps_are_shown_as_ranges(steps: list[int], text: str) -> None:
-    assert as_ranges(steps) == text
