@@ -34,7 +34,7 @@ def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_thems
         assert 8 < len(values(lines, 1, name)) / seconds < 24, name
     assert 1 < len(values(lines, 1, "energy_mj")) < 6
     assert 2 < len(values(lines, 1, "nvlink_tx_kib")) < 7
-    assert 1 <= len(values(lines, 1, "pcie_tx_kb_per_s")) < 3  # 80 ms a round of both GPUs: every 16 s is enough
+    assert 1 <= len(values(lines, 1, "pcie_tx_kb_per_s")) < 5  # 80 ms a round of both GPUs: every 16 s is enough
     slower = {line["slower"]: line for line in lines if "slower" in line}
     assert 3e6 < slower["energy"]["call_ns"] < 12e6
     assert slower["pcie"]["period_ns"] > 15e9
