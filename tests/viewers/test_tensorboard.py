@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import socket
@@ -51,7 +52,8 @@ class Server:
     def ask(self, route: str, **query: str) -> Any:
         """The JSON of one of the plugin's routes."""
         with urlopen(f"{self._at}/{route}?{urlencode(query)}", timeout=60) as answer:
-            return json.loads(answer.read())
+            content = answer.read()
+            return json.loads(gzip.decompress(content) if answer.headers["Content-Encoding"] == "gzip" else content)
 
     def end(self) -> None:
         """Stop it."""
