@@ -35,6 +35,7 @@ COMMANDS = (
     "plan",
     "checkpoint",
     "report",
+    "doctor",
 )
 
 
