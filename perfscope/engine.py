@@ -103,7 +103,9 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     locations = [os.fspath(path) for path in paths]
     run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
     traces = _traces(locations, run)
-    answers = _measure(traces, locations, plan, chosen) if traces else _Answers()
+    # A run's own figures need no trace to be read.
+    needed = traces if run is None or any(one.reads is not Reads.RUN for one in chosen) else []
+    answers = _measure(needed, locations, plan, chosen) if needed else _Answers()
     if run is None:
         _require_a_trace(answers, locations)
     results: dict[str, Result] = {}
@@ -222,5 +224,8 @@ def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
         return result
     if run is None:
         raise MissingInput("needs a run of `perfscope profile`, not traces alone")
-    result = analyzer.load().analyze(run)
+    if analyzer.reads is Reads.RUN_AND_TRACES:
+        result = analyzer.load().analyze(run, answers.partials.get(analyzer.partials_of or analyzer.name, []))
+    else:
+        result = analyzer.load().analyze(run)
     return result

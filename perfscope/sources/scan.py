@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.layout import Layout
+from perfscope.sources.products import ProductFinder
 from perfscope.sources.records import KIND
 from perfscope.tables import Int64
 from perfscope.tables.trace import Events
@@ -50,6 +51,7 @@ class Scanner:
     Attributes:
         layout: How the exporter writes.
         wanted: The kinds of events to find.
+        products: Looks for matrix products among the operators; absent where they are not wanted.
         rest: What follows the last separator so far; in the end the last event and what comes after the list.
         events: How many events with a category were passed.
         at: Where ``rest`` begins in the file.
@@ -57,6 +59,7 @@ class Scanner:
 
     layout: Layout
     wanted: Events
+    products: ProductFinder | None = None
     rest: bytes = b""
     events: int = 0
     at: int = 0
@@ -143,6 +146,8 @@ class Scanner:
         self.events += len(keys)
         # Four letters at any byte, seen as one number.
         codes = np.ndarray((len(data) - _CODE_BYTES + 1,), "<u4", text, begin, (1,))[letters]
+        if self.products is not None:
+            self.products.look(text, begin, letters, codes)
         is_wanted = codes == self._codes[0]
         for code in self._codes[1:]:
             is_wanted |= codes == code

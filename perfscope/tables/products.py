@@ -1,8 +1,8 @@
-"""The matrix products of a trace, by operator and shapes."""
+"""The matrix products of a trace, by operator and shapes, and how often what is recomputed ran."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -26,13 +26,11 @@ class Products:
     """All products of a trace.
 
     Attributes:
-        path: The trace.
-        steps: Training steps that it holds.
         products: What was multiplied.
         without_shapes: Calls whose shapes the trace does not state.
+        calls: Calls by operator, of products and of the activations and softmaxes that tell forward from backward.
     """
 
-    path: str
-    steps: int
     products: Sequence[Product]
     without_shapes: int
+    calls: Mapping[str, int]
