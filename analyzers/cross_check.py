@@ -96,7 +96,11 @@ def _largest(all_repeats: Sequence[Repeats]) -> Repeats:
     def largest(values: Sequence[float | None]) -> float | None:
         return max((value for value in values if value is not None), default=None)
 
-    return Repeats(largest([one.attention for one in all_repeats]), largest([one.mlp for one in all_repeats]))
+    return Repeats(
+        largest([one.attention for one in all_repeats]),
+        largest([one.mlp for one in all_repeats]),
+        any(one.forward_alone for one in all_repeats),
+    )
 
 
 def _repeated(repeats: Repeats) -> bool:
@@ -117,6 +121,8 @@ def _formula(step: Step, repeats: Repeats) -> float | None:
 
 def _reasons(step: Step, ranks: Sequence[Operations], per_token: float, formula: float) -> list[str]:
     assert step.model is not None
+    if any(one.repeats.forward_alone for one in ranks):
+        return ["Layers ran forward without a backward pass, as in an evaluation, which is counted with the training."]
     if all(one.attention_share == 0 for one in ranks):
         rest = formula - scores_and_values(step.model, step.seq_len)
         agrees = abs(per_token / rest - 1) <= EXPLAINED

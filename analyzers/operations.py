@@ -1,16 +1,18 @@
 """How many operations a step did, counted from the shapes of its operators, and whether layers ran forward twice.
 
 A product of m x k and k x n is 2 m n k operations. Attention is counted over the whole matrix, forward once and
-backward twice, as the formulas count it; what a kernel recomputes inside is not. An activation or a softmax that ran
-forward more often than backward was recomputed: what of the layers was repeated follows from the two counts. PyTorch
-states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is counted. Products
-of libraries that state no shapes (Transformer Engine) are not seen.
+backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
+than backward, and did so in between their backward passes, were recomputed; how much of them follows from the two
+counts. PyTorch states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is
+counted. Products of libraries that state no shapes (Transformer Engine) are not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
 from typing import NamedTuple
 
 from perfscope.analyzers.conventions import Checkpointing
@@ -27,6 +29,8 @@ _ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "thres
 _SOFTMAX = "_softmax"
 #: Less than this of the forward passes may be those of an evaluation or of a frozen layer.
 _REPEATED = 0.05
+#: Longer than the run of an evaluation and a forward pass after each other, by the run of a backward pass.
+_EVALUATED_TOO = 2.5
 _MATRIX, _STACK = 2, 3
 _NO_TRACES = "the traces state no shapes of operators: profile with `--shapes`"
 
@@ -37,10 +41,12 @@ class Repeats(NamedTuple):
     Attributes:
         attention: Of the attention matrix; absent where no operator tells.
         mlp: Of the MLP; absent likewise.
+        forward_alone: Layers also ran forward without a backward pass, as in an evaluation.
     """
 
     attention: float | None
     mlp: float | None
+    forward_alone: bool = False
 
     @property
     def checkpointing(self) -> Checkpointing | None:
@@ -108,6 +114,7 @@ class CountedOperations:
                     "recomputed": None if one.repeats.checkpointing is None else str(one.repeats.checkpointing),
                     "attention_repeats": one.repeats.attention,
                     "mlp_repeats": one.repeats.mlp,
+                    "forward_alone": one.repeats.forward_alone,
                     "without_shapes": one.without_shapes,
                     "operators": [
                         {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
@@ -164,8 +171,8 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
 
 def count(trace: Trace, products: Products) -> Operations | None:
     """Add up products; None where there are none and nothing tells of recomputation."""
-    repeats = _repeats(products.calls)
-    if not products.products and not products.without_shapes and repeats == Repeats(None, None):
+    repeats = _repeats(products.in_order)
+    if not products.products and not products.without_shapes and repeats.checkpointing is None:
         return None
     starts = {trace.name_of(int(name)): int(start) for name, start in _steps(trace)}
     steps = len(starts)
@@ -197,21 +204,40 @@ def _step_ns(trace: Trace) -> float | None:
     return float(trace.steps.duration_ns.mean()) if len(trace.steps) else None
 
 
-def _repeats(calls: Mapping[str, int]) -> Repeats:
-    attention_backward = sum(count for name, count in calls.items() if _is_attention(name) and _BACKWARD in name)
-    attention_forward = sum(count for name, count in calls.items() if _is_attention(name)) - attention_backward
-    activation_forward = sum(calls.get(name, 0) for name in _ACTIVATIONS)
-    activation_backward = sum(calls.get(name, 0) for name in _ACTIVATIONS.values())
-    return Repeats(_again(attention_forward, attention_backward), _again(activation_forward, activation_backward))
+def _repeats(in_order: Sequence[str]) -> Repeats:
+    attention = [_BACKWARD in name for name in in_order if name.startswith((*_ATTENTION, _SOFTMAX))]
+    backward = set(_ACTIVATIONS.values())
+    activations = [name in backward for name in in_order if name in _ACTIVATIONS or name in backward]
+    return Repeats(_again(attention), _again(activations), _is_forward_alone(activations or attention))
 
 
-def _is_attention(name: str) -> bool:
-    return name.startswith((*_ATTENTION, _SOFTMAX))
+def _again(is_backward: Sequence[bool]) -> float | None:
+    """Forward passes beyond the first, for one backward pass; absent where the order does not tell what they are."""
+    backward = sum(is_backward)
+    if not backward:
+        return None
+    extra = len(is_backward) / backward - 2
+    if extra <= _REPEATED:
+        return 0.0
+    return extra if _alternates(is_backward) else None
 
 
-def _again(forward: int, backward: int) -> float | None:
-    """Forward passes beyond the first, for one backward pass."""
-    return max(0.0, forward / backward - 1) if backward else None
+def _is_forward_alone(is_backward: Sequence[bool]) -> bool:
+    """Whether layers ran forward for which there is neither a backward pass nor a recomputation."""
+    backward = sum(is_backward)
+    return len(is_backward) > (2 + _REPEATED) * backward and not _alternates(is_backward)
+
+
+def _alternates(is_backward: Sequence[bool]) -> bool:
+    """Whether forward passes stand between the backward passes of one micro-batch.
+
+    Without recomputation as many backward passes follow each other as layers ran forward before, or half as many
+    where an evaluation went before.
+    """
+    runs = [(kind, len(list(members))) for kind, members in groupby(is_backward)]
+    forward = [length for kind, length in runs if not kind]
+    backward = [length for kind, length in runs if kind]
+    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * median(backward)
 
 
 def flops(product: Product) -> int:

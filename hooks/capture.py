@@ -12,14 +12,13 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.config import Config
-from perfscope.hooks.model_facts import autocast_dtype, describe_model
+from perfscope.hooks.model_watch import ModelWatch
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
@@ -77,8 +76,7 @@ class Capture:
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._foreign: str | None = _foreign_tool()
-        self._model: weakref.ref[Any] | None = None
-        self._compute_dtype: str | None = None
+        self._model = ModelWatch()
         atexit.register(self.finish)
 
     # What the hooks report.
@@ -110,10 +108,21 @@ class Capture:
     @guarded
     def trains(self, module: Any) -> None:
         """A module is trained; the first one is the model."""
-        if self._model is None:
-            self._model = weakref.ref(module)
-        if self.steps == 0 and self._compute_dtype is None:
-            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+        self._model.trains(module)
+        if self.steps == 0:
+            self._model.computes()
+
+    @guarded
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model that was found after the first step is about to run."""
+        if self._model.computes():
+            self._describe_model()
+        self.forward(args, kwargs)
+
+    @guarded
+    def recomputes(self) -> None:
+        """A part of the model is about to run so that its activations are recomputed."""
+        self._model.is_recomputed()
 
     @guarded
     def step_begins(self) -> None:
@@ -132,6 +141,7 @@ class Capture:
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
         self._facts.optimizer_steps += 1
+        self._model.steps(optimizer)
         if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
 
@@ -364,9 +374,19 @@ class Capture:
         assert self._rank is not None
         self._rank = identity.describe(self._rank.rank, self._rank.world_size)
         self._recorder.identify(self._rank)
-        model = self._model() if self._model else None
-        if model is not None:
-            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
+        self._describe_model()
+
+    def _describe_model(self) -> None:
+        assert self._recorder is not None
+        try:
+            record = self._model.record(self.called)
+        except Exception as error:  # noqa: BLE001 - a model that cannot be described must not cost the steps
+            self.note(f"what is trained is not recorded: {error!r}")
+            return
+        if record is not None:
+            self._recorder.model(record)
+        if self._model.uncounted:
+            self.note(self._model.uncounted)
 
 
 def _group_exists() -> bool:

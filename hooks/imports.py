@@ -22,6 +22,7 @@ WATCHED = frozenset(
         "torch.autograd.profiler",
         "torch.distributed.distributed_c10d",
         "torch.nn.parallel.distributed",
+        "torch.utils.checkpoint",
         "torch.utils.data.dataloader",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",

@@ -49,7 +49,7 @@ def wrap_step(optimizer_class: Any, capture: Capture) -> None:
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling():
+        if compiling():
             return step(self, *args, **kwargs)
         depth = getattr(_inside_step, "depth", 0)
         _inside_step.depth = depth + 1
@@ -94,7 +94,7 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
+        if not compiling():
             capture.trains(self)
             capture.forward(args, kwargs)
         return original(self, *args, **kwargs)
@@ -137,6 +137,28 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
     module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
+def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
+    """Notice that layers are recomputed, in either of PyTorch's two ways."""
+    frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
+    if frame is not None:
+        begin = frame.__init__
+
+        @functools.wraps(begin)
+        def init(*args: Any, **kwargs: Any) -> None:
+            capture.recomputes()
+            begin(*args, **kwargs)
+
+        frame.__init__ = init
+    forward = module.CheckpointFunction.forward
+
+    @functools.wraps(forward)
+    def recomputing_forward(*args: Any) -> Any:
+        capture.recomputes()
+        return forward(*args)
+
+    module.CheckpointFunction.forward = staticmethod(recomputing_forward)
+
+
 def patch_profiler(module: ModuleType, capture: Capture) -> None:
     """Notice a profiler of the script's own before it starts."""
 
@@ -172,7 +194,7 @@ def _subclasses(parent: Any) -> list[Any]:
     return found
 
 
-def _compiling() -> bool:
+def compiling() -> bool:
     """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
     compiler = getattr(sys.modules["torch"], "compiler", None)
     return compiler is not None and compiler.is_compiling()
@@ -184,5 +206,6 @@ PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "torch.nn.parallel.distributed": [("counting micro-batches of DDP", patch_data_parallel)],
     "torch.utils.data.dataloader": [("timing data loaders", patch_data_loader)],
     "torch.distributed.distributed_c10d": [("learning the rank", patch_process_groups)],
+    "torch.utils.checkpoint": [("noticing recomputation", patch_checkpointing)],
     "torch.autograd.profiler": [("noticing other profilers", patch_profiler)],
 }

@@ -1,8 +1,8 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
 Only operators that multiply are looked at, and of nested ones the innermost, so that each product is found once; and
-those whose backward pass has an operator of its own, because they tell what ran forward twice. Four letters of every
-operator's name are compared at once, so that the many others cost nothing.
+those whose backward pass has an operator of its own, because their order tells what ran forward twice. Four letters of
+every operator's name are compared at once, so that the many others cost nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -38,6 +39,7 @@ _OPERATORS = tuple(np.uint32(int.from_bytes(letters, "little")) for letters in (
 _UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 _LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
 _DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
+_START = re.compile(rb'"ts":\s*"?([\d.]+)')
 _NEXT_EVENT = b'"ph"'
 
 
@@ -55,6 +57,7 @@ class _Event(msgspec.Struct, gc=False):
 
     cat: str = ""
     name: str = ""
+    ts: float | str | None = None
     args: _Args | None = None
 
 
@@ -64,7 +67,7 @@ class ProductFinder:
     def __init__(self) -> None:
         self._until_name: int | None = None
         self._found: Counter[tuple[bytes, bytes]] = Counter()
-        self._calls: Counter[bytes] = Counter()
+        self._in_order: list[tuple[float, str]] = []
         self._without = 0
         self._fits = True
 
@@ -110,16 +113,19 @@ class ProductFinder:
         for event in msgspec.json.decode(events, type=list[_Event]):
             match = _NAME.match(event.name.encode() + b'"') if event.cat in _CATEGORIES else None
             if match is not None:
-                self._count(match, bytes(event.args.dims) if event.args else b"")
+                self._count(match, bytes(event.args.dims) if event.args else b"", _number(event.ts))
 
     def _take(self, text: bytes, match: re.Match[bytes]) -> None:
         following = text.find(_NEXT_EVENT, match.end())
-        dims = _DIMS.search(text, match.end(), following if following >= 0 else len(text)) if match["product"] else None
-        self._count(match, dims[1] if dims else b"")
+        end = following if following >= 0 else len(text)
+        dims = _DIMS.search(text, match.end(), end) if match["product"] else None
+        start = _START.search(text, match.end(), end) if _tells_passes(match) else None
+        self._count(match, dims[1] if dims else b"", float(start[1]) if start else 0.0)
 
-    def _count(self, match: re.Match[bytes], dims: bytes) -> None:
+    def _count(self, match: re.Match[bytes], dims: bytes, start_us: float) -> None:
         operator = match["product"]
-        self._calls[operator or match["pass"]] += 1
+        if _tells_passes(match):
+            self._in_order.append((start_us, (operator or match["pass"]).decode()))
         if operator is not None and dims:
             self._found[operator, dims] += 1
         elif operator is not None:
@@ -134,8 +140,16 @@ class ProductFinder:
                 Product(operator.decode(), _shapes(dims), count) for (operator, dims), count in self._found.items()
             ),
             without_shapes=self._without,
-            calls={operator.decode(): count for operator, count in self._calls.items()},
+            in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),
         )
+
+
+def _tells_passes(match: re.Match[bytes]) -> bool:
+    return match["product"] is None or b"attention" in match["product"] or b"attn" in match["product"]
+
+
+def _number(time: float | str | None) -> float:
+    return float(time or 0.0)
 
 
 def _shapes(text: bytes) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,8 @@
-"""The matrix products of a trace, by operator and shapes, and how often what is recomputed ran."""
+"""The matrix products of a trace, by operator and shapes, and the order in which layers ran forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -28,9 +28,9 @@ class Products:
     Attributes:
         products: What was multiplied.
         without_shapes: Calls whose shapes the trace does not state.
-        calls: Calls by operator, of products and of the activations and softmaxes that tell forward from backward.
+        in_order: Calls that tell forward from backward, in the order of their start: attention, softmaxes, activations.
     """
 
     products: Sequence[Product]
     without_shapes: int
-    calls: Mapping[str, int]
+    in_order: Sequence[str]

@@ -96,17 +96,33 @@ def event(name: str, *shapes: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def test_layers_that_run_forward_twice_were_recomputed(tmp_path: Path) -> None:
-    """Attention is called forward twice and backward once."""
+F, B = "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_backward"
+
+
+@pytest.mark.parametrize(
+    ("order", "recomputed", "forward_alone"),
+    [
+        ((F, F, B, B), "none", False),
+        ((F, F, F, B, F, B), "full", False),  # each of two layers again, right before its backward pass
+        ((F, F, B, B, F, F, B, B), "none", False),  # two micro-batches
+        ((F, F, F, F, B, B), None, True),  # an evaluation before the step
+        ((F, F, B, B, F, F), None, True),  # or after it
+    ],
+)
+def test_layers_that_run_forward_again_between_backward_passes_were_recomputed(
+    tmp_path: Path, order: tuple[str, ...], recomputed: str | None, forward_alone: bool
+) -> None:
     query = (2, 4, 8, 16)
-    attention = "aten::_scaled_dot_product_flash_attention"
-    calls = [event(attention, query, query, query)] * 2 + [event(f"{attention}_backward", *(query,) * 4)]
+    calls = [event(name, *(query,) * (4 if name == B else 3)) for name in order]
+    for place, call in enumerate(calls):
+        call["ts"] = place
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *calls]}))
-    words = (*WORDS, "--gbs", 1, "--time", 1, "--trace", path)
-    assert answer(*words)["trace"]["recomputed"] == "full"
-    found = answer(*words, "--checkpointing", "none")["trace"]
-    assert any("Recomputation (`full`) is in the trace" in line for line in found["explanation"])
+    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *reversed(calls)]}))
+    (rank,) = answer("analyze", path, "--only", "operations")["results"]["operations"]["ranks"]
+    assert (rank["recomputed"], rank["forward_alone"]) == (recomputed, forward_alone)
+    words = (*WORDS, "--gbs", 1, "--time", 1, "--trace", path, "--checkpointing")
+    said = answer(*words, "selective")["trace"]["explanation"]
+    assert any("--checkpointing is selective" in line for line in said) == (recomputed is not None)
 
 
 def test_a_trace_without_shapes_or_steps_is_refused(tmp_path: Path) -> None:
@@ -158,7 +174,7 @@ def test_products_do_not_depend_on_how_the_file_is_laid_out(traced: Path, tmp_pa
         found = read_trace(path, wanted).products
         assert found is not None
         assert set(found.products) == set(expected.products)
-        assert dict(found.calls) == dict(expected.calls)
+        assert found.in_order == expected.in_order
 
 
 def test_products_are_looked_for_only_where_they_are_wanted(traced: Path) -> None:

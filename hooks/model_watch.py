@@ -1,0 +1,72 @@
+"""What is known of the model that is trained: which one it is, what it computes in, whether it is recomputed."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.model_facts import autocast_dtype, describe_model
+from perfscope.hooks.model_search import find_model, report_calls
+
+if TYPE_CHECKING:
+    from perfscope.hooks.model_search import Call
+    from perfscope.wire import ModelRecord
+
+
+class ModelWatch:
+    """The model of one process; nothing of it is kept alive.
+
+    Attributes:
+        uncounted: Why the calls of the model are not reported; empty where they are.
+    """
+
+    def __init__(self) -> None:
+        self.uncounted = ""
+        self._model: weakref.ref[Any] | None = None
+        self._optimizer: weakref.ref[Any] | None = None
+        self._compute_dtype: str | None = None
+        self._is_recomputed = False
+
+    def trains(self, module: Any) -> None:
+        """A framework trains a module; the first one is the model."""
+        if self._model is None:
+            self._model = weakref.ref(module)
+
+    def steps(self, optimizer: Any) -> None:
+        """An optimizer steps; the first one's parameters are those of the model where no framework tells it."""
+        if self._model is None and self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+
+    def is_recomputed(self) -> None:
+        """A part of the model runs so that its activations are recomputed."""
+        self._is_recomputed = True
+
+    def computes(self) -> bool:
+        """The model is about to run; whether the type that it computes in became known by that."""
+        if self._compute_dtype is None:
+            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+            return self._compute_dtype is not None
+        return False
+
+    def record(self, call: Call) -> ModelRecord | None:
+        """Describe the model; one that no framework told is looked for, and its calls are reported from then on."""
+        if self._model is None:
+            self._find(call)
+        model = self._model() if self._model else None
+        if model is None:
+            return None
+        described = describe_model(sys.modules["torch"], model, self._compute_dtype)
+        if self._is_recomputed and described.checkpointing is None:
+            return replace(described, checkpointing="full")
+        return described
+
+    def _find(self, call: Call) -> None:
+        optimizer = self._optimizer() if self._optimizer else None
+        chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
+        if not chain:
+            return
+        self._model = weakref.ref(chain[0])
+        if not report_calls(sys.modules["torch"], chain, call):
+            self.uncounted = "tokens are not counted: the script compiles the code around the model"
