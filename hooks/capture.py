@@ -106,9 +106,9 @@ class Capture:
         self._facts.add_forward(args, kwargs)
 
     @guarded
-    def trains(self, module: Any) -> None:
+    def trains(self, module: Any, zero_stage: int | None = None) -> None:
         """A module is trained; the first one is the model."""
-        self._model.trains(module)
+        self._model.trains(module, zero_stage)
         if self.steps == 0:
             self._model.computes()
 

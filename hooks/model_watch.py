@@ -28,15 +28,17 @@ class ModelWatch:
         self._optimizer: weakref.ref[Any] | None = None
         self._compute_dtype: str | None = None
         self._is_recomputed = False
+        self._zero_stage: int | None = None
 
-    def trains(self, module: Any) -> None:
+    def trains(self, module: Any, zero_stage: int | None) -> None:
         """A framework trains a module; the first one is the model."""
         if self._model is None:
             self._model = weakref.ref(module)
+            self._zero_stage = zero_stage
 
     def steps(self, optimizer: Any) -> None:
         """An optimizer steps; the first one's parameters are those of the model where no framework tells it."""
-        if self._model is None and self._optimizer is None:
+        if self._optimizer is None:
             self._optimizer = weakref.ref(optimizer)
 
     def is_recomputed(self) -> None:
@@ -58,9 +60,13 @@ class ModelWatch:
         if model is None:
             return None
         described = describe_model(sys.modules["torch"], model, self._compute_dtype)
-        if self._is_recomputed and described.checkpointing is None:
-            return replace(described, checkpointing="full")
-        return described
+        optimizer = self._optimizer() if self._optimizer else None
+        return replace(
+            described,
+            checkpointing=described.checkpointing or ("full" if self._is_recomputed else None),
+            zero_stage=self._zero_stage,
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+        )
 
     def _find(self, call: Call) -> None:
         optimizer = self._optimizer() if self._optimizer else None

@@ -12,6 +12,7 @@ from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.memory import (
     Attention,
     Layout,
+    Loss,
     Optimizer,
     activations,
     estimate,
@@ -160,11 +161,44 @@ def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> Non
     model = preset("gpt3-1.3b")
     sbh = 2048 * model.hidden
     kept = {
-        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form))
+        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
         for form in (Checkpointing.NONE, Checkpointing.FULL)
     }
+    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
     assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) - sbh * 2 * model.layers
+        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
+    )
+
+
+def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
+    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
+    model = preset("llama3-8b")
+    head = {
+        loss: activations(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activations(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        for loss in Loss
+    }
+    logits = 8192 * 128256
+    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+
+
+def test_the_fuller_end_of_a_pipeline_counts() -> None:
+    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
+    llama = preset("llama3-8b")
+    words = {"parameters": total_parameters(llama), "precision": mixed_precision(Optimizer.ADAM)}
+    few, many = (
+        estimate(
+            llama,
+            layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            seq_len=8192,
+            attention=Attention.FLASH,
+            **words,
+        )
+        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
+    )
+    assert few.activations > 14 * 8192 * 128256
+    assert many.activations == activations(
+        llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8)
     )
 
 
