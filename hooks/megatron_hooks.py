@@ -140,6 +140,9 @@ def _coordinates(state: Any) -> dict[str, Any]:
         sizes[axis] = size
         if axis != "vp":
             coordinates[axis] = _asked(state, f"get_{name}_rank") or 0
+    if sizes.get("etp") == sizes.get("tp") and "ep" not in sizes:
+        coordinates.pop("etp", None)  # without experts it says the same as tp
+        sizes.pop("etp", None)
     return {"coordinates": coordinates, "sizes": sizes}
 
 
@@ -190,7 +193,7 @@ def patch_timers(module: ModuleType, capture: Capture) -> None:
     timer_class.stop = marking_stop
 
 
-_ACROSS_STEPS = frozenset({"interval-time", "eval-time", "save-checkpoint"})
+_ACROSS_STEPS = frozenset({"interval-time", "evaluate", "eval-time", "save-checkpoint"})
 
 
 PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {

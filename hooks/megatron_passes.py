@@ -119,8 +119,9 @@ def _training() -> bool:
 def patch_combined_schedules(module: ModuleType, capture: Capture) -> None:
     """Say that passes are not timed one by one where forward and backward are interleaved layer by layer."""
     for name in ("combined_1f1b_schedule_for_no_pipelining", "combined_1f1b_schedule_for_interleaved_pipelining"):
-        original = getattr(module, name)
-        setattr(module, name, _saying_once(original, capture))
+        original = getattr(module, name, None)  # older versions interleave nothing
+        if original is not None:
+            setattr(module, name, _saying_once(original, capture))
 
 
 def _saying_once(original: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
