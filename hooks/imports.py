@@ -27,6 +27,7 @@ WATCHED = frozenset(
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
         "torch.distributed.pipelining.stage",
+        "megatron.core.distributed.data_parallel_base",
         "megatron.core.optimizer.optimizer",
         "megatron.core.parallel_state",
         "megatron.core.pipeline_parallel.schedules",

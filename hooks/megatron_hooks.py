@@ -19,23 +19,45 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.capture import Capture
 
-#: What a run was told, beside what the model's own config says.
+#: The arguments that the model's dimensions and its batches follow from, by Megatron's own names.
 _STATED = (
-    "seq_length",
-    "padded_vocab_size",
-    "micro_batch_size",
-    "global_batch_size",
-    "swiglu",
-    "untie_embeddings_and_output_weights",
-    "position_embedding_type",
-    "normalization",
-    "group_query_attention",
+    "add_bias_linear",
     "bf16",
+    "ffn_hidden_size",
     "fp16",
     "fp8",
-    "use_distributed_optimizer",
-    "sequence_parallel",
+    "global_batch_size",
+    "glu_activation",
+    "group_query_attention",
+    "hidden_size",
+    "kv_channels",
+    "kv_lora_rank",
+    "max_position_embeddings",
+    "micro_batch_size",
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "moe_router_topk",
+    "moe_shared_expert_intermediate_size",
+    "mtp_num_layers",
+    "multi_latent_attention",
+    "normalization",
+    "num_attention_heads",
     "num_experts",
+    "num_layers",
+    "num_query_groups",
+    "padded_vocab_size",
+    "position_embedding_type",
+    "q_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "recompute_granularity",
+    "seq_length",
+    "sequence_parallel",
+    "swiglu",
+    "untie_embeddings_and_output_weights",
+    "use_distributed_optimizer",
+    "v_head_dim",
+    "vocab_size",
 )
 _SHOULD_EXIT = 3  # its place in what train_step returns, in versions that return it
 _PLACES_WITH_EXIT = 7
@@ -167,6 +189,28 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
         wrap_outermost(getattr(module, name), report, before=lambda: capture.arm("megatron_optimizer"))
 
 
+def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
+    """Learn the model, and count micro-batches and samples where they enter its first chunk."""
+    wrapper_class = module._BaseDataParallel
+    original = wrapper_class.forward
+    first: list[int] = []
+
+    def report(told: Capture, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not first:
+            first.append(id(wrapper))
+        told.trains(wrapper)
+        if first[0] == id(wrapper):
+            told.forward(args, kwargs)
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            capture.tell(lambda told: report(told, self, args, kwargs))
+        return original(self, *args, **kwargs)
+
+    wrapper_class.forward = forward
+
+
 def patch_timers(module: ModuleType, capture: Capture) -> None:
     """Show the timers that a run enables as ranges in the traces of open windows."""
     timer_class = module.Timer
@@ -199,6 +243,7 @@ _ACROSS_STEPS = frozenset({"interval-time", "evaluate", "eval-time", "save-check
 PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "megatron.training.training": [("counting Megatron's steps", patch_training)],
     "megatron.core.parallel_state": [("learning Megatron's groups", patch_parallel_state)],
+    "megatron.core.distributed.data_parallel_base": [("counting Megatron's micro-batches", patch_data_parallel)],
     "megatron.core.optimizer.optimizer": [("counting steps of Megatron's optimizers", patch_optimizer)],
     "megatron.core.timers": [("showing Megatron's timers", patch_timers)],
 }

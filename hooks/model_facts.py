@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from perfscope.hooks.sharding import stands_for, whole_shape
 from perfscope.wire import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
@@ -79,21 +80,17 @@ def _named_weights(torch: Any, module: Any) -> Iterator[tuple[str, str, Any]]:
             if parameter is not None and (is_table or id(parameter) not in owners):
                 owners[id(parameter)] = "Embedding" if is_table else type(owner).__name__
     for name, parameter in module.named_parameters():
-        yield name, owners.get(id(parameter), ""), parameter
+        if stands_for(parameter):
+            yield name, owners.get(id(parameter), ""), parameter
 
 
 def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
     counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
     for name, owner, parameter in found:
         dtype = _16_BIT_AND_OTHERS.get(str(parameter.dtype), str(parameter.dtype))
-        key = (_NUMBER.sub("*", name), owner, _shape(parameter), dtype, bool(parameter.requires_grad))
+        key = (_NUMBER.sub("*", name), owner, whole_shape(parameter), dtype, bool(parameter.requires_grad))
         counts[key] = counts.get(key, 0) + 1
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """The whole shape: ZeRO stage 3 leaves an empty tensor in its place and keeps the shape beside it."""
-    return tuple(int(size) for size in getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _product(shape: tuple[int, ...]) -> int:
