@@ -343,6 +343,9 @@ def _range(first: int, last: int) -> str:
 _SOURCES = {
     "deepspeed": "DeepSpeed's engine moves global_steps",
     "deepspeed_pipeline": "DeepSpeed's PipelineEngine.train_batch returns",
+    "megatron": "Megatron's train_step returns",
+    "megatron_optimizer": "the step of Megatron's optimizer returns",
+    "torchtitan": "torchtitan's train_step returns",
     "grad_scaler": "GradScaler.update returns",
     "optimizer": "the optimizer's step returns",
 }

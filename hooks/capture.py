@@ -77,11 +77,17 @@ class Capture:
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._foreign: str | None = _foreign_tool()
-        self._model: weakref.ref[Any] | None = None
+        self._model: tuple[weakref.ref[Any], ...] = ()
+        self._model_config: dict[str, Any] = {}
         self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
+
+    @guarded
+    def tell(self, report: Callable[[Capture], None]) -> None:
+        """Read a framework's own objects inside the guard: ``report`` calls the methods below with what it finds."""
+        report(self)
 
     @guarded
     def arm(self, source: str) -> None:
@@ -108,10 +114,14 @@ class Capture:
         self._facts.add_forward(args, kwargs)
 
     @guarded
-    def trains(self, module: Any) -> None:
-        """A module is trained; the first one is the model."""
-        if self._model is None:
-            self._model = weakref.ref(module)
+    def trains(self, module: Any, *more: Any, config: dict[str, Any] | None = None) -> None:
+        """A module is trained; the first one is the model, with the other parts of it that this rank holds.
+
+        ``config`` is what the framework was told about it, beside what the module says itself.
+        """
+        if not self._model:
+            self._model = tuple(weakref.ref(part) for part in (module, *more))
+            self._model_config = config or {}
         if self.steps == 0 and self._compute_dtype is None:
             self._compute_dtype = autocast_dtype(sys.modules["torch"])
 
@@ -157,15 +167,35 @@ class Capture:
         self._step_started_ns = time.monotonic_ns()
 
     @guarded
-    def pass_begins(self, which: Pass) -> object:
-        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``."""
+    def pass_begins(self, which: Pass | Callable[[], Pass | None]) -> Any:
+        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``.
+
+        Where it has to be found out which pass it is, ``which`` does so, and answers None for one that is not timed.
+        """
+        found = which() if callable(which) else which
+        if found is None:
+            return None
         self._training_begins()
-        return self._passes.begins(which, marked=self._window is not None)
+        return self._passes.begins(found, marked=self._window is not None)
 
     @guarded
     def pass_ends(self, token: Any) -> None:
         """All of that pass was launched."""
         self._passes.ends(token)
+
+    @guarded
+    def range_begins(self, name: str) -> object:
+        """Something that deserves a name in the timeline begins; None outside windows, else for ``range_ends``."""
+        if self._window is None:
+            return None
+        span = sys.modules["torch"].profiler.record_function(name)
+        span.__enter__()
+        return span
+
+    @guarded
+    def range_ends(self, span: Any) -> None:
+        """It ended."""
+        span.__exit__(None, None, None)
 
     @guarded
     def coordinates(self, value: dict[str, Any]) -> None:
@@ -248,8 +278,9 @@ class Capture:
             window=self._label,
             skipped=stated.skipped or None,
             micro_batches=stated.micro_batches or facts.micro_batches or None,
-            samples=facts.samples or facts.loader_samples or None,
-            tokens=facts.tokens or None,
+            iteration=stated.iteration,
+            samples=stated.samples or facts.samples or facts.loader_samples or None,
+            tokens=stated.tokens or facts.tokens or None,
             global_samples=stated.global_samples,
             data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
             loss_scale=stated.loss_scale,
@@ -364,9 +395,13 @@ class Capture:
         assert self._rank is not None
         self._rank = identity.describe(self._rank.rank, self._rank.world_size)
         self._recorder.identify(self._rank)
-        model = self._model() if self._model else None
-        if model is not None:
-            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
+        parts = [part for reference in self._model if (part := reference()) is not None]
+        if parts:
+            self._recorder.model(
+                describe_model(
+                    sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._model_config
+                )
+            )
 
 
 def _group_exists() -> bool:

@@ -20,13 +20,19 @@ WATCHED = frozenset(
         "torch.optim.optimizer",
         "torch.amp.grad_scaler",
         "torch.autograd.profiler",
+        "torch._dynamo",
         "torch.distributed.distributed_c10d",
         "torch.nn.parallel.distributed",
         "torch.utils.data.dataloader",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
         "torch.distributed.pipelining.stage",
+        "megatron.core.distributed.data_parallel_base",
+        "megatron.core.optimizer.optimizer",
+        "megatron.core.parallel_state",
         "megatron.core.pipeline_parallel.schedules",
+        "megatron.core.timers",
+        "megatron.training.training",
     }
 )
 

@@ -17,12 +17,18 @@ class Stated:
         global_samples: Samples of the step over all ranks.
         micro_batches: Forward passes in the step.
         loss_scale: The loss scale.
+        samples: Samples that this rank took in.
+        tokens: Tokens that this rank took in.
+        iteration: The framework's own number of the step, which a resumed run does not begin at 1.
     """
 
     skipped: bool | None = None
     global_samples: int | None = None
     micro_batches: int | None = None
     loss_scale: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    iteration: int | None = None
 
 
 @dataclass

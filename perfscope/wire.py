@@ -80,6 +80,7 @@ class StepRecord:
         global_samples: Samples of the step over all ranks, where the framework states it.
         data_wait_ns: Time spent waiting for the data loader.
         loss_scale: The loss scale, where it is known without a synchronisation.
+        iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
         memory_peak_bytes: Largest device memory allocated by tensors since the process started.
         memory_reserved_bytes: Largest device memory held by the allocator since the process started.
     """
@@ -96,6 +97,7 @@ class StepRecord:
     global_samples: int | None = None
     data_wait_ns: int | None = None
     loss_scale: float | None = None
+    iteration: int | None = None
     memory_peak_bytes: int | None = None
     memory_reserved_bytes: int | None = None
 
