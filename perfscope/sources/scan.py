@@ -175,7 +175,8 @@ class Scanner:
         for index in np.flatnonzero(~known | (spans & ~fits)):
             if b'"X"' in block.text[starts[index] : stops[index]]:
                 raise DoesNotFit
-        kinds = self._kinds[_code(*(block.letters(starts, category + place).astype(np.intp) for place in _TELLING_LETTERS))]
+        letters = (block.letters(starts, category + place).astype(np.intp) for place in _TELLING_LETTERS)
+        kinds = self._kinds[_code(*letters)]
         kinds[~fits] = 0
         device = np.flatnonzero(kinds == Events.DEVICE.value)
         host = np.flatnonzero((kinds == Events.CALLS.value) | (kinds == Events.ANNOTATIONS.value))
