@@ -19,7 +19,7 @@ from perfscope.errors import MissingInput
 from perfscope.intervals import Intervals, union
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool
-from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work
+from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -183,7 +183,7 @@ _COLUMNS = (
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:
     """One trace's devices; empty where the trace holds no device events."""
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
@@ -244,7 +244,7 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
     steps: list[StepParts] = []
     windows: list[tuple[int, int]] = []
     step_of = np.where(rows, trace.step, ABSENT)
-    for step in np.unique(step_of[step_of != ABSENT]):
+    for step in distinct(step_of[step_of != ABSENT]):
         members = events.take(step_of == step)
         steps.append(StepParts(trace.names[trace.steps.name[step]], split(members)))
         windows.append((int(members.start_ns.min()), int(members.end_ns.max())))

@@ -20,7 +20,7 @@ from perfscope.collective_calls import GroupCalls, GroupKey, Kind, calls_by_grou
 from perfscope.collective_matching import Matched, join_windows, match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 from perfscope.units import format_bytes
 
 _NS_PER_US = 1000
@@ -201,7 +201,7 @@ def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
     """The communication of each device of one trace; None where the trace holds no device events."""
     if not len(trace.device):
         return None
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def _measure_device(trace: Trace, device: int) -> RankCalls:

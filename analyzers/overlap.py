@@ -17,7 +17,7 @@ from perfscope.analyzers.breakdown import covered
 from perfscope.errors import MissingInput
 from perfscope.process_groups import PRIORITY, is_point_to_point, role_of
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -148,7 +148,7 @@ def measure(trace: Trace) -> tuple[GroupOverlap, ...] | None:
     """The process groups of each device of one trace; None where the trace holds no device events."""
     if not len(trace.device):
         return None
-    return tuple(group for device in np.unique(trace.device.device) for group in _measure_device(trace, int(device)))
+    return tuple(group for device in distinct(trace.device.device) for group in _measure_device(trace, device))
 
 
 def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
@@ -196,7 +196,7 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
 
 
 def _describe(trace: Trace, device: int, group: str, point_to_point: bool, collectives: np.ndarray) -> GroupOverlap:  # noqa: FBT001 - half of a key
-    operations = {trace.collectives[index].operation for index in np.unique(collectives) if index != ABSENT}
+    operations = {trace.collectives[index].operation for index in distinct(collectives) if index != ABSENT}
     known = trace.groups.get(group)
     description, size = (known.description, known.size) if known else ("", None)
     return GroupOverlap(

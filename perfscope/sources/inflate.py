@@ -16,8 +16,9 @@ from perfscope.sources.files import open_trace
 IsalError: Any = _IsalError  # its stub does not say that it is an exception
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
-_READ_BYTES = 1 << 20
-_GIVEN_BYTES = 16 << 20
+#: A megabyte when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
+_READ_BYTES = 64 << 10
+_GIVEN_BYTES = 4 << 20
 _CAREFUL_BYTES = 512
 #: gzip cannot exceed 1032:1, traces reach 25:1; what is far above that is not one, and would fill the memory.
 _LARGEST_RATIO = 250

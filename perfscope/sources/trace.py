@@ -88,7 +88,7 @@ def _scan(path: str, events: Events) -> _Content:
         if start is None or layout is None:
             raise DoesNotFit
         first = head.index(b"{", start)
-        scanner = Scanner(layout, events, at=first)
+        scanner = Scanner(layout, events)
         columns = Columns(events)
         fits = times_fit_doubles(head, start)
         of_device = _Decoding(path, Event if fits else EventInDigits, layout.is_unambiguous)

@@ -264,6 +264,15 @@ def join(keys: Int64, table: Int64) -> Int64:
     return np.where((ordered[place] == keys) & (keys != ABSENT), order[place], ABSENT)
 
 
+def distinct(values: Int64 | Int32) -> list[int]:
+    """The different values of a column, in order."""
+    ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    found: list[int] = ordered[is_first].tolist()
+    return found
+
+
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
     """For each moment the last-begun span that covers it (its end excluded), or ABSENT; for spans that do not nest."""
     if not len(spans):
