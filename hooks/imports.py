@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: The modules that hold a step boundary, a process group or a profiler.
+#: The modules that hold a step boundary, a process group, a profiler or what saves checkpoints.
 WATCHED = frozenset(
     {
         "torch.optim.optimizer",
@@ -27,6 +27,12 @@ WATCHED = frozenset(
         "deepspeed.runtime.pipe.engine",
         "torch.distributed.pipelining.stage",
         "megatron.core.pipeline_parallel.schedules",
+        "torch.serialization",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.checkpoint.filesystem",
+        "megatron.training.checkpointing",
+        "megatron.training.async_utils",
+        "megatron.core.dist_checkpointing.strategies.filesystem_async",
     }
 )
 

@@ -29,6 +29,7 @@ _LIGHT = (
     "deepspeed_hooks.py",
     "imports.py",
     "micro_batches.py",
+    "save_hooks.py",
     "start.py",
     "torch_hooks.py",
 )
