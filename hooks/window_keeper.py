@@ -109,7 +109,6 @@ class WindowKeeper:
         except ExportError as error:
             self._keeper.note(f"the window {window.steps} is lost: {error}")
             sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
-        window.release()
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""

@@ -120,6 +120,9 @@ class WindowRecord:
         export_ns: How long writing the trace held it.
         trace_bytes: Size of the trace before compression.
         partial: True where training ended inside the window.
+        release_ns: How long giving the trace's memory back and starting to compress it held it.
+        rss_before_bytes: Memory of the process in use before the profiler was started.
+        rss_after_bytes: And after the trace was written.
     """
 
     first_step: int
@@ -130,6 +133,9 @@ class WindowRecord:
     export_ns: int
     trace_bytes: int
     partial: bool = False
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
     kind: str = "window"
 
 

@@ -204,6 +204,9 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
         export_ns=record.export_ns,
         trace_bytes=record.trace_bytes,
         partial=record.partial,
+        release_ns=record.release_ns,
+        rss_before_bytes=record.rss_before_bytes,
+        rss_after_bytes=record.rss_after_bytes,
     )
 
 

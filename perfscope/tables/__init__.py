@@ -75,7 +75,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One profiler window of one rank: which training steps its trace holds, and what it cost."""
+    """One profiler window of one rank: which training steps its trace holds, and what it cost.
+
+    See ``perfscope.wire.WindowRecord``; what it did not tell is absent.
+    """
 
     rank: int
     first_step: int
@@ -86,6 +89,9 @@ class Window:
     export_ns: int
     trace_bytes: int
     partial: bool
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
