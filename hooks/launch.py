@@ -30,6 +30,7 @@ _LIGHT = (
     "imports.py",
     "micro_batches.py",
     "nested_steps.py",
+    "save_hooks.py",
     "start.py",
     "torch_hooks.py",
 )

@@ -67,7 +67,9 @@ def patch(name: str, module: ModuleType, boot_dir: str) -> None:
 
 def patch_module(name: str, module: ModuleType, capture: Any) -> None:
     """Put our wrappers around the functions of one watched module; a function that moved is said and left alone."""
-    for feature, apply in _patches(name):
+    from perfscope.hooks import save_hooks
+
+    for feature, apply in [*_patches(name), *save_hooks.PATCHES.get(name, [])]:
         try:
             apply(module, capture)
         except AttributeError as error:

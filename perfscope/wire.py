@@ -70,7 +70,8 @@ class StepRecord:
     Attributes:
         step: The number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time since the boundary before it, exports excluded; absent where that boundary was not seen.
+        wall_ns: Host time since the boundary before it, without exports, without ``save_ns`` and without the boundary's
+            own hook; absent where that boundary was not seen.
         source: What told that the step completed: ``deepspeed``, ``optimizer`` and so on.
         window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent for an undisturbed step.
         skipped: True where the framework counted the step but did not update the weights.
@@ -79,6 +80,9 @@ class StepRecord:
         tokens: Tokens that this rank took in, where the input is integers of two dimensions.
         global_samples: Samples of the step over all ranks, where the framework states it.
         data_wait_ns: Time spent waiting for the data loader.
+        save_ns: How long checkpoint saves held training in the step; absent where none did.
+        draining: True where an asynchronous checkpoint save was writing beside the step.
+        hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it is known without a synchronisation.
         iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
         memory_peak_bytes: Largest device memory allocated by tensors since the process started.
@@ -96,6 +100,9 @@ class StepRecord:
     tokens: int | None = None
     global_samples: int | None = None
     data_wait_ns: int | None = None
+    save_ns: int | None = None
+    draining: bool | None = None
+    hook_ns: int | None = None
     loss_scale: float | None = None
     iteration: int | None = None
     memory_peak_bytes: int | None = None
@@ -115,6 +122,9 @@ class WindowRecord:
         export_ns: How long writing the trace held it.
         trace_bytes: Size of the trace before compression.
         partial: True where training ended inside the window.
+        release_ns: How long giving the trace's memory back and starting to compress it held it.
+        rss_before_bytes: Memory of the process in use before the profiler was started.
+        rss_after_bytes: And after the trace was written.
     """
 
     first_step: int
@@ -125,6 +135,9 @@ class WindowRecord:
     export_ns: int
     trace_bytes: int
     partial: bool = False
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
     kind: str = "window"
 
 
@@ -170,7 +183,7 @@ class CheckpointRecord:
         source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
         step: The training step after which it was saved.
         path: Where to.
-        size_bytes: What this rank wrote.
+        size_bytes: What this process wrote, as far as its writers tell it; absent where none did.
         asynchronous: True where writing goes on beside training.
         drained_ns: When an asynchronous save lay on disk.
     """

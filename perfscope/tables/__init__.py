@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from perfscope.tables.gpus import GpuSamples
     from perfscope.tables.model import Model
+    from perfscope.tables.saves import Saves
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
@@ -40,6 +41,9 @@ class Steps:
         tokens: Tokens this rank took in; masked where unknown.
         global_samples: Samples over all ranks as the framework states them; masked where unknown.
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
+        save_ns: How long checkpoint saves held training, which ``wall_ns`` leaves out; masked where none did.
+        draining: An asynchronous checkpoint save was writing beside the step.
+        hook_ns: Time that perfscope's hooks took; masked where it was not told.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """
 
@@ -56,6 +60,9 @@ class Steps:
     tokens: np.ma.MaskedArray[Any, Any]
     global_samples: np.ma.MaskedArray[Any, Any]
     data_wait_ns: np.ma.MaskedArray[Any, Any]
+    save_ns: np.ma.MaskedArray[Any, Any]
+    draining: Bool
+    hook_ns: np.ma.MaskedArray[Any, Any]
     memory_peak_bytes: np.ma.MaskedArray[Any, Any]
 
     def __len__(self) -> int:
@@ -68,7 +75,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One profiler window of one rank: which training steps its trace holds, and what it cost."""
+    """One profiler window of one rank: which training steps its trace holds, and what it cost.
+
+    See ``perfscope.wire.WindowRecord``; what it did not tell is absent.
+    """
 
     rank: int
     first_step: int
@@ -79,6 +89,9 @@ class Window:
     export_ns: int
     trace_bytes: int
     partial: bool
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +164,7 @@ class Run:
         gpu_notes: Why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
         models: What each rank trains, of those that told it.
+        saves: Checkpoint saves that the hooks timed; None where there was none.
     """
 
     path: str
@@ -164,6 +178,7 @@ class Run:
     gpu_notes: tuple[str, ...] = ()
     micro_batches: tuple[MicroBatches, ...] = ()
     models: tuple[Model, ...] = ()
+    saves: Saves | None = None
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above
