@@ -177,7 +177,7 @@ def analyze(run: Run) -> StepTimes:
     Raises:
         MissingInput: No rank completed a training step.
     """
-    steps = _last_attempts(run.steps)
+    steps = last_attempts(run.steps)
     if not steps:
         raise MissingInput("no rank completed a training step")
     ranks = tuple(_rank(table) for table in steps)
@@ -200,7 +200,7 @@ def analyze(run: Run) -> StepTimes:
     )
 
 
-def _last_attempts(tables: Sequence[Steps]) -> list[Steps]:
+def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
     """The last process of each rank that completed a step: what an elastic restart repeated is not counted twice."""
     last: dict[int, Steps] = {}
     for table in sorted(tables, key=lambda table: (table.rank, table.attempt)):
@@ -233,9 +233,7 @@ def _rank(steps: Steps) -> RankSteps:
 
 def _undisturbed(steps: Steps) -> np.ndarray:
     """Steps that neither start-up nor a window nor a checkpoint save disturbed."""
-    alone = (steps.window == "") & (steps.step > 1) & np.ma.getmaskarray(steps.save_ns)
-    quiet = alone & ~steps.draining
-    return np.asarray(quiet if quiet.sum() >= _FEW else alone)  # some jobs save without a pause
+    return steps.undisturbed
 
 
 def _profiled(steps: Steps) -> np.ndarray:

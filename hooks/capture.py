@@ -306,7 +306,7 @@ class Capture:
             return
         rank, world_size = identity.rank_and_world_size()
         self._recorder = Recorder(self.config.run_dir, rank)
-        self._rank = identity.describe(rank, world_size)
+        self._rank = identity.describe(rank, world_size, self.config.run_id)
         self._recorder.identify(self._rank)
         for text in self._notes:
             self._recorder.event(NoteRecord(text))
@@ -317,7 +317,7 @@ class Capture:
         """Write the rank's facts again once its device is known."""
         assert self._recorder is not None
         assert self._rank is not None
-        self._rank = identity.describe(self._rank.rank, self._rank.world_size)
+        self._rank = identity.describe(self._rank.rank, self._rank.world_size, self.config.run_id)
         self._recorder.identify(self._rank)
         parts = [part for reference in self._model if (part := reference()) is not None]
         if parts:
