@@ -76,7 +76,7 @@ class Steps:
     def undisturbed(self) -> Bool:
         """The steps that neither start-up nor a window nor a checkpoint save disturbed, as a mask.
 
-        Those beside an asynchronous save are among them where hardly any others are left: some jobs save without a pause.
+        Those beside an asynchronous save are among them where hardly any others are left: some jobs always save.
         """
         alone = (self.window == "") & (self.step > 1) & np.ma.getmaskarray(self.save_ns)
         quiet = alone & ~self.draining
