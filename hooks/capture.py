@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks import identity
+from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
 from perfscope.hooks.guard import guarded
 from perfscope.hooks.model_facts import autocast_dtype, describe_model
@@ -209,6 +210,7 @@ class Capture:
         self.saves.finish()
         if not failed:
             self._windows.close(self.steps)
+            compress_waiting()
             return
         if not self._windows.is_open:
             return
