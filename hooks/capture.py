@@ -19,6 +19,7 @@ from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
 from perfscope.hooks.guard import guarded
+from perfscope.hooks.layout import Layout
 from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
@@ -64,6 +65,8 @@ class Capture:
         self._notes: list[str] = []
         self._model: tuple[weakref.ref[Any], ...] = ()
         self._model_config: dict[str, Any] = {}
+        self._layout = Layout()
+        self._written_layout: dict[str, Any] | None = None
         self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
@@ -117,6 +120,12 @@ class Capture:
         self._training_begins()
 
     @guarded
+    def batch_enters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The whole batch of a step is about to be cut into micro-batches."""
+        self._training_begins()
+        self._facts.add_whole_batch(args, kwargs)
+
+    @guarded
     def batch_loaded(self, batch: Any, wait_ns: int) -> None:
         """A data loader handed a batch out."""
         if not sys.modules["torch"].is_grad_enabled():
@@ -164,6 +173,7 @@ class Capture:
         if found is None:
             return None
         self._training_begins()
+        self._facts.add_pass(found.kind, found.microbatch)
         return self._passes.begins(found, marked=self._windows.is_open)
 
     @guarded
@@ -187,10 +197,30 @@ class Capture:
 
     @guarded
     def coordinates(self, value: dict[str, Any]) -> None:
-        """A framework told this rank's place in the process groups."""
-        self._activate()
-        assert self._recorder is not None
-        self._recorder.coordinates(value)
+        """A framework told this rank's place in all process groups."""
+        self._layout.whole = True
+        self._write_layout(value)
+
+    @guarded
+    def axis(self, axis: str, index: int, size: int) -> None:
+        """A wrapper told this rank's place among the ranks of one axis of parallelism."""
+        if not self._layout.whole:
+            self._layout.learn_axis(axis, index, size)
+            self._write_layout(self._layout.document(identity.rank_and_world_size()[1]))
+
+    @guarded
+    def mesh(self, mesh: Any) -> None:
+        """A mesh of ranks is used."""
+        if not self._layout.whole:
+            world_size = identity.rank_and_world_size()[1]
+            self._layout.learn_mesh(mesh, world_size)
+            self._write_layout(self._layout.document(world_size))
+
+    @guarded
+    def holds(self, part: Any) -> None:
+        """This rank holds one more part of a model that is cut into stages."""
+        if self.steps == 0:
+            self._model = (*self._model, weakref.ref(part))
 
     @guarded
     def profiler_starts(self) -> None:
@@ -260,10 +290,10 @@ class Capture:
             wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns - (save_ns or 0),
             window=self._windows.label,
             skipped=stated.skipped or None,
-            micro_batches=stated.micro_batches or facts.micro_batches or None,
+            micro_batches=stated.micro_batches or len(facts.passes) or facts.micro_batches or None,
             iteration=stated.iteration,
-            samples=stated.samples or facts.samples or facts.loader_samples or None,
-            tokens=stated.tokens or facts.tokens or None,
+            samples=stated.samples or facts.work.samples or None,
+            tokens=stated.tokens or facts.work.tokens or None,
             global_samples=stated.global_samples,
             data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
             save_ns=save_ns,
@@ -314,6 +344,13 @@ class Capture:
             self._recorder.event(NoteRecord(text))
         if self.config.nvml_hz > 0 and self.config.nvml_path is not None:
             start_sampler(self.config)
+
+    def _write_layout(self, document: dict[str, Any] | None) -> None:
+        if document is not None and document != self._written_layout:
+            self._activate()
+            assert self._recorder is not None
+            self._recorder.coordinates(document)
+            self._written_layout = document
 
     def _identify(self) -> None:
         """Write the rank's facts again once its device is known."""

@@ -33,6 +33,9 @@ _LIGHT = (
     "save_hooks.py",
     "start.py",
     "torch_hooks.py",
+    "wrapper_hooks.py",
+    "mesh_hooks.py",
+    "arguments.py",
 )
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"

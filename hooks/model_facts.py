@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from perfscope.hooks.sharding import stands_for, whole_shape
+from perfscope.hooks.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
 from perfscope.wire import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
@@ -46,14 +46,13 @@ def describe_model(
         compute_dtype: The type that autocast computed its forward pass in; None where it was off.
         stated: What the framework was told about the model; it goes before what the module says.
     """
-    modules = [_unwrapped(part) for part in parts]
-    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, module) for module in modules))
-    module = modules[0]
+    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
+    module = _unwrapped(parts[0])
     return ModelRecord(
         parameters=sum(weight.count * _product(weight.shape) for weight in weights),
         trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
         weights=weights,
-        module=type(module).__name__,
+        module=_class_name(module),
         config={**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}},
         dtype=_widest_dtype(weights),
         compute_dtype=compute_dtype or _tf32(torch, weights),
@@ -71,17 +70,33 @@ def _unwrapped(module: Any) -> Any:
     return module
 
 
-def _named_weights(torch: Any, module: Any) -> Iterator[tuple[str, str, Any]]:
+def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each parameter with its name and the class of the module that owns it."""
+    flat = list(flat_parameters(wrapped))
+    for one in flat:
+        owner = "Embedding" if isinstance(one.owner, torch.nn.Embedding) else _class_name(one.owner)
+        yield one.name, owner, one
+    if flat and not any(True for _ in unflattened(wrapped)):
+        return
+    module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
     for owner in module.modules():
         is_table = isinstance(owner, torch.nn.Embedding)
         for parameter in owner._parameters.values():
             # A table that is tied to the output layer has two owners: that it is looked up must not be lost.
             if parameter is not None and (is_table or id(parameter) not in owners):
-                owners[id(parameter)] = "Embedding" if is_table else type(owner).__name__
-    for name, parameter in module.named_parameters():
-        if stands_for(parameter):
+                owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
+    rank = tensor_rank(module.parameters())
+    for name, parameter in unflattened(module) if flat else module.named_parameters():
+        if stands_for(parameter, rank):
             yield name, owners.get(id(parameter), ""), parameter
+
+
+def _class_name(module: Any) -> str:
+    """The class that a module was written as: ``fully_shard`` makes it one of a class derived from that."""
+    bases = type(module).__bases__
+    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if is_sharded else type(module)).__name__)
 
 
 def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:

@@ -81,7 +81,12 @@ _PATCHERS = {
     "deepspeed.": ("deepspeed_hooks", "micro_batches"),
     "megatron.core.pipeline_parallel.": ("megatron_passes",),
     "megatron.": ("megatron_hooks",),
-    "torch.distributed.pipelining.": ("micro_batches",),
+    "torch.distributed.pipelining.": ("micro_batches", "mesh_hooks"),
+    "torch.distributed.device_mesh": ("mesh_hooks",),
+    "torch.distributed.tensor.": ("mesh_hooks",),
+    "torch.distributed.fsdp.": ("wrapper_hooks",),
+    "torch.distributed._composable.": ("wrapper_hooks",),
+    "torch.nn.parallel.": ("wrapper_hooks",),
     "torch": ("torch_hooks",),
 }
 

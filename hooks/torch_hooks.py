@@ -7,7 +7,6 @@ its result or exception is passed on.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -74,21 +73,6 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     _wrap(scaler_class, "scale", before=before_scale)
     _wrap(scaler_class, "step", before=before_step)
     _wrap(scaler_class, "update", after=after_update)
-
-
-def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
-    """Count micro-batches, samples and tokens where they enter DistributedDataParallel."""
-    model_class = module.DistributedDataParallel
-    original = model_class.forward
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
-            capture.trains(self)
-            capture.forward(args, kwargs)
-        return original(self, *args, **kwargs)
-
-    model_class.forward = forward
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
@@ -161,16 +145,9 @@ def _subclasses(parent: Any) -> list[Any]:
     return found
 
 
-def _compiling() -> bool:
-    """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return compiler is not None and compiler.is_compiling()
-
-
 PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "torch.optim.optimizer": [("counting optimizer steps", patch_optimizer)],
     "torch.amp.grad_scaler": [("counting GradScaler iterations", patch_grad_scaler)],
-    "torch.nn.parallel.distributed": [("counting micro-batches of DDP", patch_data_parallel)],
     "torch.utils.data.dataloader": [("timing data loaders", patch_data_loader)],
     "torch.distributed.distributed_c10d": [("learning the rank", patch_process_groups)],
     "torch._dynamo": [("counting compiled optimizer steps", patch_dynamo)],
