@@ -4,8 +4,8 @@
     python -m benchmarks.many_traces --report FIGURES.json [--write FILE.md]
 
 Real traces of two ranks on H200 (``fixtures/traces/ddp4``: 13 MB of JSON each) are copied and renumbered, and the end
-of the middle one is cut off. The three engines read them all, Dask with two workers that are processes of their own, and
-must print the same bytes.
+of the middle one is cut off. The three engines read them all, Dask with two workers that are processes of their own,
+and must print the same bytes.
 """
 
 from __future__ import annotations
