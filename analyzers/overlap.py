@@ -31,6 +31,7 @@ class GroupOverlap:
     Attributes:
         rank: The rank; absent where nothing tells.
         device: Index of its GPU.
+        process: The id of the profiled process; absent where the trace does not tell.
         group: The group's name; ``""`` where the trace does not say whose communication it is.
         is_point_to_point: Its sends and receives, which are told apart from its collectives.
         description: What the framework calls the group.
@@ -43,6 +44,7 @@ class GroupOverlap:
 
     rank: int | None
     device: int
+    process: int | None
     group: str
     is_point_to_point: bool
     description: str
@@ -53,9 +55,10 @@ class GroupOverlap:
     exposed: int
 
     @property
-    def key(self) -> tuple[bool, int, int, str, bool]:
+    def key(self) -> tuple[bool, int, int, int, str, bool]:
         """What tells it from others, and its place among them."""
-        return self.rank is None, self.rank or 0, self.device, self.group, self.is_point_to_point
+        process = -1 if self.process is None else self.process
+        return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point
 
     @property
     def overlap_fraction(self) -> float | None:
@@ -85,6 +88,7 @@ class GroupOverlap:
         return {
             "rank": self.rank,
             "device": self.device,
+            "process": self.process,
             "axis": self.role or None,
             "group": self.group or None,
             "point_to_point": self.is_point_to_point,
@@ -202,6 +206,7 @@ def _describe(trace: Trace, device: int, group: str, point_to_point: bool, colle
     return GroupOverlap(
         rank=trace.rank,
         device=device,
+        process=None if trace.process == ABSENT else trace.process,
         group=group,
         is_point_to_point=point_to_point,
         description=description,
@@ -214,8 +219,8 @@ def _describe(trace: Trace, device: int, group: str, point_to_point: bool, colle
 
 
 def _added(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:
-    """The windows of one rank added up."""
-    added: dict[tuple[bool, int, int, str, bool], GroupOverlap] = {}
+    """The windows of one process added up."""
+    added: dict[tuple[bool, int, int, int, str, bool], GroupOverlap] = {}
     for group in groups:
         added[group.key] = added[group.key].plus(group) if group.key in added else group
     return tuple(added[key] for key in sorted(added))

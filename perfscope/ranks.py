@@ -49,9 +49,8 @@ class TraceFacts:
 def facts_of(trace: Trace) -> TraceFacts:
     """What a trace says of itself."""
     launches = np.array([bool(_LAUNCHES.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
-    has_event = (trace.calls.correlation == ABSENT) | (
-        join(trace.calls.correlation, trace.device.correlation) != ABSENT
-    )
+    correlation = trace.calls.correlation
+    has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
     tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
     return TraceFacts(
         path=trace.path,

@@ -230,6 +230,13 @@ class Trace:
         return join(self.device.correlation, self.calls.correlation)
 
     @cached_property
+    def process(self) -> int:
+        """The id of the process that was profiled, or ABSENT; the windows of one run have the same."""
+        return next(
+            (int(spans.process[0]) for spans in (self.calls, self.annotations, self.operators) if len(spans)), ABSENT
+        )
+
+    @cached_property
     def steps(self) -> HostSpans:
         """The annotations ``ProfilerStep#N``, in the order of their start."""
         return self.annotated("ProfilerStep#")
