@@ -9,7 +9,7 @@ allocator, a communication library and a CUDA context take besides is not counte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from math import ceil
 
@@ -94,7 +94,7 @@ def autocast_precision(optimizer: Optimizer) -> Precision:
 
 
 def pure_16bit(optimizer: Optimizer) -> Precision:
-    """Everything in 16 bits, what the optimizer keeps too, as ``model.to(bfloat16)`` and PyTorch's own optimizers do."""
+    """Everything in 16 bits, what the optimizer keeps too: ``model.to(bfloat16)`` with PyTorch's optimizers."""
     return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2)
 
 
@@ -167,7 +167,13 @@ def estimate(
     """
     scale = parameters / total_parameters(model)
     stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
-    each = [_on_stage(model, layout, stage, scale, seq_len, precision, attention) for stage in stages]
+    each = [
+        replace(
+            _states(scale, layout, precision, _parameters_on_a_gpu(model, layout, stage)),
+            activations=activations(model, seq_len, precision.activations, attention, layout, stage=stage),
+        )
+        for stage in stages
+    ]
     return max(each, key=lambda memory: memory.total)
 
 
@@ -178,16 +184,9 @@ class Stage(Enum):
     LAST = "last"
 
 
-def _on_stage(
-    model: Transformer,
-    layout: Layout,
-    stage: Stage,
-    scale: float,
-    seq_len: int,
-    precision: Precision,
-    attention: Attention,
-) -> Memory:
-    dense, experts = _parameters_on_a_gpu(model, layout, stage)
+def _states(scale: float, layout: Layout, precision: Precision, held: tuple[float, float]) -> Memory:
+    """Weights, gradients and optimizer of a GPU that holds so many parameters, and so many of routed experts."""
+    dense, experts = held
 
     def state(name: str, size: int) -> int:
         if _OFFLOADED_AS[name] in layout.offload:
@@ -202,7 +201,7 @@ def _on_stage(
         weights=state(WEIGHTS, precision.weights + precision.cast),
         gradients=state(GRADIENTS, precision.gradients),
         optimizer=state(OPTIMIZER, precision.optimizer),
-        activations=activations(model, seq_len, precision.activations, attention, layout, stage),
+        activations=0,
     )
 
 
@@ -231,6 +230,7 @@ def activations(
     element_bytes: int,
     attention: Attention,
     layout: Layout,
+    *,
     stage: Stage = Stage.FIRST,
 ) -> int:
     """Bytes of activations on a pipeline stage."""

@@ -7,10 +7,12 @@ alone are one entry, so that a model of a thousand tensors makes a record of som
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
+from perfscope.hooks.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
 from perfscope.wire import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
@@ -18,9 +20,7 @@ _PLAIN = (str, int, float, bool)
 _LONGEST_TEXT = 100
 _LONGEST_LIST = 256
 #: Wrappers around a module keep it under one of these names.
-_FSDP, _INSIDE_FSDP = "FullyShardedDataParallel", "_fsdp_wrapped_module"
-_WRAPPED = ("module", "_orig_mod", _INSIDE_FSDP)
-_EMBEDDING = "Embedding"
+_WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 #: Where frameworks keep what a model was built from.
 _CONFIGS = ("config", "model_config", "model_args", "args")
 _16_BIT_AND_OTHERS = {
@@ -31,32 +31,29 @@ _16_BIT_AND_OTHERS = {
 }
 
 
-class _Found(NamedTuple):
-    """One parameter: its name, the class that owns it, its whole shape, and the tensor that has its type."""
-
-    name: str
-    owner: str
-    shape: tuple[int, ...]
-    parameter: Any
-
-
-def describe_model(torch: Any, module: Any, compute_dtype: str | None = None) -> ModelRecord:
+def describe_model(
+    torch: Any,
+    *parts: Any,
+    compute_dtype: str | None = None,
+    stated: dict[str, Any] | None = None,
+) -> ModelRecord:
     """Describe a module that is trained.
 
     Args:
         torch: The torch module that is loaded.
-        module: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it.
+        parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
+            several parts of one model.
         compute_dtype: The type that autocast computed its forward pass in; None where it was off.
+        stated: What the framework was told about the model; it goes before what the module says.
     """
-    flattened = [weight for flat in _flat_parameters(module) for weight in _of_flat(torch, flat)]
-    module = _unwrapped(module)
-    weights = _grouped(flattened) if flattened else _weights(torch, module)
+    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
+    module = _unwrapped(parts[0])
     return ModelRecord(
         parameters=sum(weight.count * _product(weight.shape) for weight in weights),
         trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
         weights=weights,
         module=_class_name(module),
-        config=_config(module),
+        config={**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}},
         dtype=_widest_dtype(weights),
         compute_dtype=compute_dtype or _tf32(torch, weights),
         checkpointing=_checkpointing(module),
@@ -73,55 +70,42 @@ def _unwrapped(module: Any) -> Any:
     return module
 
 
-def _class_name(module: Any) -> str:
-    """The name of its class; ``fully_shard`` puts one in front that it made."""
-    names = [each.__name__ for each in type(module).__mro__]
-    return names[2] if names[1:2] == ["FSDPModule"] else names[0]
-
-
-def _weights(torch: Any, module: Any) -> tuple[WeightRecord, ...]:
+def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each parameter with its name and the class of the module that owns it."""
+    flat = list(flat_parameters(wrapped))
+    for one in flat:
+        owner = "Embedding" if isinstance(one.owner, torch.nn.Embedding) else _class_name(one.owner)
+        yield one.name, owner, one
+    if flat and not any(True for _ in unflattened(wrapped)):
+        return
+    module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
     for owner in module.modules():
+        is_table = isinstance(owner, torch.nn.Embedding)
         for parameter in owner._parameters.values():
             # A table that is tied to the output layer has two owners: that it is looked up must not be lost.
-            kind = _owner(torch, owner)
-            if parameter is not None and (kind == _EMBEDDING or id(parameter) not in owners):
-                owners[id(parameter)] = kind
-    return _grouped(
-        _Found(name, owners.get(id(parameter), ""), _shape(parameter), parameter)
-        for name, parameter in module.named_parameters()
-    )
+            if parameter is not None and (is_table or id(parameter) not in owners):
+                owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
+    rank = tensor_rank(module.parameters())
+    for name, parameter in unflattened(module) if flat else module.named_parameters():
+        if stands_for(parameter, rank):
+            yield name, owners.get(id(parameter), ""), parameter
 
 
-def _owner(torch: Any, module: Any) -> str:
-    return _EMBEDDING if isinstance(module, torch.nn.Embedding) else type(module).__name__
+def _class_name(module: Any) -> str:
+    """The class that a module was written as: ``fully_shard`` makes it one of a class derived from that."""
+    bases = type(module).__bases__
+    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if is_sharded else type(module)).__name__)
 
 
-def _flat_parameters(module: Any) -> list[Any]:
-    """What FullyShardedDataParallel keeps in place of the parameters, one tensor for each module that it wraps."""
-    handles = [getattr(each, "_handle", None) for each in module.modules() if type(each).__name__ == _FSDP]
-    return [handle.flat_param for handle in handles if handle is not None]
-
-
-def _of_flat(torch: Any, flat: Any) -> Iterator[_Found]:
-    """The parameters that were flattened into one, with their whole shapes."""
-    for name, shape, info in zip(flat._fqns, flat._shapes, flat._param_infos, strict=True):
-        full_name = f"{info.module_name}.{info.param_name}" if info.module_name else name
-        yield _Found(full_name.replace(f"{_INSIDE_FSDP}.", ""), _owner(torch, info.module), tuple(shape), flat)
-
-
-def _grouped(found: Iterable[_Found]) -> tuple[WeightRecord, ...]:
+def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
     counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
-    for name, owner, shape, parameter in found:
+    for name, owner, parameter in found:
         dtype = _16_BIT_AND_OTHERS.get(str(parameter.dtype), str(parameter.dtype))
-        key = (_NUMBER.sub("*", name), owner, shape, dtype, bool(parameter.requires_grad))
+        key = (_NUMBER.sub("*", name), owner, whole_shape(parameter), dtype, bool(parameter.requires_grad))
         counts[key] = counts.get(key, 0) + 1
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """The whole shape: ZeRO stage 3 leaves an empty tensor in its place and keeps the shape beside it."""
-    return tuple(int(size) for size in getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.torch_hooks import compiling
+from perfscope.hooks.nested_steps import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,6 +11,8 @@ from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.model_search import find_model, report_calls
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from perfscope.hooks.model_search import Call
     from perfscope.wire import ModelRecord
 
@@ -24,17 +26,23 @@ class ModelWatch:
 
     def __init__(self) -> None:
         self.uncounted = ""
-        self._model: weakref.ref[Any] | None = None
+        self._parts: tuple[weakref.ref[Any], ...] = ()
+        self._stated: dict[str, Any] = {}
         self._optimizer: weakref.ref[Any] | None = None
         self._compute_dtype: str | None = None
         self._is_recomputed = False
         self._zero_stage: int | None = None
 
-    def trains(self, module: Any, zero_stage: int | None) -> None:
-        """A framework trains a module; the first one is the model."""
-        if self._model is None:
-            self._model = weakref.ref(module)
+    def trains(self, parts: Sequence[Any], stated: dict[str, Any], zero_stage: int | None) -> None:
+        """A framework trains a module, or several parts of one on this rank; the first is the model."""
+        if not self._parts:
+            self._parts = tuple(weakref.ref(part) for part in parts)
+            self._stated = stated
             self._zero_stage = zero_stage
+
+    def holds(self, part: Any) -> None:
+        """This rank holds one more part of the model."""
+        self._parts = (*self._parts, weakref.ref(part))
 
     def steps(self, optimizer: Any) -> None:
         """An optimizer steps; the first one's parameters are those of the model where no framework tells it."""
@@ -54,12 +62,12 @@ class ModelWatch:
 
     def record(self, call: Call) -> ModelRecord | None:
         """Describe the model; one that no framework told is looked for, and its calls are reported from then on."""
-        if self._model is None:
+        if not self._parts:
             self._find(call)
-        model = self._model() if self._model else None
-        if model is None:
+        parts = [part for reference in self._parts if (part := reference()) is not None]
+        if not parts:
             return None
-        described = describe_model(sys.modules["torch"], model, self._compute_dtype)
+        described = describe_model(sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._stated)
         optimizer = self._optimizer() if self._optimizer else None
         return replace(
             described,
@@ -73,6 +81,6 @@ class ModelWatch:
         chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
         if not chain:
             return
-        self._model = weakref.ref(chain[0])
+        self._parts = (weakref.ref(chain[0]),)
         if not report_calls(sys.modules["torch"], chain, call):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"

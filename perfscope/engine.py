@@ -103,10 +103,9 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     locations = [os.fspath(path) for path in paths]
     run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
     traces = _traces(locations, run)
-    # A run's own figures need no trace to be read.
-    needed = traces if run is None or any(one.reads is not Reads.RUN for one in chosen) else []
-    answers = _measure(needed, locations, plan, chosen) if needed else _Answers()
-    if run is None:
+    reads_traces = any(analyzer.reads is not Reads.RUN for analyzer in chosen)
+    answers = _measure(traces, locations, plan, chosen) if traces and reads_traces else _Answers()
+    if run is None and reads_traces:
         _require_a_trace(answers, locations)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []

@@ -14,7 +14,6 @@ from operator import itemgetter
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.tables import Int64
 from perfscope.tables.products import Product, Products
@@ -40,7 +39,6 @@ _UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 _LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
 _DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
 _START = re.compile(rb'"ts":\s*"?([\d.]+)')
-_NEXT_EVENT = b'"ph"'
 
 
 _CATEGORIES = ("cpu_op", "Operator")
@@ -71,38 +69,39 @@ class ProductFinder:
         self._without = 0
         self._fits = True
 
-    def look(self, text: bytes, begin: int, letters: Int64, codes: npt.NDArray[np.uint32]) -> None:
-        """Look at the events whose categories begin at ``begin + letters`` with the letters that ``codes`` are of."""
-        if not self._fits:
+    def look(self, text: bytes, categories: Int64, stops: Int64) -> None:
+        """Look at events: where the first letters of their categories stand, and where each of them ends."""
+        if not self._fits or not len(categories):
             return
-        letters_at = np.ndarray((len(text) - begin - _CODE_BYTES + 1,), "<u4", text, begin, (1,))
-        places = letters[codes == _OPERATORS[0]]
-        places = places[letters_at[places + _CODE_BYTES] == _OPERATORS[1]]
-        if not len(places):
+        # Four letters at any byte, seen as one number.
+        letters = np.ndarray((len(text) - _CODE_BYTES + 1,), "<u4", text, 0, (1,))
+        chosen = letters[categories] == _OPERATORS[0]
+        categories, stops = categories[chosen], stops[chosen]
+        chosen = letters[categories + _CODE_BYTES] == _OPERATORS[1]
+        categories, stops = categories[chosen], stops[chosen]
+        if not len(categories):
             return
         if self._until_name is None:
-            match = _UNTIL_NAME.match(text, begin + int(places[0]))
+            match = _UNTIL_NAME.match(text, int(categories[0]))
             if match is None:
                 self._fits = False
                 return
             # An exporter writes every event alike.
             self._until_name = len(match[0])
-        names = places + self._until_name
-        last = len(text) - begin - _BEFORE - _CODE_BYTES
-        names = names[: np.searchsorted(names, last, side="right")]
-        seen = letters_at[names + _BEFORE]
-        nearest = np.minimum(np.searchsorted(_CODES, seen), len(_CODES) - 1)
-        for place in (names[_CODES[nearest] == seen] + begin).tolist():
+        names = categories + self._until_name
+        seen = letters[np.minimum(names + _BEFORE, len(letters) - 1)]
+        chosen = _CODES[np.minimum(np.searchsorted(_CODES, seen), len(_CODES) - 1)] == seen
+        for place, stop in zip(names[chosen].tolist(), stops[chosen].tolist(), strict=True):
             match = _NAME.match(text, place)
             if match is not None:
-                self._take(text, match)
+                self._take(text, match, stop)
 
     def look_at_last(self, text: bytes) -> None:
         """Look at the last event and what follows it."""
         operator = _LAST.search(text)
         match = _NAME.match(text, operator.end()) if operator else None
         if match is not None:
-            self._take(text, match)
+            self._take(text, match, len(text))
 
     def look_at_events(self, events: bytes) -> None:
         """Look at a list of events in JSON, of whatever layout.
@@ -115,9 +114,7 @@ class ProductFinder:
             if match is not None:
                 self._count(match, bytes(event.args.dims) if event.args else b"", _number(event.ts))
 
-    def _take(self, text: bytes, match: re.Match[bytes]) -> None:
-        following = text.find(_NEXT_EVENT, match.end())
-        end = following if following >= 0 else len(text)
+    def _take(self, text: bytes, match: re.Match[bytes], end: int) -> None:
         dims = _DIMS.search(text, match.end(), end) if match["product"] else None
         start = _START.search(text, match.end(), end) if _tells_passes(match) else None
         self._count(match, dims[1] if dims else b"", float(start[1]) if start else 0.0)

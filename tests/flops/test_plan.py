@@ -185,21 +185,19 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
 def test_the_fuller_end_of_a_pipeline_counts() -> None:
     """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
     llama = preset("llama3-8b")
-    words = {"parameters": total_parameters(llama), "precision": mixed_precision(Optimizer.ADAM)}
     few, many = (
         estimate(
             llama,
             layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            parameters=total_parameters(llama),
             seq_len=8192,
+            precision=mixed_precision(Optimizer.ADAM),
             attention=Attention.FLASH,
-            **words,
         )
         for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
     )
     assert few.activations > 14 * 8192 * 128256
-    assert many.activations == activations(
-        llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8)
-    )
+    assert many.activations == activations(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
 def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
