@@ -25,6 +25,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV)

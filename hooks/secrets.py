@@ -58,5 +58,15 @@ def redact_value(value: str) -> str:
     return _SECRET_VALUE.sub(REDACTED, _URL_USER.sub(rf"\1{REDACTED}@", value))
 
 
+def redact_path(path: str) -> str:
+    """Where something was written, without the user and the query of a URL: a signed one carries its key there.
+
+    >>> redact_path("s3://me:pw@bucket/step_3?X-Amz-Signature=abc")
+    's3://[redacted]@bucket/step_3?[redacted]'
+    """
+    where, mark, _ = path.partition("?") if "://" in path else (path, "", "")
+    return redact_value(where) + (f"{mark}{REDACTED}" if mark else "")
+
+
 def _is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import threading
 
 #: What may tell that a step completed; the highest that is present does.
-PRIORITY = {"optimizer": 10, "grad_scaler": 15, "deepspeed": 30, "deepspeed_pipeline": 40}
+PRIORITY = {
+    "optimizer": 10,
+    "grad_scaler": 15,
+    "megatron_optimizer": 20,
+    "deepspeed": 30,
+    "deepspeed_pipeline": 40,
+    "torchtitan": 45,
+    "megatron": 50,
+}
 
 _OTHERS_BEFORE_REELECTION = 3
 
@@ -31,6 +39,12 @@ class StepSource:
     def bind_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
         self._thread = threading.get_ident()
+
+    def is_training_thread(self) -> bool:
+        """Whether this is the thread that trains; the main thread until that is known."""
+        if self._thread is None:
+            return threading.current_thread() is threading.main_thread()
+        return threading.get_ident() == self._thread
 
     def ends_a_step(self, source: str, key: object) -> bool:
         """Whether an event of a source's object ends a step.

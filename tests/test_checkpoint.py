@@ -147,6 +147,7 @@ class TestSaves:
                 "gb_per_s": 2.0,
                 "asynchronous": None,
                 "source": "deepspeed",
+                "path": None,
             }
         ]
 
