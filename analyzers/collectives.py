@@ -272,7 +272,7 @@ def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[i
 def _identified(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
     """Each device's calls in the order of time, with the numbers of its rank and of its run.
 
-    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives several.
+    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
     """
     first_device: dict[int, int] = {}
     for part in parts:
