@@ -18,7 +18,7 @@ from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
-from perfscope.hooks.guard import guarded
+from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
@@ -93,7 +93,7 @@ class Capture:
     @guarded
     def trains(self, module: Any) -> None:
         """A module is trained; the first one is the model."""
-        if self._model is None:
+        if self._model is None and module is not None:
             self._model = weakref.ref(module)
         if self.steps == 0 and self._compute_dtype is None:
             self._compute_dtype = autocast_dtype(sys.modules["torch"])
@@ -142,8 +142,10 @@ class Capture:
         self.hook_ns = moving_ns - self._step_started_ns  # what the guard adds next, without the window
 
     @guarded
-    def pass_begins(self, which: Pass) -> object:
+    def pass_begins(self, which: Pass | None) -> object:
         """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``."""
+        if which is None:
+            return None
         self._training_begins()
         return self._passes.begins(which, marked=self._windows.is_open)
 
@@ -153,8 +155,10 @@ class Capture:
         self._passes.ends(token)
 
     @guarded
-    def coordinates(self, value: dict[str, Any]) -> None:
-        """A framework told this rank's place in the process groups."""
+    def coordinates(self, value: dict[str, Any] | None) -> None:
+        """A framework told this rank's place in the process groups; None where it could not."""
+        if value is None:
+            return
         self._activate()
         assert self._recorder is not None
         self._recorder.coordinates(value)
@@ -195,17 +199,17 @@ class Capture:
         try:
             self._recorder.event(NoteRecord(text))
         except OSError:
-            sys.stderr.write(f"perfscope: {text}\n")
+            say(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         self.dead = True
-        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
-        self.note(f"capture ended after step {self.steps}: {reason}")
+        say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
             self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+            say(f"the profiler could not be stopped: {error!r}")
+        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 

@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -27,9 +29,9 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if not _training():
+        if not asked(_training):
             return forward(self, fwd_chunk_id, *args, **kwargs)
-        token = capture.pass_begins(_torch_pass(self, "F", fwd_chunk_id))
+        token = capture.pass_begins(asked(lambda: _torch_pass(self, "F", fwd_chunk_id)))
         try:
             return forward(self, fwd_chunk_id, *args, **kwargs)
         finally:
@@ -38,7 +40,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(backward)
     def backward_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         whole = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-        token = capture.pass_begins(_torch_pass(self, "B" if whole else "I", bwd_chunk_id))
+        token = capture.pass_begins(asked(lambda: _torch_pass(self, "B" if whole else "I", bwd_chunk_id)))
         try:
             return backward(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -51,7 +53,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(weight)
     def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        token = capture.pass_begins(_torch_pass(self, "W", bwd_chunk_id))
+        token = capture.pass_begins(asked(lambda: _torch_pass(self, "W", bwd_chunk_id)))
         try:
             return weight(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -90,12 +92,12 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
     def timed(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def instruction(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _training():
+            if not asked(_training):
                 return original(self, *args, **kwargs)
             number = counts[id(self), kind]
             counts[id(self), kind] += 1
             token = capture.pass_begins(
-                _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
+                asked(lambda: _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages))
             )
             try:
                 return original(self, *args, **kwargs)
@@ -122,23 +124,23 @@ def patch_megatron_schedules(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def forward_step(*args: Any, **kwargs: Any) -> Any:
-        if not _training() or places.devices() < 2:  # noqa: PLR2004 - one stage is no pipeline
+        place = asked(lambda: places.forward(kwargs)) if asked(_training) else None
+        if place is None:
             return forward(*args, **kwargs)
-        chunk, number = places.forward(kwargs)
-        token = capture.pass_begins(places.named("F", number, chunk))
+        token = capture.pass_begins(asked(lambda: places.named("F", place[1], place[0])))
         try:
             result = forward(*args, **kwargs)
         finally:
             capture.pass_ends(token)
-        places.remember(result[0] if isinstance(result, tuple) else result, chunk, number)
+        asked(lambda: places.remember(result[0] if isinstance(result, tuple) else result, *place))
         return result
 
     @functools.wraps(backward)
     def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        place = places.recall(output_tensor)
+        place = asked(lambda: places.recall(output_tensor))
         if place is None:
             return backward(input_tensor, output_tensor, *args, **kwargs)
-        token = capture.pass_begins(places.named("B", place[1], place[0]))
+        token = capture.pass_begins(asked(lambda: places.named("B", place[1], place[0])))
         try:
             return backward(input_tensor, output_tensor, *args, **kwargs)
         finally:
@@ -165,8 +167,10 @@ class _MegatronPlaces:
         chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
         return _pass(kind, number, chunk * devices + device, chunks * devices, device, devices)
 
-    def forward(self, kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Chunk and micro-batch of a forward pass; counted where this version does not tell."""
+    def forward(self, kwargs: dict[str, Any]) -> tuple[int, int] | None:
+        """Chunk and micro-batch of a forward pass, counted where nobody tells; None without a pipeline."""
+        if self.devices() < 2:  # noqa: PLR2004 - one stage is no pipeline
+            return None
         if not self._outputs:
             self._counts.clear()
         chunk = kwargs.get("vp_stage")

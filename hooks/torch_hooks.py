@@ -12,6 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -33,7 +35,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        wrap_step(type(self), capture)
+        asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
     for loaded in _subclasses(optimizer_class):
@@ -49,7 +51,7 @@ def wrap_step(optimizer_class: Any, capture: Capture) -> None:
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling():
+        if asked(_compiling):
             return step(self, *args, **kwargs)
         depth = getattr(_inside_step, "depth", 0)
         _inside_step.depth = depth + 1
@@ -94,7 +96,7 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
+        if not asked(_compiling):
             capture.trains(self)
             capture.forward(args, kwargs)
         return original(self, *args, **kwargs)
