@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import SCRIPTS, Ended, profile, run
+from tests.conftest import SCRIPTS, Ended, environment, profile, run
 
 LAUNCHERS = ("python", "torchrun", "deepspeed")
 ENDINGS = ("none", "raise", "exit", "_exit", "SIGTERM", "SIGINT", "SIGKILL", "SIGSEGV")
@@ -96,7 +96,7 @@ def launcher(name: str, ranks: int) -> list[str | Path]:
     commands: dict[str, list[str | Path]] = {
         "python": [sys.executable],
         "torchrun": ["torchrun", "--standalone", "--nproc_per_node", str(ranks)],
-        "deepspeed": ["deepspeed", "--num_gpus", str(ranks)],
+        "deepspeed": ["deepspeed", "--num_gpus", str(ranks), "--master_port", environment()["MASTER_PORT"]],
     }
     return commands[name]
 

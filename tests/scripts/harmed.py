@@ -4,6 +4,7 @@ Every rank prints nothing but the first, which prints the loss of each step to t
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,9 +33,13 @@ def harm() -> None:
         os._exit(3)
     if arguments.how.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, arguments.how))
-    if arguments.how == "full" and rank == 0:
-        free = os.statvfs(arguments.disk)
-        with (arguments.disk / "filler").open("wb") as filler:
+
+
+def fill() -> None:
+    """Leave nothing free, though a finished compression may just have freed something."""
+    free = os.statvfs(arguments.disk)
+    if free.f_bavail:
+        with (arguments.disk / f"filler-{step}").open("wb") as filler:
             os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_bsize)
 
 
@@ -79,5 +84,8 @@ for step in range(1, 61 if arguments.how == "full" else 10):
         if distributed.is_initialized():
             distributed.barrier()  # no rank ends before the first one has printed
         harm()
+    if arguments.how == "full" and step >= arguments.when and rank == 0:
+        with contextlib.suppress(OSError):  # a process of perfscope's may have taken the last of it
+            fill()
 if distributed.is_initialized():
     distributed.destroy_process_group()
