@@ -28,7 +28,7 @@ from perfscope.intervals import Intervals, union
 from perfscope.kernel_classes import short_name
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Bool, Int64
-from perfscope.tables.trace import ABSENT, Trace
+from perfscope.tables.trace import ABSENT, Trace, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -170,7 +170,7 @@ class Idle:
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
     """The idle time of each device of one trace."""
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
@@ -271,7 +271,7 @@ def _synchronises(trace: Trace, start: Int64, end: Int64, thread: Int64) -> Bool
     waits = _named(trace, _WAITS_FOR_DEVICE) & ~_named(trace, _NEVER_BLOCKS)
     calls = trace.calls.take(waits[trace.calls.name])
     found = np.zeros(len(start), np.bool_)
-    for one in np.unique(calls.thread):
+    for one in distinct(calls.thread):
         mine = calls.take(calls.thread == one)
         waiting = union(mine.start_ns, mine.end_ns)
         rows = thread == one

@@ -233,9 +233,7 @@ def _rank(steps: Steps) -> RankSteps:
 
 def undisturbed_steps(steps: Steps) -> np.ndarray:
     """Steps that neither start-up nor a window nor a checkpoint save disturbed."""
-    alone = (steps.window == "") & (steps.step > 1) & np.ma.getmaskarray(steps.save_ns)
-    quiet = alone & ~steps.draining
-    return np.asarray(quiet if quiet.sum() >= _FEW else alone)  # some jobs save without a pause
+    return steps.undisturbed
 
 
 def profiled_steps(steps: Steps) -> np.ndarray:
@@ -378,6 +376,9 @@ def _range(first: int, last: int) -> str:
 _SOURCES = {
     "deepspeed": "DeepSpeed's engine moves global_steps",
     "deepspeed_pipeline": "DeepSpeed's PipelineEngine.train_batch returns",
+    "megatron": "Megatron's train_step returns",
+    "megatron_optimizer": "the step of Megatron's optimizer returns",
+    "torchtitan": "torchtitan's train_step returns",
     "grad_scaler": "GradScaler.update returns",
     "optimizer": "the optimizer's step returns",
 }

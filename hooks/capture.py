@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
 from perfscope.hooks.guard import asked, guarded, say
+from perfscope.hooks.layout import Layout
 from perfscope.hooks.model_facts import autocast_dtype, describe_model
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
@@ -28,6 +29,9 @@ from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
 from perfscope.wire import NoteRecord, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _WATCHDOG_S = 20.0
 
@@ -59,11 +63,19 @@ class Capture:
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
-        self._model: weakref.ref[Any] | None = None
+        self._model: tuple[weakref.ref[Any], ...] = ()
+        self._model_config: dict[str, Any] = {}
+        self._layout = Layout()
+        self._written_layout: dict[str, Any] | None = None
         self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
+
+    @guarded
+    def tell(self, report: Callable[[Capture], None]) -> None:
+        """Read a framework's own objects inside the guard: ``report`` calls the methods below with what it finds."""
+        report(self)
 
     @guarded
     def arm(self, source: str) -> None:
@@ -91,10 +103,14 @@ class Capture:
         self._facts.add_forward(args, kwargs)
 
     @guarded
-    def trains(self, module: Any) -> None:
-        """A module is trained; the first one is the model."""
-        if self._model is None and module is not None:
-            self._model = weakref.ref(module)
+    def trains(self, module: Any, *more: Any, config: dict[str, Any] | None = None) -> None:
+        """A module is trained; the first one is the model, with the other parts of it that this rank holds.
+
+        ``config`` is what the framework was told about it, beside what the module says itself.
+        """
+        if not self._model:
+            self._model = tuple(weakref.ref(part) for part in (module, *more))
+            self._model_config = config or {}
         if self.steps == 0 and self._compute_dtype is None:
             self._compute_dtype = autocast_dtype(sys.modules["torch"])
 
@@ -102,6 +118,12 @@ class Capture:
     def step_begins(self) -> None:
         """A framework that runs a whole step in one call is about to."""
         self._training_begins()
+
+    @guarded
+    def batch_enters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The whole batch of a step is about to be cut into micro-batches."""
+        self._training_begins()
+        self._facts.add_whole_batch(args, kwargs)
 
     @guarded
     def batch_loaded(self, batch: Any, wait_ns: int) -> None:
@@ -142,12 +164,17 @@ class Capture:
         self.hook_ns = moving_ns - self._step_started_ns  # what the guard adds next, without the window
 
     @guarded
-    def pass_begins(self, which: Pass | None) -> object:
-        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``."""
-        if which is None:
+    def pass_begins(self, which: Pass | Callable[[], Pass | None]) -> Any:
+        """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``.
+
+        Where it has to be found out which pass it is, ``which`` does so, and answers None for one that is not timed.
+        """
+        found = which() if callable(which) else which
+        if found is None:
             return None
         self._training_begins()
-        return self._passes.begins(which, marked=self._windows.is_open)
+        self._facts.add_pass(found.kind, found.microbatch)
+        return self._passes.begins(found, marked=self._windows.is_open)
 
     @guarded
     def pass_ends(self, token: Any) -> None:
@@ -155,13 +182,45 @@ class Capture:
         self._passes.ends(token)
 
     @guarded
-    def coordinates(self, value: dict[str, Any] | None) -> None:
-        """A framework told this rank's place in the process groups; None where it could not."""
-        if value is None:
-            return
-        self._activate()
-        assert self._recorder is not None
-        self._recorder.coordinates(value)
+    def range_begins(self, name: str) -> object:
+        """Something that deserves a name in the timeline begins; None outside windows, else for ``range_ends``."""
+        if not self._windows.is_open:
+            return None
+        span = sys.modules["torch"].profiler.record_function(name)
+        span.__enter__()
+        return span
+
+    @guarded
+    def range_ends(self, span: Any) -> None:
+        """It ended."""
+        span.__exit__(None, None, None)
+
+    @guarded
+    def coordinates(self, value: dict[str, Any]) -> None:
+        """A framework told this rank's place in all process groups."""
+        self._layout.whole = True
+        self._write_layout(value)
+
+    @guarded
+    def axis(self, axis: str, index: int, size: int) -> None:
+        """A wrapper told this rank's place among the ranks of one axis of parallelism."""
+        if not self._layout.whole:
+            self._layout.learn_axis(axis, index, size)
+            self._write_layout(self._layout.document(identity.rank_and_world_size()[1]))
+
+    @guarded
+    def mesh(self, mesh: Any) -> None:
+        """A mesh of ranks is used."""
+        if not self._layout.whole:
+            world_size = identity.rank_and_world_size()[1]
+            self._layout.learn_mesh(mesh, world_size)
+            self._write_layout(self._layout.document(world_size))
+
+    @guarded
+    def holds(self, part: Any) -> None:
+        """This rank holds one more part of a model that is cut into stages."""
+        if self.steps == 0:
+            self._model = (*self._model, weakref.ref(part))
 
     @guarded
     def profiler_starts(self) -> None:
@@ -231,9 +290,10 @@ class Capture:
             wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns - (save_ns or 0),
             window=self._windows.label,
             skipped=stated.skipped or None,
-            micro_batches=stated.micro_batches or facts.micro_batches or None,
-            samples=facts.samples or facts.loader_samples or None,
-            tokens=facts.tokens or None,
+            micro_batches=stated.micro_batches or len(facts.passes) or facts.micro_batches or None,
+            iteration=stated.iteration,
+            samples=stated.samples or facts.work.samples or None,
+            tokens=stated.tokens or facts.work.tokens or None,
             global_samples=stated.global_samples,
             data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
             save_ns=save_ns,
@@ -278,22 +338,33 @@ class Capture:
             return
         rank, world_size = identity.rank_and_world_size()
         self._recorder = Recorder(self.config.run_dir, rank)
-        self._rank = identity.describe(rank, world_size)
+        self._rank = identity.describe(rank, world_size, self.config.run_id)
         self._recorder.identify(self._rank)
         for text in self._notes:
             self._recorder.event(NoteRecord(text))
         if self.config.nvml_hz > 0 and self.config.nvml_path is not None:
             start_sampler(self.config)
 
+    def _write_layout(self, document: dict[str, Any] | None) -> None:
+        if document is not None and document != self._written_layout:
+            self._activate()
+            assert self._recorder is not None
+            self._recorder.coordinates(document)
+            self._written_layout = document
+
     def _identify(self) -> None:
         """Write the rank's facts again once its device is known."""
         assert self._recorder is not None
         assert self._rank is not None
-        self._rank = identity.describe(self._rank.rank, self._rank.world_size)
+        self._rank = identity.describe(self._rank.rank, self._rank.world_size, self.config.run_id)
         self._recorder.identify(self._rank)
-        model = self._model() if self._model else None
-        if model is not None:
-            self._recorder.model(describe_model(sys.modules["torch"], model, self._compute_dtype))
+        parts = [part for reference in self._model if (part := reference()) is not None]
+        if parts:
+            self._recorder.model(
+                describe_model(
+                    sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._model_config
+                )
+            )
 
 
 def _group_exists() -> bool:

@@ -29,7 +29,7 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.arm("deepspeed")
         construct(self, *args, **kwargs)
-        capture.trains(asked(lambda: self.module))
+        capture.tell(lambda told: told.trains(self.module))
 
     @functools.wraps(forward)
     def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.arm("deepspeed_pipeline")
         construct(self, *args, **kwargs)
-        capture.coordinates(asked(lambda: _coordinates(self)))
+        capture.tell(lambda told: told.coordinates(_coordinates(self)))
 
     @functools.wraps(train_batch)
     def reporting_train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ is loaded.
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 from perfscope.hooks.guard import say
 
@@ -77,22 +78,25 @@ def patch_module(name: str, module: ModuleType, capture: Any) -> None:
             say(f"{feature} is off: this version of {name} differs ({error})")
 
 
+#: The modules of ours that patch a framework's, by the beginning of its name; each is loaded with that framework.
+_PATCHERS = {
+    "deepspeed.": ("deepspeed_hooks", "micro_batches"),
+    "megatron.core.pipeline_parallel.": ("megatron_passes",),
+    "megatron.": ("megatron_hooks",),
+    "torch.distributed.pipelining.": ("micro_batches", "mesh_hooks"),
+    "torch.distributed.device_mesh": ("mesh_hooks",),
+    "torch.distributed.tensor.": ("mesh_hooks",),
+    "torch.distributed.fsdp.": ("wrapper_hooks",),
+    "torch.distributed._composable.": ("wrapper_hooks",),
+    "torch.nn.parallel.": ("wrapper_hooks",),
+    "torch": ("torch_hooks",),
+}
+
+
 def _patches(name: str) -> list[tuple[str, Any]]:
-    if name.startswith("deepspeed."):
-        from perfscope.hooks import deepspeed_hooks
-
-        return [*deepspeed_hooks.PATCHES.get(name, []), *_pipeline_patches(name)]
-    if "pipelin" in name:
-        return _pipeline_patches(name)
-    from perfscope.hooks import torch_hooks
-
-    return torch_hooks.PATCHES.get(name, [])
-
-
-def _pipeline_patches(name: str) -> list[tuple[str, Any]]:
-    from perfscope.hooks import micro_batches
-
-    return micro_batches.PATCHES.get(name, [])
+    patchers = next(found for beginning, found in _PATCHERS.items() if name.startswith(beginning))
+    modules = [import_module(f"perfscope.hooks.{patcher}") for patcher in patchers]
+    return [patch for module in modules for patch in module.PATCHES.get(name, [])]
 
 
 def _read_config(boot_dir: str) -> Config:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import threading
 
 #: What may tell that a step completed; the highest that is present does.
-PRIORITY = {"optimizer": 10, "grad_scaler": 15, "deepspeed": 30, "deepspeed_pipeline": 40}
+PRIORITY = {
+    "optimizer": 10,
+    "grad_scaler": 15,
+    "megatron_optimizer": 20,
+    "deepspeed": 30,
+    "deepspeed_pipeline": 40,
+    "torchtitan": 45,
+    "megatron": 50,
+}
 
 _OTHERS_BEFORE_REELECTION = 3
 

@@ -103,8 +103,9 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     locations = [os.fspath(path) for path in paths]
     run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
     traces = _traces(locations, run)
-    answers = _measure(traces, locations, plan, chosen) if traces else _Answers()
-    if run is None:
+    reads_traces = any(analyzer.reads is Reads.TRACES for analyzer in chosen)
+    answers = _measure(traces, locations, plan, chosen) if traces and reads_traces else _Answers()
+    if run is None and reads_traces:
         _require_a_trace(answers, locations)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []

@@ -72,6 +72,8 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
     Analyzer("saves", "perfscope.analyzers.checkpoint_saves", Reads.RUN),
+    Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
+    Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
     Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),

@@ -12,7 +12,9 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
     RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
-    RUN/nvml/HOST.jsonl              samples of every visible GPU
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml_sampler.py
+    RUN/hosts/HOST.json              each host's run.json, and
+    RUN/collected.json               the parts, where `perfscope collect` brought the run together
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
 This module is imported inside training jobs: standard library only.
@@ -37,6 +39,8 @@ MICRO_BATCHES_FILE = "micro_batches.jsonl"
 CHECKPOINTS_FILE = "checkpoints.jsonl"
 TRACES = "traces"
 NVML = "nvml"
+HOSTS = "hosts"
+COLLECTED_FILE = "collected.json"
 BOOT = ".boot"
 TRACE_SUFFIX = ".pt.trace.json"
 
@@ -84,6 +88,7 @@ class StepRecord:
         draining: True where an asynchronous checkpoint save was writing beside the step.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it is known without a synchronisation.
+        iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
         memory_peak_bytes: Largest device memory allocated by tensors since the process started.
         memory_reserved_bytes: Largest device memory held by the allocator since the process started.
     """
@@ -103,6 +108,7 @@ class StepRecord:
     draining: bool | None = None
     hook_ns: int | None = None
     loss_scale: float | None = None
+    iteration: int | None = None
     memory_peak_bytes: int | None = None
     memory_reserved_bytes: int | None = None
 
@@ -212,8 +218,14 @@ class RankRecord:
         device_type: ``cuda``, ``cpu`` and so on.
         device_name: What the device calls itself.
         device_uuid: The device's UUID, which NVML knows too.
+        device_uuids: Those of all devices that hold tensors of the process, where there are several.
+        device_index: The device's number among those that the process sees.
+        visible_devices: CUDA_VISIBLE_DEVICES, where it is set.
+        device_order: CUDA_DEVICE_ORDER, where it is set.
         deepspeed: Version of DeepSpeed, where it is loaded.
         argv: The command line of the process, without secrets.
+        run_id: The id that ``perfscope profile`` gave the run.
+        rendezvous: Where the ranks met, ``HOST:PORT``, where the launcher told it.
     """
 
     rank: int
@@ -227,8 +239,14 @@ class RankRecord:
     device_type: str | None = None
     device_name: str | None = None
     device_uuid: str | None = None
+    device_uuids: tuple[str, ...] = ()
+    device_index: int | None = None
+    visible_devices: str | None = None
+    device_order: str | None = None
     deepspeed: str | None = None
     argv: tuple[str, ...] = ()
+    run_id: str | None = None
+    rendezvous: str | None = None
 
 
 @dataclass(frozen=True)

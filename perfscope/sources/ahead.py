@@ -18,6 +18,8 @@ _LOOKS_UP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
+    """What the producer raised."""
+
     error: BaseException
 
 

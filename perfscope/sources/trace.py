@@ -18,7 +18,7 @@ import msgspec
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.ahead import Ahead
 from perfscope.sources.columns import Columns, TimesDoNotFit
-from perfscope.sources.inflate import read_blocks
+from perfscope.sources.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.records import AnyEvent, Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
 from perfscope.sources.salvage import FAILURES, decode_last, decode_one, mend, salvage
@@ -81,6 +81,7 @@ def _scan(path: str, events: Events) -> _Content:
         TimesDoNotFit: A time is too large for a double, which the first one was not.
     """
     damage: list[str] = []
+    keep_freed_memory()
     with Ahead(read_blocks(path, damage)) as blocks:
         head = _read_head(blocks)
         start = start_of_events(head)
@@ -88,7 +89,7 @@ def _scan(path: str, events: Events) -> _Content:
         if start is None or layout is None:
             raise DoesNotFit
         first = head.index(b"{", start)
-        scanner = Scanner(layout, events, at=first)
+        scanner = Scanner(layout, events)
         columns = Columns(events)
         fits = times_fit_doubles(head, start)
         of_device = _Decoding(path, Event if fits else EventInDigits, layout.is_unambiguous)

@@ -23,6 +23,10 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
 
 
+#: Steps that make a median.
+_FEW = 5
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """The training steps of one process, in order.
@@ -68,6 +72,16 @@ class Steps:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def undisturbed(self) -> Bool:
+        """The steps that neither start-up nor a window nor a checkpoint save disturbed, as a mask.
+
+        Those beside an asynchronous save are among them where hardly any others are left: some jobs always save.
+        """
+        alone = (self.window == "") & (self.step > 1) & np.ma.getmaskarray(self.save_ns)
+        quiet = alone & ~self.draining
+        return np.asarray(quiet if quiet.sum() >= _FEW else alone, np.bool_)
+
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
         return _frame(self)
@@ -96,13 +110,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Who a rank is: see ``perfscope.wire.RankRecord``."""
+    """Who a rank is: see ``perfscope.wire.RankRecord``.
+
+    ``device_uuid`` is NVML's own name of the device, of a GPU or of a MIG instance, where NVML was sampled, and
+    ``device_uuids`` are all that hold tensors of the process; ``visible_uuids`` are all devices that it could have
+    used, None where that is not known.
+    """
 
     rank: int
     attempt: int
     world_size: int
     host: str
     device_uuid: str | None
+    device_uuids: tuple[str, ...]
+    visible_uuids: tuple[str, ...] | None
     device_type: str | None
     device_name: str | None
     notes: tuple[str, ...]

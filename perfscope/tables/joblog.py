@@ -33,7 +33,7 @@ class Iterations:
 
     Attributes:
         iteration: Number of the record's last iteration; masked where the log does not number them.
-        span: How many iterations the record is the mean of.
+        span: How many iterations the record is the mean of; the last one is ``iteration``.
         attempt: 0 before the first restart, 1 after it and so on.
         wall_ns: Mean time of one iteration; masked where the log does not tell it.
         disturbed: ``""``, ``"evaluation"`` or ``"save"``: what else the time contains.
@@ -65,6 +65,28 @@ class Iterations:
 
     def __len__(self) -> int:
         return len(self.span)
+
+    @property
+    def before(self) -> Int64:
+        """How many iterations of its attempt are over when a record's mean begins."""
+        numbers = np.ma.getdata(self.iteration)
+        done = np.cumsum(self.span) - self.span
+        before = np.zeros(len(self), np.int64)
+        for first in np.flatnonzero(np.diff(self.attempt, prepend=-1)):
+            rows = self.attempt == self.attempt[first]
+            numbered = not np.ma.getmaskarray(self.iteration)[rows].any()
+            place = numbers - self.span if numbered else done
+            before[rows] = (place - place[first])[rows]
+        return before
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that the records stand for, each once: a mean can hold an iteration that was printed by itself."""
+        before = self.before
+        ends = before + self.span
+        follows = self.attempt[1:] == self.attempt[:-1]
+        again = np.where(follows, np.maximum(ends[:-1] - before[1:], 0), 0)
+        return int(self.span.sum() - np.minimum(again, self.span[1:]).sum())
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""

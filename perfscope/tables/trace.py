@@ -230,6 +230,13 @@ class Trace:
         return join(self.device.correlation, self.calls.correlation)
 
     @cached_property
+    def process(self) -> int:
+        """The id of the process that was profiled, or ABSENT; the windows of one run have the same."""
+        return next(
+            (int(spans.process[0]) for spans in (self.calls, self.annotations, self.operators) if len(spans)), ABSENT
+        )
+
+    @cached_property
     def steps(self) -> HostSpans:
         """The annotations ``ProfilerStep#N``, in the order of their start."""
         return self.annotated("ProfilerStep#")
@@ -262,6 +269,15 @@ def join(keys: Int64, table: Int64) -> Int64:
     ordered = table[order]
     place = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
     return np.where((ordered[place] == keys) & (keys != ABSENT), order[place], ABSENT)
+
+
+def distinct(values: Int64 | Int32) -> list[int]:
+    """The different values of a column, in order."""
+    ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    found: list[int] = ordered[is_first].tolist()
+    return found
 
 
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:

@@ -2,7 +2,7 @@
 
 The first training is only watched: what it calls is what can fail. Every later one begins with a new capture in which
 one of those functions raises. Not broken are what catches such failures (the guard, and the stand-in that builds the
-capture) and the wrapper that makes the script's own call.
+capture), the wrappers that make the script's own calls, and the one question that torch.compile reads in them.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 
 HOOKS = str(Path(sys.modules["perfscope.hooks"].__file__ or "").resolve().parent)
 CATCHES = ("guard", "boot", "imports")
-CALLS_THE_ORIGINAL = ("_timed",)
+IN_THE_WRAPPERS = ("_timed", "_compiling")
 
 called: set[types.CodeType] = set()
 restore: list[tuple[object, str, object]] = []
@@ -47,7 +47,7 @@ def functions() -> list[tuple[str, object, str]]:
                 continue
             for attribute, member in list(vars(owner).items()):
                 code = code_of(member)
-                if attribute in CALLS_THE_ORIGINAL:
+                if attribute in IN_THE_WRAPPERS:
                     continue
                 if code in called and (owner is not module or getattr(member, "__module__", None) == name):
                     found.append((f"{owner.__name__}.{attribute}", owner, attribute))

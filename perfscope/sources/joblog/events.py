@@ -8,6 +8,8 @@ from perfscope.sources.joblog.draft import GIB, MIB, NS_PER_MS, Draft, Hit, Rule
 from perfscope.tables.joblog import Disturbance, Save
 
 _SAVING = "saving since"
+_RANKS = 1 << 16
+_RANK = re.compile(rb" rank +\d+: ([\d.]+)")
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": 1024, b"bytes": 1, b"MB": MIB, b"GB": GIB}
 
 
@@ -31,8 +33,9 @@ def _saved(draft: Draft, hit: Hit) -> None:
 
 
 def _save_timer(draft: Draft, hit: Hit) -> None:
-    """The slowest rank's time: the second of a pair (min, max)."""
-    slowest = number(hit["slowest"] or hit["only"])
+    """The slowest rank's time: the second of a pair (min, max), the only one, or the largest of a line a rank."""
+    ranks = [number(text) for text in _RANK.findall(hit["ranks"])]
+    slowest = max((time for time in ranks if time is not None), default=number(hit["slowest"] or hit["only"]))
     if slowest is not None and slowest > 0:
         draft.time_last_save(round(slowest * NS_PER_MS), "timer")
 
@@ -55,13 +58,6 @@ def _deepspeed_saved(draft: Draft, hit: Hit) -> None:
     begun, ended = draft.scratch.get(_SAVING), hit.timestamp_ns
     if isinstance(begun, int) and ended is not None and ended >= begun and draft.saves:
         draft.time_last_save(ended - begun, "timestamps")
-
-
-def _titan_saved(draft: Draft, hit: Hit) -> None:
-    seconds = number(hit[1])
-    if seconds is not None:
-        draft.save(Save(None, round(seconds * 10**9), "timer", None, asynchronous=b"staging" in hit[0]))
-        draft.disturb(Disturbance.SAVE)
 
 
 def _asynchronous(draft: Draft, _hit: Hit) -> None:
@@ -123,13 +119,16 @@ RULES = (
     Rule(b"successfully saved checkpoint", re.compile(rb"successfully saved checkpoint"), _saved),
     Rule(
         b"save-checkpoint",
-        re.compile(rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+))"),
+        re.compile(
+            rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
+            rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))"
+        ),
         _save_timer,
+        reach=_RANKS,
     ),
     Rule(b"an async checkpoint save", re.compile(rb"scheduled an async checkpoint save"), _asynchronous),
     Rule(b"Saving model checkpoint:", re.compile(rb"Saving model checkpoint: (\S+)"), _deepspeed_saving),
     Rule(b"[Torch] Saved ", re.compile(rb"\[Torch\] Saved (\S+)"), _deepspeed_saved),
-    Rule(b"heckpoint in ", re.compile(rb"(?:saving|staging)[^\n]* checkpoint in ([\d.]+) seconds"), _titan_saved),
     Rule(b"validation loss at ", re.compile(rb"validation loss at (?:iteration )?"), _evaluation),
     Rule(b"validation results at ", re.compile(rb"validation results at iteration"), _evaluation),
     Rule(
