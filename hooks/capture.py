@@ -25,6 +25,7 @@ from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.save_timer import SaveTimer
+from perfscope.hooks.secrets import redact_text
 from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
@@ -252,6 +253,7 @@ class Capture:
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
         if self._recorder is None:
             self._notes.append(text)
             return
