@@ -14,8 +14,8 @@ from tests.conftest import SCRIPTS, profile
 
 NAMES = (
     "TOKEN", "KEY", "PASSWORD", "SECRET", "CREDENTIAL", "CREDENTIALS", "API_KEY", "APIKEY", "SSH_KEY", "SSHKEY",
-    "PASSWD", "DB_PASS", "AWS_ACCESS_KEY_ID", "AUTH", "AUTH_HEADER", "JWT", "COOKIE", "PRIVATE_PEM", "BEARER", "PASSPHRASE",
-    "KEY_FILE_CONTENT", "SIGNATURE",
+    "PASSWD", "DB_PASS", "AWS_ACCESS_KEY_ID", "AUTH", "AUTH_HEADER", "JWT", "COOKIE", "PRIVATE_PEM", "BEARER",
+    "PASSPHRASE", "KEY_FILE_CONTENT", "SIGNATURE",
 )  # fmt: skip
 PREFIXES = ("", "NCCL_", "CUDA_", "SLURM_", "DS_", "HF_", "WANDB_")
 
@@ -34,7 +34,7 @@ def test_a_whole_run_of_secrets_is_written_without_one(tmp_path: Path) -> None:
     words += ["--api-key", f"-{next(canaries)}", f"https://user:{next(canaries)}@host/x"]
     words += [f"https://host/?token={next(canaries)}&a=1", f"Authorization: Bearer {next(canaries)}", "--lr", "0.25"]
     words += [f"bash -c 'export HF_TOKEN={next(canaries)}; run --password {next(canaries)}'"]
-    script = [sys.executable, SCRIPTS / "with_secrets.py"]
+    script: list[str | Path] = [sys.executable, SCRIPTS / "with_secrets.py"]
     ended = profile(*script, *words, cwd=tmp_path, options=["--exec", "--shapes", "--modules"], **variables)
     assert ended.code == 0, ended.stderr
     files = [path for path in (tmp_path / "RUN").rglob("*") if path.is_file()]
