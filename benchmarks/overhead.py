@@ -101,7 +101,7 @@ class Hooks:
     def away(self) -> Iterator[None]:
         """Train without any hook."""
         for owner, name, wrapper in self._wrapped:
-            setattr(owner, name, wrapper.__wrapped__)
+            setattr(owner, name, getattr(wrapper, "__wrapped__", None) or wrapper._perfscope)
         try:
             yield
         finally:
@@ -398,12 +398,12 @@ def main() -> None:
     parser.add_argument("--child", choices=("hooked", "bare"))
     parser.add_argument("--growth", type=int)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if options.child and options.growth:
         return growth_child(options.child, options.growth)
     if options.child:
         small = options.small or not torch.cuda.is_available()
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
-    torch.set_num_threads(1)
     found = measure(small=options.small)
     print(", ".join(found["machine"].values()))
     print(tabulate(rows(found), ("", "with perfscope", "bare", "difference"), tablefmt="pipe"))

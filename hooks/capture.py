@@ -17,13 +17,14 @@ from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
-from perfscope.hooks.guard import guarded
+from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.layout import Layout
 from perfscope.hooks.model_watch import ModelWatch
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.save_timer import SaveTimer
+from perfscope.hooks.secrets import redact_text
 from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
@@ -262,23 +263,24 @@ class Capture:
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
         if self._recorder is None:
             self._notes.append(text)
             return
         try:
             self._recorder.event(NoteRecord(text))
         except OSError:
-            sys.stderr.write(f"perfscope: {text}\n")
+            say(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         self.dead = True
-        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
-        self.note(f"capture ended after step {self.steps}: {reason}")
+        say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
             self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+            say(f"the profiler could not be stopped: {error!r}")
+        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 

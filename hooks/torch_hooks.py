@@ -10,6 +10,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
 from perfscope.hooks.nested_steps import reach_out_of_graphs, wrap_outermost
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        wrap_step(type(self), capture)
+        asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
     for loaded in _subclasses(optimizer_class):

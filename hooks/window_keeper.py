@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfscope import wire
 from perfscope.hooks import identity
+from perfscope.hooks.guard import say
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
 
@@ -47,6 +47,7 @@ class WindowKeeper:
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
         self._moving = False
+        self._ends_after_move = False
         self._ranges = ModuleRanges()
 
     @property
@@ -61,6 +62,8 @@ class WindowKeeper:
             self._move(completed)
         finally:
             self._moving = False
+            if self._ends_after_move:
+                self.discard()
 
     def _move(self, completed: int) -> None:
         self.label = None
@@ -97,25 +100,31 @@ class WindowKeeper:
         window, self._window = self._window, None
         if window is None:
             return
-        self._ranges.stop()
-        if not window.recorded:
-            window.discard()
-            self._keeper.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
-            return
-        recorder, rank = self._keeper.claimed()
-        finish = window.finish_after_failure if after_failure else window.finish
         try:
+            self._ranges.stop()
+            if not window.recorded:
+                self._keeper.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+                return
+            recorder, rank = self._keeper.claimed()
+            finish = window.finish_after_failure if after_failure else window.finish
             recorder.event(finish(_metadata(rank, window), completed))
         except ExportError as error:
             self._keeper.note(f"the window {window.steps} is lost: {error}")
-            sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
+            say(f"the window {window.steps} is lost: {error}")
+        finally:
+            window.discard()
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""
+        if self._moving:  # a hook failed inside the profiler's own start, which stopping it now would break
+            self._ends_after_move = True
+            return
         window, self._window = self._window, None
-        self._ranges.stop()
-        if window is not None:
-            window.discard()
+        try:
+            self._ranges.stop()
+        finally:
+            if window is not None:
+                window.discard()
 
     def foreign_profiler_starts(self) -> None:
         """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""

@@ -114,6 +114,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
             results[analyzer.name] = _reduce(analyzer, run, answers)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
+    _correct(results)
     return Analysis(
         inputs=tuple([locations[0], *traces] if run else traces),
         results=results,
@@ -212,6 +213,16 @@ def _task(plan: Plan, names: tuple[str, ...]) -> Task:
 
     extra = Events.OPERATORS if plan.with_operators else NO_EVENTS
     return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks)
+
+
+def _correct(results: dict[str, Result]) -> None:
+    """Add the shares of an undisturbed step where the profiler slowed the steps of a window."""
+    if {"cost", "steps", "breakdown"} <= results.keys():
+        from perfscope.analyzers.distortion import correct
+
+        corrected = correct(results["cost"], results["steps"], results["breakdown"])  # type: ignore[arg-type]
+        if corrected is not None:
+            results["corrected"] = corrected
 
 
 def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
