@@ -79,23 +79,23 @@ class Question:
     """
 
     gpus: int
-    tokens: int | None
-    tflops_per_gpu: float | None
-    seconds: float | None
-    convention: ConventionName
-    checkpointing: Checkpointing | None
-    seq_len: int | None
-    zero: int | None
-    tensor: int | None
-    pipeline: int | None
-    expert: int | None
-    micro_batch: int | None
-    global_batch: int | None
-    sequence_parallel: bool
-    attention: Attention
-    optimizer: Optimizer
-    gradient_bytes: int
-    dtype: Dtype | None
+    tokens: int | None = None
+    tflops_per_gpu: float | None = None
+    seconds: float | None = None
+    convention: ConventionName = ConventionName.BIGSCIENCE
+    checkpointing: Checkpointing | None = None
+    seq_len: int | None = None
+    zero: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    expert: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    sequence_parallel: bool = False
+    attention: Attention = Attention.FLASH
+    optimizer: Optimizer = Optimizer.ADAM
+    gradient_bytes: int = 2
+    dtype: Dtype | None = None
     loss: Loss = Loss.PLAIN
     states: States | None = None
     offload: tuple[str, ...] = ()
