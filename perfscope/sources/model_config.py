@@ -77,7 +77,7 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else _kv_heads(config, heads),
-        head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name),
+        head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, family, (hidden, heads), name),
         ffn=_ffn(config, family, hidden, name),
         mlp_matrices=GATED_MATRICES if family.gated else PLAIN_MATRICES,
         vocabulary=_need(config, ("vocab_size",), name, "vocabulary"),
@@ -158,10 +158,11 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return _find(config, _KV_HEADS) or heads
 
 
-def _head_dim(config: Mapping[str, Any], hidden: int, heads: int, name: str) -> int:
-    stated = config.get("head_dim")
+def _head_dim(config: Mapping[str, Any], family: Family, sizes: tuple[int, int], name: str) -> int:
+    stated = config.get("head_dim", family.head_dim)
     if isinstance(stated, int):
         return stated
+    hidden, heads = sizes
     if heads < 1 or hidden % heads:
         raise UsageError(f"{name}: a hidden size of {hidden} does not divide into {heads} heads")
     return hidden // heads
