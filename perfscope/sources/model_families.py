@@ -146,7 +146,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "exaone4": Family(qk_norm="head"),
     "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
-    "glm4": Family(norms=4, qkv_bias=("attention_bias", False), head_dim=128),
+    "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
     "glm4_moe": Family(qkv_bias=("attention_bias", False), mixture=True),
     "granitemoe": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mixture=True),
     "hunyuan_v1_dense": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head"),
