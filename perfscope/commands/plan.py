@@ -13,7 +13,14 @@ from perfscope.commands import model_options as option
 from perfscope.commands.model_choice import Typed, choose_model
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.commands.peaks import DtypeOption, GpuOption, PeakOption, resolve_peak
-from perfscope.commands.plan_inputs import DEFAULT_SEQ_LEN, ConventionName, Question, States, with_deepspeed_config
+from perfscope.commands.plan_inputs import (
+    DEFAULT_SEQ_LEN,
+    ConventionName,
+    Question,
+    States,
+    check_batches,
+    with_deepspeed_config,
+)
 from perfscope.commands.plan_report import to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
@@ -158,6 +165,7 @@ def plan(
     )
     if deepspeed_config:
         question = with_deepspeed_config(question, deepspeed_config)
+    check_batches(question)
     if planned and run:
         from perfscope.commands.plan_run import asked_of_run
 

@@ -166,6 +166,23 @@ def check_layout(question: Question, model: Transformer) -> None:
         raise UsageError(f"{model.experts.routed} experts over {expert} ranks of each replica do not divide (--ep)")
 
 
+def check_batches(question: Question) -> None:
+    """Refuse a global batch that does not divide into micro-batches.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if question.global_batch is None:
+        return
+    replicas = max(1, question.gpus // ((question.tensor or 1) * (question.pipeline or 1)))
+    at_once = replicas * (question.micro_batch or DEFAULT_MICRO_BATCH)
+    if question.global_batch % at_once:
+        raise UsageError(
+            f"a global batch of {question.global_batch} does not divide into micro-batches of "
+            f"{question.micro_batch or DEFAULT_MICRO_BATCH} on {replicas} data-parallel ranks"
+        )
+
+
 def asked_layouts(question: Question) -> Iterator[Layout]:
     """Every ZeRO stage and checkpointing at the degrees that were asked for, or those that were asked for alone."""
     for checkpointing in _checkpointings(question):

@@ -65,6 +65,16 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
     Raises:
         UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
     """
+    try:
+        return _to_transformer(config, name)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError):
+        raise UsageError(
+            f"{name}: a value has another type than the key has in {config.get('model_type')!r}",
+            hint="is it the config.json of the model, as transformers writes it?",
+        ) from None
+
+
+def _to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
     family = _family(config, name)
     _refuse_unknown_parts(config, family, name)
     hidden = _need(config, _HIDDEN, name, "hidden size")
@@ -93,7 +103,7 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
     model_type = config.get("model_type")
-    if model_type in FAMILIES:
+    if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[str(model_type)]
     parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
     if parts:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfscope.errors import UsageError
 from perfscope.sources.model_config import to_transformer
 from perfscope.sources.model_families import FAMILIES
 from perfscope.sources.presets import find_preset, preset_names
@@ -256,6 +259,28 @@ def test_a_config_json_that_is_not_understood_is_refused_by_its_part(
     line = refused("tflops", "--model", _config(tmp_path, **keys), *STEP)
     assert said in line
     assert line.count("\n") <= 2
+
+
+@given(
+    kind=st.sampled_from(sorted(FAMILIES)),
+    key=st.sampled_from(sorted({key for _, keys, _ in BUILT_BY_TRANSFORMERS for key in keys} | {"layer_types"})),
+    value=st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 3),
+        st.floats(),
+        st.text(max_size=2),
+        st.lists(st.integers(), max_size=2),
+    ),
+)
+def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(kind: str, key: str, value: object) -> None:
+    keys = next(keys for other, keys, _ in BUILT_BY_TRANSFORMERS if other == kind)
+    try:
+        model, _ = to_transformer({"model_type": kind, **keys, key: value}, "config.json")
+    except UsageError as error:
+        assert error.problem.startswith("config.json")
+    else:
+        assert total_parameters(model) >= active_parameters(model) > 0
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
