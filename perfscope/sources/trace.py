@@ -32,6 +32,7 @@ from perfscope.wire import TRACE_METADATA
 RankNames: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = 1 << 20
+_LONGEST_SPACE = 4096
 _LARGEST_HEAD_BYTES = 16 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
@@ -222,7 +223,8 @@ def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) ->
         raise NotATrace(path, "is no trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     kind = Event if times_fit_doubles(text, start) else EventInDigits
     found = salvage(text, start - 1, _decoder(kind))
-    if not found.events and b'"traceEvents"' not in text:
+    holds_something_else = text[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
+    if not found.events and (holds_something_else or b'"traceEvents"' not in text):
         raise NotATrace(path, "is no trace", hint="it holds no event of torch.profiler")
     columns = Columns(events)
     columns.add(found.events)
