@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from perfscope.wire import ModelRecord
 
 
+#: The stage of ZeRO that FSDP does.
+_FULLY_SHARDED = 3
+_SHARDED_BY = {"FullyShardedDataParallel", "FSDPModule"}
+
+
 class ModelWatch:
     """The model of one process; nothing of it is kept alive.
 
@@ -72,7 +77,7 @@ class ModelWatch:
         return replace(
             described,
             checkpointing=described.checkpointing or ("full" if self._is_recomputed else None),
-            zero_stage=self._zero_stage,
+            zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
             optimizer=None if optimizer is None else type(optimizer).__name__,
         )
 
@@ -84,3 +89,9 @@ class ModelWatch:
         self._parts = (weakref.ref(chain[0]),)
         if not report_calls(sys.modules["torch"], chain, call):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
+
+
+def _is_sharded(parts: Sequence[Any]) -> bool:
+    """Whether PyTorch's FSDP, of either kind, shards a part of the model."""
+    classes = {type(module) for part in parts for module in part.modules()}
+    return any(base.__name__ in _SHARDED_BY for each in classes for base in each.__mro__)

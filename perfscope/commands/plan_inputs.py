@@ -79,23 +79,23 @@ class Question:
     """
 
     gpus: int
-    tokens: int | None
-    tflops_per_gpu: float | None
-    seconds: float | None
-    convention: ConventionName
-    checkpointing: Checkpointing | None
-    seq_len: int | None
-    zero: int | None
-    tensor: int | None
-    pipeline: int | None
-    expert: int | None
-    micro_batch: int | None
-    global_batch: int | None
-    sequence_parallel: bool
-    attention: Attention
-    optimizer: Optimizer
-    gradient_bytes: int
-    dtype: Dtype | None
+    tokens: int | None = None
+    tflops_per_gpu: float | None = None
+    seconds: float | None = None
+    convention: ConventionName = ConventionName.BIGSCIENCE
+    checkpointing: Checkpointing | None = None
+    seq_len: int | None = None
+    zero: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    expert: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    sequence_parallel: bool = False
+    attention: Attention = Attention.FLASH
+    optimizer: Optimizer = Optimizer.ADAM
+    gradient_bytes: int = 2
+    dtype: Dtype | None = None
     loss: Loss = Loss.PLAIN
     states: States | None = None
     offload: tuple[str, ...] = ()
@@ -164,6 +164,23 @@ def check_layout(question: Question, model: Transformer) -> None:
         raise UsageError(f"--ep {expert} is given for a model without experts")
     if model.experts and (model.experts.routed % expert or (question.gpus // tensor // pipeline) % expert):
         raise UsageError(f"{model.experts.routed} experts over {expert} ranks of each replica do not divide (--ep)")
+
+
+def check_batches(question: Question) -> None:
+    """Refuse a global batch that does not divide into micro-batches.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if question.global_batch is None:
+        return
+    replicas = max(1, question.gpus // ((question.tensor or 1) * (question.pipeline or 1)))
+    at_once = replicas * (question.micro_batch or DEFAULT_MICRO_BATCH)
+    if question.global_batch % at_once:
+        raise UsageError(
+            f"a global batch of {question.global_batch} does not divide into micro-batches of "
+            f"{question.micro_batch or DEFAULT_MICRO_BATCH} on {replicas} data-parallel ranks"
+        )
 
 
 def asked_layouts(question: Question) -> Iterator[Layout]:

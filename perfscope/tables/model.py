@@ -47,7 +47,7 @@ class Model:
         dtype: The type that matrix products are computed in, as far as it is known.
         checkpointing: Which activations are recomputed; absent where nothing was seen of it.
         weights_dtype: The type of most parameters; absent where it is not known.
-        zero_stage: Stage of DeepSpeed's ZeRO; absent where it was not told.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
         optimizer: Class of the optimizer; absent likewise.
     """
 

@@ -319,6 +319,8 @@ def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path)
         (("--model", "llama3-8b", "--gpus", 3, "--tp", 3), "32 heads do not divide into 3"),
         (("--model", "llama3-8b", "--gpus", 64, "--pp", 64), "32 layers do not fill 64"),
         (("--model", "13B", "--gpus", 4, "--zero", 4), "stage of ZeRO"),
+        (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
+        (("--model", "13B", "--gpus", 8, "--tp", 4, "--gbs", 7), "micro-batches of 1 on 2"),
         (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
         (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),
         (("--model", "llama3-8b", "--gpus", 4, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),
