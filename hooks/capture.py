@@ -68,6 +68,7 @@ class Capture:
         self._source = StepSource()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
+        self._begun = False
         self._label: str | None = None
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
@@ -129,6 +130,12 @@ class Capture:
             self._compute_dtype = autocast_dtype(sys.modules["torch"])
 
     @guarded
+    def gradients_cleared(self) -> None:
+        """An optimizer forgot its gradients: the first step has begun, but nobody knows when."""
+        if self.steps == 0:
+            self._open_first_window()
+
+    @guarded
     def step_begins(self) -> None:
         """A framework that runs a whole step in one call is about to."""
         self._training_begins()
@@ -168,6 +175,9 @@ class Capture:
             return
         self._activate()
         self.steps += 1
+        if self._source.moved:
+            self._source.moved = False
+            self.note(f"from step {self.steps} on, another {source} ends a step: several take turns in this training")
         self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
         self._passes.step_ends(self.steps)
@@ -293,10 +303,16 @@ class Capture:
     # Steps.
 
     def _training_begins(self) -> None:
+        """The first step begins here, as far as can be seen."""
         if self._step_started_ns is None and self.steps == 0:
+            self._open_first_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _open_first_window(self) -> None:
+        if not self._begun:
+            self._begun = True
             self._source.bind_thread()
             self._move_window()
-            self._step_started_ns = time.monotonic_ns()
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
         facts = self._facts

@@ -40,6 +40,7 @@ WATCHED = frozenset(
         "megatron.core.pipeline_parallel.schedules",
         "megatron.core.timers",
         "megatron.training.training",
+        "torchtitan.trainer",
     }
 )
 
