@@ -59,6 +59,7 @@ class Capture:
         self.hook_ns = 0
         self.saves = SaveTimer(self)
         self._windows = WindowKeeper(config, self)
+        self._begun = False
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
@@ -125,6 +126,12 @@ class Capture:
         self._model.is_recomputed()
 
     @guarded
+    def gradients_cleared(self) -> None:
+        """An optimizer forgot its gradients: the first step has begun, but nobody knows when."""
+        if self.steps == 0:
+            self._open_first_window()
+
+    @guarded
     def step_begins(self) -> None:
         """A framework that runs a whole step in one call is about to."""
         self._training_begins()
@@ -165,6 +172,9 @@ class Capture:
             return
         self._activate()
         self.steps += 1
+        if self._source.moved:
+            self._source.moved = False
+            self.note(f"from step {self.steps} on, another {source} ends a step: several take turns in this training")
         self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
         self._passes.step_ends(self.steps)
@@ -285,12 +295,18 @@ class Capture:
     # Steps.
 
     def _training_begins(self) -> None:
+        """The first step begins here, as far as can be seen."""
         if self._step_started_ns is None and self.steps == 0:
+            self._open_first_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _open_first_window(self) -> None:
+        if not self._begun:
+            self._begun = True
             self._source.bind_thread()
             moving_ns = time.monotonic_ns()
             self._windows.move(0)
-            self._step_started_ns = time.monotonic_ns()
-            self.hook_ns -= self._step_started_ns - moving_ns
+            self.hook_ns -= time.monotonic_ns() - moving_ns
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
         facts = self._facts

@@ -70,5 +70,5 @@ def reach_out_of_graphs(disable: Callable[[Any], Any]) -> None:
 
 def compiling() -> bool:
     """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return compiler is not None and compiler.is_compiling()
+    ask = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    return ask is not None and bool(ask())

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.guard import asked
-from perfscope.hooks.nested_steps import reach_out_of_graphs, wrap_outermost
+from perfscope.hooks.nested_steps import compiling, reach_out_of_graphs, wrap_outermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,15 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
         asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
+    clear = optimizer_class.zero_grad
+
+    @functools.wraps(clear)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            capture.gradients_cleared()
+        return clear(self, *args, **kwargs)
+
+    optimizer_class.zero_grad = zero_grad
     for loaded in _subclasses(optimizer_class):
         if getattr(loaded.step, "hooked", False):
             wrap_step(loaded, capture)
