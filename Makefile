@@ -45,6 +45,7 @@ hosts:
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV)

@@ -29,6 +29,15 @@ def rank_in_environment() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
+def is_helper() -> bool:
+    """Whether another Python process started this one as its daemon, as torch starts the one that writes checkpoints.
+
+    It joins process groups and trains nothing.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and bool(processes.current_process().daemon)
+
+
 def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
     for name in names:
         value = os.environ.get(name, "")

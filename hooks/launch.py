@@ -27,10 +27,16 @@ _LIGHT = (
     "__init__.py",
     "boot/sitecustomize.py",
     "deepspeed_hooks.py",
+    "guard.py",
     "imports.py",
     "micro_batches.py",
+    "nested_steps.py",
+    "save_hooks.py",
     "start.py",
     "torch_hooks.py",
+    "wrapper_hooks.py",
+    "mesh_hooks.py",
+    "arguments.py",
 )
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"

@@ -24,7 +24,9 @@ _LABELS = (
     Quantity.STEP_TIME,
     Quantity.RATE,
 )
-_ABSENT = frozenset({"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "oom", "fail", "failed"})
+_ABSENT = frozenset(
+    {"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "x", "xx", "xxx", "xxxx", "oom", "fail", "failed"}
+)
 _BATCH = (Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.GLOBAL_BATCH)
 
 

@@ -24,6 +24,7 @@ from perfscope.sources.visible_devices import device_of, devices_of, visible_dev
 from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.model import Model
+from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_ranges
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
@@ -55,10 +56,13 @@ def read_run(path: Path) -> Run:
     windows: list[Window] = []
     micro_batches: list[MicroBatches] = []
     models: list[Model] = []
+    timings: list[SaveTiming] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
+        saved = _read_lines(folder / wire.CHECKPOINTS_FILE, wire.CheckpointRecord, damage)
+        timings.extend(_save(number, rank, record) for number, record in enumerate(saved))
         micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
         events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
         windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
@@ -82,6 +86,7 @@ def read_run(path: Path) -> Run:
         gpu_notes=gpu_notes,
         micro_batches=tuple(micro_batches),
         models=tuple(models),
+        saves=Saves(tuple(timings), _training_ns(steps)) if timings else None,
     )
 
 
@@ -160,8 +165,8 @@ def _read_lines(path: Path, kind: Any, damage: list[str]) -> list[Any]:  # noqa:
 
 
 def _decoder(kind: Any) -> Any:  # noqa: ANN401 - as above
-    if kind is wire.StepRecord:
-        return msgspec.json.Decoder(wire.StepRecord).decode
+    if kind in (wire.StepRecord, wire.CheckpointRecord):
+        return msgspec.json.Decoder(kind).decode
     kinds = {"window": wire.WindowRecord, "note": wire.NoteRecord}
 
     def decode(line: bytes) -> object:
@@ -188,6 +193,9 @@ def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps
         tokens=masked([record.tokens for record in records]),
         global_samples=masked([record.global_samples for record in records]),
         data_wait_ns=masked([record.data_wait_ns for record in records]),
+        save_ns=masked([record.save_ns for record in records]),
+        draining=np.asarray([bool(record.draining) for record in records], np.bool_),
+        hook_ns=masked([record.hook_ns for record in records]),
         memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
     )
 
@@ -203,4 +211,26 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
         export_ns=record.export_ns,
         trace_bytes=record.trace_bytes,
         partial=record.partial,
+        release_ns=record.release_ns,
+        rss_before_bytes=record.rss_before_bytes,
+        rss_after_bytes=record.rss_after_bytes,
     )
+
+
+def _save(number: int, rank: int, record: wire.CheckpointRecord) -> SaveTiming:
+    return SaveTiming(
+        number=number,
+        rank=rank,
+        step=record.step,
+        blocked_ns=record.end_ns - record.start_ns,
+        drained_ns=None if record.drained_ns is None else record.drained_ns - record.start_ns,
+        size_bytes=record.size_bytes,
+        asynchronous=record.asynchronous,
+        source=record.source,
+        path=record.path,
+    )
+
+
+def _training_ns(tables: Sequence[Steps]) -> int | None:
+    """From the first step's end to the last one's, of the process that trained longest; None where none did."""
+    return max((int(table.end_ns[-1] - table.end_ns[0]) for table in tables), default=0) or None

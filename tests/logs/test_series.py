@@ -56,6 +56,8 @@ def test_an_interval_is_what_lies_between_most_records() -> None:
     assert series.interval() == 10
     assert series.irregular == 1
     assert series.iterations(10).span.tolist() == [10] * 5
+    fill(series, 63)
+    assert series.iterations(10).span.tolist() == [10] * 5 + [3]
 
 
 def test_the_first_record_of_a_run_cannot_cover_more_than_its_number() -> None:

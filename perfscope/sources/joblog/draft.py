@@ -139,6 +139,10 @@ class Draft:
         """Write down a fact; the last word of each source counts, because a job can start again with another set-up."""
         self._facts.setdefault(name, {})[source] = Fact(value, source)
 
+    def forget(self, name: str) -> None:
+        """Take back what was said about a name."""
+        self._facts.pop(name, None)
+
     def note_number(self, name: str, text: bytes, source: str) -> None:
         """Write down a fact that is a count, if the text is one."""
         value = number(text)

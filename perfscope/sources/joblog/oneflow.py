@@ -64,5 +64,5 @@ RULES = (
         re.compile(rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),.*?latency\(ms\): (?P<latency>[^\s|]+)"),
         _latency,
     ),
-    *(Rule(anchor, re.compile(rb"(?:^|[\n:])\s*(" + anchor + rb") = (\d+)"), _setup) for anchor in _SETUP),
+    *(Rule(anchor, re.compile(rb"(?:^|:)\s*(" + anchor + rb") = (\d+)", re.MULTILINE), _setup) for anchor in _SETUP),
 )

@@ -53,6 +53,7 @@ class Series:
     Attributes:
         kept: How many records are kept one by one.
         clock_runs_on: A record's time goes from the record before it, whatever happened between.
+        starts_over: The first record of a start is printed by itself, and counted again in the mean of the next one.
         copies: Records that repeated another rank's.
         attempt: Restarts so far.
         redone: Iterations that were done again after a restart.
@@ -62,6 +63,7 @@ class Series:
     def __init__(self, kept: int = KEPT) -> None:
         self.kept = kept
         self.clock_runs_on = False
+        self.starts_over = False
         self.copies = 0
         self.attempt = 0
         self.redone = 0
@@ -132,6 +134,11 @@ class Series:
         return min(self._gaps, key=lambda gap: (-self._gaps[gap], gap)) if self._gaps else 1
 
     @property
+    def has_intervals(self) -> bool:
+        """Whether two records tell how many iterations lie between them."""
+        return bool(self._gaps)
+
+    @property
     def irregular(self) -> int:
         """Places where more iterations lie between two records than elsewhere."""
         usual = self.interval()
@@ -155,11 +162,9 @@ class Series:
                 wall_ns[index] = round(samples / speed * _NS_PER_S)
 
     def iterations(self, interval: int) -> Iterations:
-        """The kept records as a table; the first of an attempt may cover less than ``interval``."""
+        """The kept records as a table, each the mean of ``interval`` iterations or of those since the record before."""
         number = _masked(self._integers["iteration"])
-        span = np.full(len(number), interval, np.int64)
-        if len(number) and number[0] is not np.ma.masked and 0 < number[0] < interval:
-            span[0] = number[0]
+        span = self._spans(interval)
         floats = {name: _masked_floats(values) for name, values in self._floats.items()}
         kinds = np.asarray(_KINDS, np.str_)
         return Iterations(
@@ -173,6 +178,25 @@ class Series:
             nan=_integers(self._integers["nan"]),
             **floats,
         )
+
+    def _spans(self, interval: int) -> Int64:
+        numbers, attempts = _integers(self._integers["iteration"]), _integers(self._integers["attempt"])
+        span = np.full(len(numbers), interval, np.int64)
+        if not len(numbers):
+            return span
+        follows = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != _ABSENT)
+        since = np.where(follows, np.diff(numbers), interval)
+        span[1:] = np.minimum(since, interval)
+        first = np.flatnonzero(np.diff(attempts, prepend=-1))
+        # What a resumed run counts from is not told; a first record off the grid is one that is printed by itself.
+        early = (numbers[first] > 0) & (numbers[first] < interval)
+        span[first[early]] = numbers[first[early]]
+        if self.starts_over:
+            seconds = first[first + 1 < len(numbers)]
+            again = seconds[follows[seconds] & (since[seconds] < interval) & (numbers[seconds] % interval != 0)]
+            span[again] = 1
+            span[again + 1] = since[again] + 1
+        return span
 
     def folded(self, interval: int) -> Folded | None:
         """The records beyond those; None where there are none."""
