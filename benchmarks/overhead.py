@@ -101,7 +101,7 @@ class Hooks:
     def away(self) -> Iterator[None]:
         """Train without any hook."""
         for owner, name, wrapper in self._wrapped:
-            setattr(owner, name, getattr(wrapper, "__wrapped__", None) or wrapper._perfscope)
+            setattr(owner, name, getattr(wrapper, "__wrapped__", None) or wrapper._perfscope)  # noqa: SLF001 - ours
         try:
             yield
         finally:
