@@ -59,7 +59,7 @@ class LogSummary:
     def iterations(self) -> int:
         """Iterations that the log's records stand for."""
         folded = self.log.folded.iterations if self.log.folded else 0
-        return self.log.iterations.iterations + folded
+        return int(self.log.iterations.new.sum()) + folded
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -246,6 +246,7 @@ def _save(save: Save) -> dict[str, Json]:
         "source": save.source,
         "path": save.path,
         "asynchronous": save.asynchronous,
+        "drained_seconds": None if save.drained_ns is None else save.drained_ns / _NS_PER_S,
     }
 
 

@@ -29,7 +29,7 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.arm("deepspeed")
         construct(self, *args, **kwargs)
-        capture.tell(lambda told: told.trains(self.module))
+        capture.tell(lambda told: told.trains(self.module, zero_stage=_whole(self.zero_optimization_stage())))
 
     @functools.wraps(forward)
     def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:

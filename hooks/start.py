@@ -89,6 +89,7 @@ _PATCHERS = {
     "torch.distributed.fsdp.": ("wrapper_hooks",),
     "torch.distributed._composable.": ("wrapper_hooks",),
     "torch.nn.parallel.": ("wrapper_hooks",),
+    "torchtitan.": ("torchtitan_hooks",),
     "torch": ("torch_hooks",),
 }
 

@@ -40,7 +40,7 @@ def read_log_saves(path: Path) -> Saves:
             rank=None,
             step=save.iteration,
             blocked_ns=save.wall_ns,
-            drained_ns=None,
+            drained_ns=save.drained_ns,
             size_bytes=None,
             asynchronous=save.asynchronous or (None if save.wall_ns is None else False),  # its end came first
             source=f"the log's {save.source}" if save.source else "nothing in the log",
@@ -54,6 +54,6 @@ def _training_ns(log: JobLog) -> int | None:
     """The time of all iterations, and of the saves where no iteration's time contains them; None where unknown."""
     if log.folded is not None or not len(log.iterations) or np.ma.getmaskarray(log.iterations.wall_ns).any():
         return None
-    iterations_ns = int((log.iterations.wall_ns * log.iterations.span).sum())
+    iterations_ns = int((log.iterations.wall_ns * log.iterations.new).sum())
     contained = bool((log.iterations.disturbed == "save").any())
     return iterations_ns + (0 if contained else sum(save.wall_ns or 0 for save in log.saves))

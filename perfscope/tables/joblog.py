@@ -80,13 +80,14 @@ class Iterations:
         return before
 
     @property
-    def iterations(self) -> int:
-        """Iterations that the records stand for, each once: a mean can hold an iteration that was printed by itself."""
+    def new(self) -> Int64:
+        """How many of a record's iterations no earlier one holds: one can be printed by itself, and in a mean again."""
         before = self.before
-        ends = before + self.span
         follows = self.attempt[1:] == self.attempt[:-1]
-        again = np.where(follows, np.maximum(ends[:-1] - before[1:], 0), 0)
-        return int(self.span.sum() - np.minimum(again, self.span[1:]).sum())
+        again = np.where(follows, np.maximum((before + self.span)[:-1] - before[1:], 0), 0)
+        new = self.span.copy()
+        new[1:] -= np.minimum(again, new[1:])
+        return new
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
@@ -143,10 +144,11 @@ class Save:
 
     Attributes:
         iteration: After which iteration; absent where the log does not say.
-        wall_ns: How long it took; absent where the log does not tell.
+        wall_ns: How long it held training; absent where the log does not tell.
         source: What told the time: ``timer`` or ``timestamps``; absent without a time.
         path: Where to, as the log has it.
         asynchronous: Training went on meanwhile; absent where the log does not say.
+        drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not tell.
     """
 
     iteration: int | None
@@ -154,6 +156,7 @@ class Save:
     source: str | None
     path: str | None
     asynchronous: bool | None = None
+    drained_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,23 +171,39 @@ def test_the_first_iteration_may_be_printed_by_itself_and_counted_again(tmp_path
     fresh = read(tmp_path, interval, *(megatron(n, 100.0, prefix=stamp) for n in (1, 10, 20, 30)))
     assert fresh.iterations.span.tolist() == [1, 10, 10, 10]
     assert fresh.iterations.before.tolist() == [0, 0, 10, 20]
-    assert fresh.iterations.iterations == 30
+    assert fresh.iterations.new.sum() == 30
     resumed = read(tmp_path, interval, *(megatron(n, 100.0, prefix=stamp) for n in (1004, 1010, 1020, 1030)))
     assert resumed.iterations.span.tolist() == [1, 7, 10, 10]
-    assert resumed.iterations.iterations == 27
+    assert resumed.iterations.new.sum() == 27
     older = read(tmp_path, interval, *(megatron(n, 100.0) for n in (10, 20, 30)))
     assert older.iterations.before.tolist() == [0, 10, 20]
 
 
 def test_an_interval_that_the_arguments_state_wrongly_is_not_believed(tmp_path: Path) -> None:
     log = read(tmp_path, "  log_interval ............ 10\n", *(megatron(n, 100.0) for n in (1, 2, 3)))
-    assert log.iterations.iterations == 3
+    assert log.iterations.new.sum() == 3
 
 
 def test_a_stage_of_zero_means_nothing_without_deepspeed(tmp_path: Path) -> None:
     arguments = "  deepspeed ................ {}\n  zero_stage ............... 1\n"
     assert read(tmp_path, arguments.format("False"), megatron(1, 100.0)).number("zero_stage") is None
     assert read(tmp_path, arguments.format("True"), megatron(1, 100.0)).number("zero_stage") == 1
+
+
+def test_an_asynchronous_save_holds_training_until_it_is_scheduled(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "[2026-11-21 00:35:41.000000] saving checkpoint at iteration      10 to /ckpt in torch_dist format\n",
+        "  [2026-11-21 00:35:41.500000] scheduled an async checkpoint save at iteration      10 to /ckpt\n",
+        megatron(11, 100.0),
+        "[2026-11-21 00:35:51.000000] saving checkpoint at iteration      20 to /ckpt in torch_dist format\n",
+        "  [2026-11-21 00:35:51.250000] scheduled an async checkpoint save at iteration      20 to /ckpt\n",
+        "  [2026-11-21 00:35:53.000000] successfully saved checkpoint from iteration      10 to /ckpt\n",
+    )
+    assert [(save.iteration, save.wall_ns, save.drained_ns, save.asynchronous) for save in log.saves] == [
+        (10, 500_000_000, 12_000_000_000, True),
+        (20, 250_000_000, None, True),
+    ]
 
 
 def test_the_save_timer_of_2021(tmp_path: Path) -> None:

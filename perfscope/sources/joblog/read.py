@@ -64,6 +64,7 @@ def read_log(path: Path) -> JobLog:
             break
     gluon_nlp.close(draft)
     composer.close(draft)
+    deepspeed.close(draft)
     return finish(draft, path)
 
 
