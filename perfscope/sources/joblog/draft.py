@@ -166,6 +166,16 @@ class Draft:
             for name, by_source in sorted(self._facts.items())
         }
 
+    def through_epochs(self, source: str, epoch: int, step: int, length: int = 0) -> int:
+        """A step's number over all epochs, where a framework counts anew in each; ``length`` is an epoch's, or 0."""
+        known = self.scratch.setdefault(f"{source}: epochs", {})
+        assert isinstance(known, dict)
+        offset, largest = known.get(epoch, (None, 0))
+        if offset is None:
+            offset = sum(known.get(epoch - 1, (0, 0)))
+        known[epoch] = (offset, max(largest, step, length))
+        return int(offset) + step
+
     def restart(self) -> None:
         """A process begins to train."""
         for series in self.series.values():
