@@ -17,6 +17,7 @@ import numpy as np
 
 from perfscope.errors import MissingInput
 from perfscope.intervals import Intervals, union
+from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
@@ -176,13 +177,14 @@ class Breakdown:
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks and one of steps."""
-        rows = [(_label(rank), *rank.total.cells()) for rank in self.ranks]
+        labels = _labels(self.ranks)
+        rows = [(label, *rank.total.cells()) for label, rank in zip(labels, self.ranks, strict=True)]
         if len(self.ranks) > 1:
             rows.append(("all", *self.total.cells()))
         sections = [Section("Device time", (Column("Rank"), *_COLUMNS), tuple(rows), self.notes)]
         steps = [
-            (_label(rank), step.name, step.host / _NS_PER_MS, *step.parts.cells())
-            for rank in self.ranks
+            (label, step.name, step.host / _NS_PER_MS, *step.parts.cells())
+            for label, rank in zip(labels, self.ranks, strict=True)
             for step in rank.steps
         ]
         if steps:
@@ -307,9 +309,9 @@ def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
     return part.rank is None, part.rank or 0, part.device, part.first_ns, part.trace
 
 
-def _label(rank: RankParts) -> str:
-    name = "unknown" if rank.rank is None else str(rank.rank)
-    return f"{name} (damaged)" if rank.is_damaged else name
+def _labels(ranks: Sequence[RankParts]) -> list[str]:
+    names = rank_labels([(rank.rank, rank.device) for rank in ranks])
+    return [f"{name} (damaged)" if rank.is_damaged else name for name, rank in zip(names, ranks, strict=True)]
 
 
 def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
@@ -330,7 +332,7 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
             f"Rank {named}: traces of several processes, so of several runs or of restarts; only windows of one "
             "process are added up."
         )
-    without_steps = [_label(rank) for rank in ranks if not rank.steps]
+    without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
         notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
     return tuple(notes)

@@ -10,7 +10,7 @@ the transfer time may still contain waiting, and the bandwidth is a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -253,20 +253,13 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
 def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
     """The operations of each group by rank.
 
-    A rank whose number is not known gets a negative one. The windows of a process are joined; of two of its traces that
-    overlap in time, or of several devices that it drives, the first counts. Another process of the same rank belongs to
-    another run: the first processes of all ranks are matched to each other, then the second ones.
+    The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
+    the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
+    ones.
     """
     groups: dict[GroupKey, dict[int, GroupCalls]] = {}
-    processes: dict[int, list[int]] = {}
     seen_until: dict[tuple[int, int], int] = {}
-    parts = [part for partial in partials for part in partial]
-    for index, part in enumerate(sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace))):
-        rank = -1 - index if part.rank is None else part.rank
-        known = processes.setdefault(rank, [])
-        if part.process not in known:
-            known.append(part.process)
-        run = known.index(part.process)
+    for part, rank, run in _identified([part for partial in partials for part in partial]):
         if part.first_ns < seen_until.get((rank, run), part.first_ns):
             continue
         seen_until[rank, run] = part.last_ns
@@ -274,6 +267,29 @@ def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[i
             members = groups.setdefault(replace(calls.key, run=run) if run else calls.key, {})
             members[rank] = join_windows(members[rank], calls) if rank in members else calls
     return dict(sorted(groups.items()))
+
+
+def _identified(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
+    """Each device's calls in the order of time, with the numbers of its rank and of its run.
+
+    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
+    """
+    first_device: dict[int, int] = {}
+    for part in parts:
+        if part.rank is not None:
+            first_device[part.rank] = min(part.device, first_device.get(part.rank, part.device))
+    numbers: dict[tuple[str | int, int], int] = {}
+    processes: dict[str | int, list[int]] = {}
+    for part in sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace)):
+        owner = part.trace if part.rank is None else part.rank
+        known = processes.setdefault(owner, [])
+        if part.process not in known:
+            known.append(part.process)
+        if part.rank is not None and part.device == first_device[part.rank]:
+            rank = part.rank
+        else:
+            rank = numbers.setdefault((owner, part.device), -1 - len(numbers))
+        yield part, rank, known.index(part.process)
 
 
 def _operation(

@@ -16,6 +16,7 @@ import numpy as np
 from perfscope.analyzers.breakdown import covered
 from perfscope.errors import MissingInput
 from perfscope.process_groups import PRIORITY, is_point_to_point, role_of
+from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -129,15 +130,16 @@ class Overlap:
         axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes)
         urgency = " > ".join(role for role in PRIORITY if role)
         note = f"Summed over ranks. Where axes are exposed at once, the time is given to the first of {urgency}."
+        labels = rank_labels([(group.rank, group.device) for group in self.groups])
         groups = tuple(
             (
-                "unknown" if group.rank is None else str(group.rank),
+                label,
                 group.role or "not stated",
                 _named(group),
                 group.size,
                 *group.cells(),
             )
-            for group in self.groups
+            for label, group in zip(labels, self.groups, strict=True)
         )
         left_out = len(groups) - _MOST_ROWS
         notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()

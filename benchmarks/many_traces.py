@@ -85,7 +85,7 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
     some = {count: [str(path) for path in paths[:count]] for count in (ranks // 8, ranks // 4, ranks // 2)}
     runs = {f"{count} ranks, serial": Tool("", _analyze("serial", 1, *few)) for count, few in some.items()}
     engines = {engine: Tool("", _analyze(engine, WORKERS, str(job))) for engine in ENGINES}
-    take_turns([*runs.values(), *engines.values()], rounds, once_above_s=600, answered=ANSWERED)
+    take_turns([*runs.values(), *engines.values()], rounds, answered=ANSWERED)
     answers = {engine: _answer(engine, job) for engine in ENGINES}
     return {
         "machine": where,

@@ -64,12 +64,21 @@ class Tool:
         return {name: value for name, value in asdict(self).items() if name != "command"}
 
 
-def take_turns(tools: Sequence[Tool], rounds: int, once_above_s: float, answered: Sequence[int] = (0,)) -> None:
-    """Run each tool in each round, so that a busy moment hits all alike; a slow one runs once."""
-    for _ in range(rounds):
+def take_turns(
+    tools: Sequence[Tool],
+    rounds: int,
+    slow_s: float = float("inf"),
+    slow_rounds: int = 0,
+    answered: Sequence[int] = (0,),
+) -> None:
+    """Run each tool in each round, so that a busy moment hits all alike; one that is slow in the first runs less often.
+
+    Slow is what takes more than so many seconds of the processor.
+    """
+    for number in range(rounds):
         for tool in tools:
-            is_slow = bool(tool.wall_s) and tool.wall_s[0] > once_above_s
-            if not tool.problem and not is_slow:
+            is_slow = bool(tool.cpu_s) and tool.cpu_s[0] > slow_s
+            if not tool.problem and (number < slow_rounds or not is_slow):
                 tool.run(answered)
 
 

@@ -8,7 +8,8 @@ turns so that a busy moment hits all alike. The peers are installed into environ
 that cannot be installed is named. Without ``--trace`` a like one is made.
 
 The limits: HTA's load and four analyses at least 25 times perfscope's time and 3 times its memory, TraceLens' report 45
-times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that.
+times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that. Wall times are
+what is promised; processor times stand beside them, because other work on the machine moves them less.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from benchmarks.like_traces import make
 from benchmarks.processes import Tool, best, environment, machine, take_turns
 
 HTA = """
-import sys
+import os, sys
+os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # with its rounding an assertion of its own can fail
 from hta.trace_analysis import TraceAnalysis
 analysis = TraceAnalysis(trace_dir=sys.argv[1])
 analysis.get_temporal_breakdown(visualize=False)
@@ -46,7 +48,7 @@ PARSE, HTA_NAME, TRACELENS_NAME = (
     "HTA 0.5.0: load and four analyses",
     "TraceLens (171dd74): performance report",
 )
-#: Of whom to whom, how it is said, what is promised: at least (positive) or at most (negative).
+#: Of whom to whom, in what, how it is said, what is promised: at least (positive) or at most (negative).
 PROMISES = (
     (HTA_NAME, OURS, "wall_s", "HTA's time over perfscope's", 25.0),
     (TRACELENS_NAME, OURS, "wall_s", "TraceLens' time over perfscope's", 45.0),
@@ -76,7 +78,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="for environments and made traces")
     parser.add_argument("--trace", type=Path, help="a large compressed trace")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--once-above", type=float, default=15.0, help="seconds above which a tool runs once")
+    parser.add_argument("--slow", type=float, default=10.0, help="processor seconds that make a tool a slow one")
+    parser.add_argument("--slow-rounds", type=int, default=2, help="how often a slow one runs")
     parser.add_argument("--peers", default="simdjson,hta,tracelens", help="which of them")
     parser.add_argument("--tracelens", default=TRACELENS, help="what pip installs it from: a URL or a folder")
     parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
@@ -89,7 +92,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     where = machine()
     trace = _trace(options.trace, options.folder)
     tools = _tools(options, trace)
-    take_turns(tools, options.rounds, options.once_above)
+    take_turns(tools, options.rounds, options.slow, options.slow_rounds)
     return {
         "machine": where,
         "trace": {"name": options.trace.name if options.trace else "", **_facts(trace)},
@@ -175,11 +178,13 @@ def _tools_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _promises_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     by_name = {tool["name"]: tool for tool in tools}
-    lines = ["| Ratio | Promised | Measured |", "|:---|---:|---:|"]
+    lines = ["| Ratio | Promised | Measured | In processor time |", "|:---|---:|---:|---:|"]
     for of, to, what, said, promise in PROMISES:
         if of in by_name and to in by_name and by_name[of][what] and by_name[to][what]:
             limit = f"{'at least' if promise > 0 else 'at most'} {abs(promise):g}"
-            lines.append(f"| {said} | {limit} | {_ratio(by_name[of], by_name[to], what):.2f} |")
+            measured = _ratio(by_name[of], by_name[to], what)
+            other = f"{_ratio(by_name[of], by_name[to], 'cpu_s'):.2f}" if what == "wall_s" else ""
+            lines.append(f"| {said} | {limit} | {measured:.2f} | {other} |")
     return lines
 
 

@@ -11,20 +11,20 @@ import os
 import sys
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
-from perfscope.hooks.guard import guarded
+from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.layout import Layout
-from perfscope.hooks.model_facts import autocast_dtype, describe_model
+from perfscope.hooks.model_watch import ModelWatch
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.save_timer import SaveTimer
+from perfscope.hooks.secrets import redact_text
 from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
@@ -59,15 +59,14 @@ class Capture:
         self.hook_ns = 0
         self.saves = SaveTimer(self)
         self._windows = WindowKeeper(config, self)
+        self._begun = False
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
-        self._model: tuple[weakref.ref[Any], ...] = ()
-        self._model_config: dict[str, Any] = {}
+        self._model = ModelWatch()
         self._layout = Layout()
         self._written_layout: dict[str, Any] | None = None
-        self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
@@ -103,16 +102,34 @@ class Capture:
         self._facts.add_forward(args, kwargs)
 
     @guarded
-    def trains(self, module: Any, *more: Any, config: dict[str, Any] | None = None) -> None:
+    def trains(
+        self, module: Any, *more: Any, config: dict[str, Any] | None = None, zero_stage: int | None = None
+    ) -> None:
         """A module is trained; the first one is the model, with the other parts of it that this rank holds.
 
         ``config`` is what the framework was told about it, beside what the module says itself.
         """
-        if not self._model:
-            self._model = tuple(weakref.ref(part) for part in (module, *more))
-            self._model_config = config or {}
-        if self.steps == 0 and self._compute_dtype is None:
-            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+        self._model.trains((module, *more), config or {}, zero_stage)
+        if self.steps == 0:
+            self._model.computes()
+
+    @guarded
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model that was found after the first step is about to run."""
+        if self._model.computes():
+            self._describe_model()
+        self.forward(args, kwargs)
+
+    @guarded
+    def recomputes(self) -> None:
+        """A part of the model is about to run so that its activations are recomputed."""
+        self._model.is_recomputed()
+
+    @guarded
+    def gradients_cleared(self) -> None:
+        """An optimizer forgot its gradients: the first step has begun, but nobody knows when."""
+        if self.steps == 0:
+            self._open_first_window()
 
     @guarded
     def step_begins(self) -> None:
@@ -137,6 +154,7 @@ class Capture:
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
         self._facts.optimizer_steps += 1
+        self._model.steps(optimizer)
         if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
 
@@ -154,6 +172,9 @@ class Capture:
             return
         self._activate()
         self.steps += 1
+        if self._source.moved:
+            self._source.moved = False
+            self.note(f"from step {self.steps} on, another {source} ends a step: several take turns in this training")
         self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
         self._passes.step_ends(self.steps)
@@ -220,7 +241,7 @@ class Capture:
     def holds(self, part: Any) -> None:
         """This rank holds one more part of a model that is cut into stages."""
         if self.steps == 0:
-            self._model = (*self._model, weakref.ref(part))
+            self._model.holds(part)
 
     @guarded
     def profiler_starts(self) -> None:
@@ -252,33 +273,40 @@ class Capture:
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
         if self._recorder is None:
             self._notes.append(text)
             return
         try:
             self._recorder.event(NoteRecord(text))
         except OSError:
-            sys.stderr.write(f"perfscope: {text}\n")
+            say(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         self.dead = True
-        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
-        self.note(f"capture ended after step {self.steps}: {reason}")
+        say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
             self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+            say(f"the profiler could not be stopped: {error!r}")
+        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 
     def _training_begins(self) -> None:
+        """The first step begins here, as far as can be seen."""
         if self._step_started_ns is None and self.steps == 0:
+            self._open_first_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _open_first_window(self) -> None:
+        if not self._begun:
+            self._begun = True
             self._source.bind_thread()
             moving_ns = time.monotonic_ns()
             self._windows.move(0)
-            self._step_started_ns = time.monotonic_ns()
-            self.hook_ns -= self._step_started_ns - moving_ns
+            self.hook_ns -= time.monotonic_ns() - moving_ns
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
         facts = self._facts
@@ -358,13 +386,19 @@ class Capture:
         assert self._rank is not None
         self._rank = identity.describe(self._rank.rank, self._rank.world_size, self.config.run_id)
         self._recorder.identify(self._rank)
-        parts = [part for reference in self._model if (part := reference()) is not None]
-        if parts:
-            self._recorder.model(
-                describe_model(
-                    sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._model_config
-                )
-            )
+        self._describe_model()
+
+    def _describe_model(self) -> None:
+        assert self._recorder is not None
+        try:
+            record = self._model.record(self.called)
+        except Exception as error:  # noqa: BLE001 - a model that cannot be described must not cost the steps
+            self.note(f"what is trained is not recorded: {error!r}")
+            return
+        if record is not None:
+            self._recorder.model(record)
+        if self._model.uncounted:
+            self.note(self._model.uncounted)
 
 
 def _group_exists() -> bool:

@@ -29,6 +29,7 @@ WATCHED = frozenset(
         "torch.distributed.tensor.parallel.api",
         "torch.nn.parallel.data_parallel",
         "torch.nn.parallel.distributed",
+        "torch.utils.checkpoint",
         "torch.utils.data.dataloader",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
@@ -46,6 +47,7 @@ WATCHED = frozenset(
         "megatron.training.checkpointing",
         "megatron.training.async_utils",
         "megatron.core.dist_checkpointing.strategies.filesystem_async",
+        "torchtitan.trainer",
     }
 )
 

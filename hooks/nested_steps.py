@@ -30,7 +30,7 @@ def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | N
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling():
+        if compiling():
             result = step(self, *args, **kwargs)
             if _report_outside_the_graph is not None:
                 _report_outside_the_graph(report, self, result)
@@ -50,7 +50,7 @@ def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | N
     # Versions of torch.compile replace a hooked step by its __wrapped__, which would take our wrapper off.
     reporting_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
     del reporting_step.__wrapped__
-    reporting_step._perfscope = True  # type: ignore[attr-defined]
+    reporting_step._perfscope = step  # type: ignore[attr-defined]
     owner.step = reporting_step
 
 
@@ -68,7 +68,7 @@ def reach_out_of_graphs(disable: Callable[[Any], Any]) -> None:
     _report_outside_the_graph = disable(run)
 
 
-def _compiling() -> bool:
+def compiling() -> bool:
     """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return compiler is not None and compiler.is_compiling()
+    ask = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    return ask is not None and bool(ask())

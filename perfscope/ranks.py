@@ -64,6 +64,22 @@ def facts_of(trace: Trace) -> TraceFacts:
     )
 
 
+def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
+    """What people read of ranks and their devices: the device stands there where a rank drives several.
+
+    >>> rank_labels([(0, 0), (0, 1), (1, 1), (None, 0)])
+    ['0 device 0', '0 device 1', '1', 'unknown']
+    """
+    devices: dict[int | None, set[int]] = defaultdict(set)
+    for rank, device in owners:
+        devices[rank].add(device)
+    names = ["unknown" if rank is None else str(rank) for rank, _ in owners]
+    return [
+        f"{name} device {device}" if len(devices[rank]) > 1 else name
+        for name, (rank, device) in zip(names, owners, strict=True)
+    ]
+
+
 def findings(facts: Sequence[TraceFacts]) -> list[str]:
     """What is missing, double or silent, in words; a trace that stands alone misses nobody."""
     return [

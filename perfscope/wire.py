@@ -283,6 +283,8 @@ class ModelRecord:
         dtype: Type of most parameters.
         compute_dtype: Type that matrix products are computed in, where it is another one.
         checkpointing: ``full`` or ``selective`` where it was seen; absent where nothing was seen.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
+        optimizer: Class of the optimizer that was seen to step first; absent where none was.
     """
 
     parameters: int
@@ -293,6 +295,8 @@ class ModelRecord:
     dtype: str | None = None
     compute_dtype: str | None = None
     checkpointing: str | None = None
+    zero_stage: int | None = None
+    optimizer: str | None = None
 
 
 def to_line(

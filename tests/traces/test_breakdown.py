@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import breakdown
+from perfscope.analyzers import breakdown, idle
 from perfscope.errors import MissingInput
 from perfscope.sources.trace import read_trace
 from tests.traces.making import Event, call, copy, distributed, kernel, step, write
@@ -113,6 +113,14 @@ def test_a_launch_that_seems_later_than_its_kernel_is_still_its_launch(tmp_path:
 def test_devices_of_one_process_are_told_apart(tmp_path: Path) -> None:
     found = entries(tmp_path, [kernel("gemm", 0, 100), kernel("gemm", 0, 300, device=1)])
     assert [(entry["rank"], entry["device"], entry["window_us"]) for entry in found] == [(0, 0, 0.1), (0, 1, 0.3)]
+
+
+def test_people_are_told_the_device_where_a_process_drives_several(tmp_path: Path) -> None:
+    events = [kernel("gemm", 0, 100), kernel("gemm", 20, 100, device=1), kernel("gemm", 300, 400, device=1)]
+    trace = read_trace(write(tmp_path / "rank3.json", events))
+    for analyzer in (breakdown, idle):
+        section = analyzer.analyze([analyzer.measure(trace)]).sections()[0]
+        assert [row[0] for row in section.rows[:2]] == ["3 device 0", "3 device 1"]
 
 
 def test_windows_of_one_rank_are_added_and_copies_of_one_are_not(tmp_path: Path) -> None:

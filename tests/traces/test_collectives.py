@@ -295,3 +295,10 @@ def test_collectives_of_two_runs_are_matched_each_among_its_own(tmp_path: Path) 
     assert (found.calls, found.wait) == (2, 40 * US)
     groups = stragglers.analyze(partials).groups
     assert sorted(group.slowest.rank for group in groups) == [0, 1]
+
+
+def test_devices_of_one_process_wait_for_each_other_like_ranks(tmp_path: Path) -> None:
+    """Device 1 comes 10 us later than device 0 of the same process."""
+    events = [made("allreduce", 1000, 1050), made("allreduce", 1010, 1050, device=1)]
+    (found,) = operations(tmp_path, events)
+    assert (found["ranks_seen"], found["calls"], found["wait_us"]) == (2, 1, 10)
