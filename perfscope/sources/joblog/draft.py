@@ -32,6 +32,7 @@ _ENDS = (
 )
 _LABEL = re.compile(
     rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
+    rb"|\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
 )
 _TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
