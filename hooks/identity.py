@@ -12,8 +12,26 @@ from typing import Any
 from perfscope.hooks.secrets import redact_arguments
 from perfscope.wire import RankRecord
 
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK")
-_WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+#: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher inside an allocation of
+#: another goes before it.
+_RANK_VARIABLES = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "SLURM_PROCID",
+    "PMIX_RANK",
+)
+_WORLD_VARIABLES = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "SLURM_NTASKS",
+)
 
 
 def rank_and_world_size() -> tuple[int, int]:
