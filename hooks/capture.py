@@ -69,6 +69,7 @@ class Capture:
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
         self._begun = False
+        self._serves = False
         self._label: str | None = None
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
@@ -157,9 +158,17 @@ class Capture:
     @guarded
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
+        if identity.serves_others():
+            self._note_service()
+            return
         self._facts.optimizer_steps += 1
         if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
+
+    def _note_service(self) -> None:
+        if not self._serves:
+            self._serves = True
+            self.note("this process steps optimizers for others, who ask for it by RPC: those steps are theirs")
 
     @guarded
     def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:

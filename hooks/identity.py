@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
@@ -39,7 +40,21 @@ def rank_and_world_size() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    agent = _rpc_agent()
+    if agent is not None:
+        return int(agent.get_worker_info().id), len(agent.get_worker_infos())
     return _from_environment(_RANK_VARIABLES, 0), _from_environment(_WORLD_VARIABLES, 1)
+
+
+def _rpc_agent() -> Any:
+    """Torch's RPC agent, where this process is one of its workers."""
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
+
+
+def serves_others() -> bool:
+    """Whether this thread works for another process, which asked for it by RPC."""
+    return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
 
 
 def rank_in_environment() -> bool:
