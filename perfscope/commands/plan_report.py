@@ -229,6 +229,8 @@ def _memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
         "pp": layout.pipeline,
         "dp": layout.data,
         "ep": layout.expert,
+        "cp": layout.context,
+        "virtual_stages": layout.virtual,
         "checkpointing": str(layout.checkpointing),
         "micro_batch": layout.micro_batch,
         "weights_bytes": memory.weights,
@@ -360,6 +362,8 @@ def _memory_row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
 
 def _memory_section(memory: Sequence[Memory], peak: Peak) -> Section:
     notes = ["Of the fullest GPU; buffers of the allocator and of communication come on top."]
+    if memory[0].layout.context > 1:
+        notes.append(f"Every sequence is shared by {memory[0].layout.context} context-parallel ranks.")
     if peak.gpu:
         notes.append(f"It fits below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
     return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_memory_row(each, peak) for each in memory), tuple(notes))
