@@ -181,7 +181,7 @@ def analyze(run: Run) -> StepTimes:
     if not steps:
         raise MissingInput("no rank completed a training step")
     ranks = tuple(_rank(table) for table in steps)
-    walls = _slowest_rank_of_each_step(steps, _undisturbed)
+    walls = slowest_rank_of_each_step(steps, undisturbed_steps)
     median_s = _median(walls)
     facts = {fact.rank: fact for fact in run.ranks}
     samples, tokens = _work_of_a_step(ranks, facts)
@@ -191,8 +191,8 @@ def analyze(run: Run) -> StepTimes:
         median_s=median_s,
         p95_s=_p95(walls),
         first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
-        profiled_s=_median(_slowest_rank_of_each_step(steps, _profiled)),
-        export_s=_median(_slowest_rank_of_each_step(steps, _after_export)),
+        profiled_s=_median(slowest_rank_of_each_step(steps, profiled_steps)),
+        export_s=_median(slowest_rank_of_each_step(steps, _after_export)),
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
@@ -210,7 +210,7 @@ def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
 
 
 def _rank(steps: Steps) -> RankSteps:
-    undisturbed = _undisturbed(steps)
+    undisturbed = undisturbed_steps(steps)
     walls = steps.wall_ns[undisturbed].compressed() / _NS_PER_S
     first = steps.wall_ns[0] if steps.step[0] == 1 else np.ma.masked
     return RankSteps(
@@ -221,7 +221,7 @@ def _rank(steps: Steps) -> RankSteps:
         median_s=_median(walls),
         p95_s=_p95(walls),
         first_s=None if first is np.ma.masked else float(first) / _NS_PER_S,
-        profiled_s=_median(_seconds(steps, _profiled)),
+        profiled_s=_median(_seconds(steps, profiled_steps)),
         export_s=_median(_seconds(steps, _after_export)),
         data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / _NS_PER_S),
         memory_peak_bytes=_largest(steps.memory_peak_bytes),
@@ -231,12 +231,13 @@ def _rank(steps: Steps) -> RankSteps:
     )
 
 
-def _undisturbed(steps: Steps) -> np.ndarray:
+def undisturbed_steps(steps: Steps) -> np.ndarray:
     """Steps that neither start-up nor a window nor a checkpoint save disturbed."""
     return steps.undisturbed
 
 
-def _profiled(steps: Steps) -> np.ndarray:
+def profiled_steps(steps: Steps) -> np.ndarray:
+    """Steps inside a window."""
     return np.asarray(steps.window == "profiled")
 
 
@@ -254,7 +255,7 @@ def _of_undisturbed(column: np.ma.MaskedArray, undisturbed: np.ndarray) -> np.nd
     return np.asarray(chosen if len(chosen) else column.compressed())
 
 
-def _slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.ndarray:
+def slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.ndarray:
     """Seconds of each step on its slowest rank."""
     slowest: dict[int, float] = {}
     for table in tables:
@@ -345,14 +346,14 @@ def _saves(steps: Sequence[Steps]) -> list[str]:
     notes = []
     held = max(int((~np.ma.getmaskarray(table.save_ns)).sum()) for table in steps)
     if held:
-        median_ms = _ms(_median(_slowest_rank_of_each_step(steps, _saving)))
+        median_ms = _ms(_median(slowest_rank_of_each_step(steps, _saving)))
         without = "" if median_ms is None else f": {median_ms:.2f} ms in the median without the save"
         notes.append(f"Checkpoint saves held training in {held} steps, which are left out{without}.")
     beside = max(int(_beside_a_save(table).sum()) for table in steps)
     if beside:
-        median_ms = _ms(_median(_slowest_rank_of_each_step(steps, _beside_a_save)))
+        median_ms = _ms(_median(slowest_rank_of_each_step(steps, _beside_a_save)))
         time = "" if median_ms is None else f": {median_ms:.2f} ms in the median"
-        counted = max(int((_undisturbed(table) & table.draining).sum()) for table in steps)
+        counted = max(int((undisturbed_steps(table) & table.draining).sum()) for table in steps)
         notes.append(
             f"An asynchronous save was writing beside {beside} other steps{time}; they are "
             f"{'counted, because few others are left' if counted else 'left out'}."

@@ -17,13 +17,14 @@ from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
-from perfscope.hooks.guard import guarded
+from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.layout import Layout
 from perfscope.hooks.model_watch import ModelWatch
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.save_timer import SaveTimer
+from perfscope.hooks.secrets import redact_text
 from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
@@ -58,6 +59,7 @@ class Capture:
         self.hook_ns = 0
         self.saves = SaveTimer(self)
         self._windows = WindowKeeper(config, self)
+        self._begun = False
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
@@ -124,6 +126,12 @@ class Capture:
         self._model.is_recomputed()
 
     @guarded
+    def gradients_cleared(self) -> None:
+        """An optimizer forgot its gradients: the first step has begun, but nobody knows when."""
+        if self.steps == 0:
+            self._open_first_window()
+
+    @guarded
     def step_begins(self) -> None:
         """A framework that runs a whole step in one call is about to."""
         self._training_begins()
@@ -164,6 +172,9 @@ class Capture:
             return
         self._activate()
         self.steps += 1
+        if self._source.moved:
+            self._source.moved = False
+            self.note(f"from step {self.steps} on, another {source} ends a step: several take turns in this training")
         self._write(self._record(now_ns, source, Stated(**stated)))
         self._facts = StepFacts()
         self._passes.step_ends(self.steps)
@@ -262,33 +273,40 @@ class Capture:
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
         if self._recorder is None:
             self._notes.append(text)
             return
         try:
             self._recorder.event(NoteRecord(text))
         except OSError:
-            sys.stderr.write(f"perfscope: {text}\n")
+            say(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         self.dead = True
-        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
-        self.note(f"capture ended after step {self.steps}: {reason}")
+        say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
             self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+            say(f"the profiler could not be stopped: {error!r}")
+        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 
     def _training_begins(self) -> None:
+        """The first step begins here, as far as can be seen."""
         if self._step_started_ns is None and self.steps == 0:
+            self._open_first_window()
+            self._step_started_ns = time.monotonic_ns()
+
+    def _open_first_window(self) -> None:
+        if not self._begun:
+            self._begun = True
             self._source.bind_thread()
             moving_ns = time.monotonic_ns()
             self._windows.move(0)
-            self._step_started_ns = time.monotonic_ns()
-            self.hook_ns -= self._step_started_ns - moving_ns
+            self.hook_ns -= time.monotonic_ns() - moving_ns
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
         facts = self._facts

@@ -47,6 +47,7 @@ WATCHED = frozenset(
         "megatron.training.checkpointing",
         "megatron.training.async_utils",
         "megatron.core.dist_checkpointing.strategies.filesystem_async",
+        "torchtitan.trainer",
     }
 )
 

@@ -27,6 +27,7 @@ _LIGHT = (
     "__init__.py",
     "boot/sitecustomize.py",
     "deepspeed_hooks.py",
+    "guard.py",
     "imports.py",
     "micro_batches.py",
     "nested_steps.py",

@@ -28,8 +28,9 @@ from typing import Any
 _SLOW_PERIOD_NS = 10**9
 #: A kind of value may take this share of the sampler's time; there are nine kinds.
 _SHARE = 0.005
-#: One call in many takes milliseconds; the median of this many rounds is what counts.
+#: One call in many takes milliseconds, and so does the first of each kind: the median of so many rounds is what counts.
 _ROUNDS_JUDGED = 5
+_FEWEST_JUDGED = 3
 #: A period changes by this factor at least, so that it is not changed and said at every round.
 _NOTABLE = 1.2
 _FAILURES_ALLOWED = 10
@@ -98,7 +99,9 @@ class Metric:
         """Plan the round after the one that began then; its usual cost is given back where it makes rounds rarer."""
         self._costs = [*self._costs[1 - _ROUNDS_JUDGED :], cost_ns]
         usual_ns = sorted(self._costs)[len(self._costs) // 2]
-        period_ns = max(self.nominal_ns, int(usual_ns / _SHARE))
+        # The first rounds keep the nominal rate: they tell too little.
+        known = len(self._costs) >= _FEWEST_JUDGED
+        period_ns = max(self.nominal_ns, int(usual_ns / _SHARE)) if known else self.nominal_ns
         slower = period_ns > _NOTABLE * self.period_ns
         if slower or period_ns < self.period_ns / _NOTABLE:
             self.period_ns = period_ns

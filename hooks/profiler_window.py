@@ -62,10 +62,12 @@ class ProfilerWindow:
         if hasattr(self.profiler, "_prev_schedule_action"):
             self.profiler._prev_schedule_action = self.profiler.current_action
         self._reached = next_step
+        self._is_running = False
         self.start_ns = began_ns  # the profiler is not running yet, see start()
 
     def start(self) -> None:
         """Begin the warm-up step."""
+        self._is_running = True
         self.profiler.start()
         self.start_ns = time.monotonic_ns() - self.start_ns
 
@@ -91,6 +93,7 @@ class ProfilerWindow:
         if not hasattr(inner, "_ensure_function_events"):
             # Older versions of torch turn every event into a Python object as they stop; a trace needs none of them.
             inner._parse_kineto_results = lambda *_args, **_kwargs: []
+        self._is_running = False
         self.profiler.stop()
         return self._finish(self.profiler.export_chrome_trace, began_ns, completed_step)
 
@@ -104,6 +107,7 @@ class ProfilerWindow:
 
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
         began_ns = time.monotonic_ns()
+        self._is_running = False
         return self._finish(torch.autograd._disable_profiler().save, began_ns, completed_step)
 
     def _finish(self, export: Callable[[str], None], began_ns: int, completed_step: int) -> WindowRecord:
@@ -130,8 +134,10 @@ class ProfilerWindow:
         )
 
     def discard(self) -> None:
-        """Stop and write nothing."""
-        self.profiler.stop()
+        """Stop what still runs, and write nothing: an active profiler would crash the interpreter's end."""
+        if self._is_running:
+            self._is_running = False
+            self.profiler.stop()
         self._release()
 
     def _release(self) -> None:

@@ -16,6 +16,8 @@ PRIORITY = {
 }
 
 _OTHERS_BEFORE_REELECTION = 3
+#: A generator is stepped after so many steps of its discriminator at most; what is rarer is no part of the loop.
+_LARGEST_CYCLE = 20
 
 
 class StepSource:
@@ -23,18 +25,23 @@ class StepSource:
 
     Attributes:
         name: The source that was armed or heard last; None before any.
+        moved: Set when another object of the source ends steps from now on.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.moved = False
         self._primary: int | None = None
         self._others = 0
+        self._patience = _OTHERS_BEFORE_REELECTION
+        self._since: dict[int, tuple[int, int]] = {}
         self._thread: int | None = None
 
     def arm(self, source: str) -> None:
         """Ignore simpler sources from now on: their steps are parts of this one's."""
         if self.name is None or PRIORITY[source] > PRIORITY[self.name]:
             self.name, self._primary = source, None
+            self._since.clear()
 
     def bind_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
@@ -61,10 +68,22 @@ class StepSource:
             self.name, self._primary = source, None
         if self._primary is None or self._primary == id(key):
             self._primary, self._others = id(key), 0
+            self._since = {other: (now + 1, before) for other, (now, before) in self._since.items()}
             return True
         self._others += 1
-        if self._others < _OTHERS_BEFORE_REELECTION:
-            return False
-        # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
-        self._primary, self._others = id(key), 0
-        return True
+        if self._others >= self._patience:
+            # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
+            self._elect(key, _OTHERS_BEFORE_REELECTION)
+            return True
+        cycle, before = self._since.get(id(key), (0, 0))
+        self._since[id(key)] = (0, cycle)
+        if 1 < cycle == before <= _LARGEST_CYCLE:
+            # It comes once in so many steps of the first, time after time: the loop is as long as that.
+            self._elect(key, 2 * cycle)
+            return True
+        return False
+
+    def _elect(self, key: object, patience: int) -> None:
+        self._primary, self._others, self._patience = id(key), 0, patience
+        self._since.clear()
+        self.moved = True

@@ -10,7 +10,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.nested_steps import reach_out_of_graphs, wrap_outermost
+from perfscope.hooks.guard import asked
+from perfscope.hooks.nested_steps import compiling, reach_out_of_graphs, wrap_outermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +32,18 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        wrap_step(type(self), capture)
+        asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
+    clear = optimizer_class.zero_grad
+
+    @functools.wraps(clear)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            capture.gradients_cleared()
+        return clear(self, *args, **kwargs)
+
+    optimizer_class.zero_grad = zero_grad
     for loaded in _subclasses(optimizer_class):
         if getattr(loaded.step, "hooked", False):
             wrap_step(loaded, capture)
@@ -140,6 +150,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 
     _wrap(module.profile, "_prepare_trace", before=before)
     _wrap(module.profile, "_start_trace", before=before)
+    for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread
+        if hasattr(module, name):
+            _wrap(getattr(module, name), "__enter__", before=before)
 
 
 def _wrap(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfscope import wire
 from perfscope.hooks import identity
+from perfscope.hooks.guard import say
 from perfscope.hooks.module_ranges import ModuleRanges
 from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
 
@@ -47,6 +47,7 @@ class WindowKeeper:
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
         self._moving = False
+        self._ends_after_move = False
         self._ranges = ModuleRanges()
 
     @property
@@ -61,6 +62,8 @@ class WindowKeeper:
             self._move(completed)
         finally:
             self._moving = False
+            if self._ends_after_move:
+                self.discard()
 
     def _move(self, completed: int) -> None:
         self.label = None
@@ -80,6 +83,7 @@ class WindowKeeper:
     def _open(self, window: StepWindow, next_step: int) -> None:
         if self.foreign is not None:
             self._keeper.note(f"the window {window} is not profiled: {self.foreign}")
+            say(f"the window {window} is not profiled: {self.foreign}")
             return
         if not self._profiles_this_rank():
             return
@@ -97,34 +101,45 @@ class WindowKeeper:
         window, self._window = self._window, None
         if window is None:
             return
-        self._ranges.stop()
-        if not window.recorded:
-            window.discard()
-            self._keeper.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
-            return
-        recorder, rank = self._keeper.claimed()
-        finish = window.finish_after_failure if after_failure else window.finish
         try:
+            self._ranges.stop()
+            if not window.recorded:
+                self._keeper.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+                return
+            recorder, rank = self._keeper.claimed()
+            finish = window.finish_after_failure if after_failure else window.finish
             recorder.event(finish(_metadata(rank, window), completed))
         except ExportError as error:
             self._keeper.note(f"the window {window.steps} is lost: {error}")
-            sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
+            say(f"the window {window.steps} is lost: {error}")
+        finally:
+            window.discard()
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""
+        if self._moving:  # a hook failed inside the profiler's own start, which stopping it now would break
+            self._ends_after_move = True
+            return
         window, self._window = self._window, None
-        self._ranges.stop()
-        if window is not None:
-            window.discard()
+        try:
+            self._ranges.stop()
+        finally:
+            if window is not None:
+                window.discard()
 
     def foreign_profiler_starts(self) -> None:
         """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
         if self._moving or self.foreign is not None:
             return
-        self.foreign = "the script runs a torch.profiler of its own"
-        if self._window is not None:
-            self.discard()
+        self._stand_down("the script runs a profiler of its own")
+
+    def _stand_down(self, reason: str) -> None:
+        self.foreign = reason
+        if self._window is None and not self._pending:
+            return
+        self.discard()
         self._keeper.note(f"no window is profiled: {self.foreign}")
+        say(f"no window is profiled from here on: {self.foreign}")
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:

@@ -7,9 +7,10 @@ the forward passes that activation checkpointing runs again, are not counted.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.nested_steps import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
-        is_root = not _compiling() and self._state_ctx.iter_forward_root is None
+        is_root = not compiling() and self._state_ctx.iter_forward_root is None
         result = original(self, root, args, kwargs)
         if is_root and root.training:
             capture.tell(lambda told: _tell_fsdp2(told, root, args, kwargs))
@@ -59,7 +60,7 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling() or getattr(_inside, "forward", False) or not is_root(self):
+        if compiling() or getattr(_inside, "forward", False) or not is_root(self):
             return original(self, *args, **kwargs)
         capture.trains(self)
         capture.forward(args, kwargs)
@@ -107,12 +108,6 @@ def _tell_fsdp2(capture: Capture, root: Any, args: Any, kwargs: Any) -> None:
             capture.mesh(largest)
     capture.trains(root)
     capture.forward(args, kwargs)
-
-
-def _compiling() -> bool:
-    """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return compiler is not None and compiler.is_compiling()
 
 
 _FSDP2: list[tuple[str, Callable[[ModuleType, Capture], None]]] = [("counting micro-batches of FSDP 2", patch_fsdp2)]

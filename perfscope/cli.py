@@ -36,6 +36,7 @@ COMMANDS = (
     "plan",
     "checkpoint",
     "report",
+    "doctor",
 )
 
 

@@ -73,6 +73,7 @@ class Analyzer:
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
+    Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
     Analyzer("saves", "perfscope.analyzers.checkpoint_saves", Reads.RUN),
     Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
     Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from perfscope.errors import NotATrace, SourceError
-from perfscope.sources.ahead import Ahead
+from perfscope.sources.ahead import Pace, paced
 from perfscope.sources.columns import Columns, TimesDoNotFit
+from perfscope.sources.files import is_url
 from perfscope.sources.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.products import ProductFinder
@@ -63,21 +64,28 @@ class _Content:
     products: Products | None = None
 
 
-def read_trace(path: str | os.PathLike[str], events: Events = ALL_EVENTS, ranks: RankNames = RANK_IN_NAME) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str],
+    events: Events = ALL_EVENTS,
+    ranks: RankNames = RANK_IN_NAME,
+    pace: Pace = Pace.AHEAD,
+) -> Trace:
     """Read a trace; only the kinds of events that are asked for are decoded.
+
+    What comes over a network is always read ahead.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is no trace.
     """
     location = os.fspath(path)
     try:
-        content = _scan(location, events)
+        content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     return _to_trace(location, content, ranks)
 
 
-def _scan(path: str, events: Events) -> _Content:
+def _scan(path: str, events: Events, pace: Pace) -> _Content:
     """Find the wanted events block by block.
 
     Raises:
@@ -86,7 +94,7 @@ def _scan(path: str, events: Events) -> _Content:
     """
     damage: list[str] = []
     keep_freed_memory()
-    with Ahead(read_blocks(path, damage)) as blocks:
+    with paced(read_blocks(path, damage), pace) as blocks:
         head = _read_head(blocks)
         start = start_of_events(head)
         layout = None if start is None else find_layout(head, start)

@@ -1,4 +1,4 @@
-"""torch's own ways to spread a model over ranks: what went into a step, where each rank stands, and whose parameters."""
+"""torch's own ways to spread a model over ranks: what went into a step, each rank's place, and whose parameters."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 SAMPLER = HERE.parent.parent / "hooks" / "nvml_sampler.py"
 
-#: Sample for so many seconds with the library built and behaving as told; the lines it wrote.
+#: Sample so many rounds with the library built and behaving as told; the lines it wrote.
 Sampled: TypeAlias = Callable[..., list[dict[str, Any]]]
 
 
@@ -43,14 +42,19 @@ def sampled() -> Sampled:
     return sample
 
 
-def sample(library: Path, behaviour: str, seconds: float, hz: float = 20.0) -> list[dict[str, Any]]:
-    """The lines of a sampler that was stopped after so long."""
+def sample(library: Path, behaviour: str, rounds: int, hz: float = 20.0) -> list[dict[str, Any]]:
+    """The lines of a sampler that ended by itself, or was stopped after so many rounds."""
+    lines: list[dict[str, Any]] = []
     with subprocess.Popen(
         [sys.executable, "-I", "-S", SAMPLER, Path(pynvml.__file__).parent, str(hz), str(os.getpid())],
         stdout=subprocess.PIPE,
         env={**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": behaviour},
     ) as process:
-        time.sleep(seconds)
-        process.terminate()
-        written, _ = process.communicate(timeout=10)
-    return [json.loads(line) for line in written.splitlines()]
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(json.loads(line))
+            if sum("gpus" in one for one in lines) > rounds:
+                process.terminate()
+                break
+        process.communicate(timeout=10)
+    return lines

@@ -25,24 +25,26 @@ def values(lines: list[dict[str, Any]], gpu: int, name: str) -> list[tuple[int, 
 def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_themselves_alone(
     library: Path, sampled: Sampled
 ) -> None:
-    lines = sampled(library, "gpus=2 energy_us=3000 pcie_us=20000 throttle=4 capped", 4.0)
+    lines = sampled(library, "gpus=2 energy_us=3000 pcie_us=20000 throttle=4 capped", 90)
     head = lines[0]
     assert [gpu["uuid"][:12] for gpu in head["gpus"]] == ["GPU-00000000", "GPU-00000001"]
     assert (head["gpus"][0]["power_limit_mw"], head["gpus"][0]["power_limit_default_mw"]) == (500_000, 700_000)
     seconds = (lines[-1]["t_ns"] - lines[1]["t_ns"]) / 1e9
     for name in FAST:  # a busy machine may skip some of 20 a second, and a slow round delays the one after it
-        assert 8 < len(values(lines, 1, name)) / seconds < 24, name
-    assert 1 < len(values(lines, 1, "energy_mj")) < 6
-    assert 2 < len(values(lines, 1, "nvlink_tx_kib")) < 7
-    assert 1 <= len(values(lines, 1, "pcie_tx_kb_per_s")) < 3  # 80 ms a round of both GPUs: every 16 s is enough
+        assert len(values(lines, 1, name)) / seconds < 24, name
+        assert len(values(lines, 1, name)) > 60, name
+    for name in ("energy_mj", "nvlink_tx_kib"):
+        assert 2 <= len(values(lines, 1, name)) <= 2 + seconds, name
+    # 80 ms a round of both GPUs: once that is known, every 16 s is enough.
+    assert 3 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 3 + seconds / 10
     slower = {line["slower"]: line for line in lines if "slower" in line}
-    assert 3e6 < slower["energy"]["call_ns"] < 12e6
+    assert slower["energy"]["call_ns"] > 3e6
     assert slower["pcie"]["period_ns"] > 15e9
     assert not set(slower) & {"power", "clock", "throttle", "temperature"}
 
 
 def test_what_an_old_driver_lacks_is_absent_and_asked_for_once(old_library: Path, sampled: Sampled) -> None:
-    lines = sampled(old_library, "gpus=1 no_fields throttle=8", 1.0)
+    lines = sampled(old_library, "gpus=1 no_fields throttle=8", 20)
     assert not values(lines, 0, "energy_mj")
     assert not values(lines, 0, "nvlink_tx_kib")
     assert {bits for _, bits in values(lines, 0, "throttle")} == {8}  # by the older name of the same call
@@ -52,11 +54,11 @@ def test_what_an_old_driver_lacks_is_absent_and_asked_for_once(old_library: Path
 def test_a_gpu_that_is_lost_is_named_once_and_the_other_goes_on(
     library: Path, sampled: Sampled, tmp_path: Path
 ) -> None:
-    lines = sampled(library, "gpus=2 lost=0@700", 1.8)
+    lines = sampled(library, "gpus=2 lost=0@700", 40)
     (lost,) = [line for line in lines if "lost" in line]
     assert lost["lost"].startswith("GPU-00000000")
     assert max(t_ns for t_ns, _ in values(lines, 0, "power_mw")) < lost["t_ns"]
-    assert max(t_ns for t_ns, _ in values(lines, 1, "power_mw")) > lost["t_ns"] + 5e8
+    assert max(t_ns for t_ns, _ in values(lines, 1, "power_mw")) > lost["t_ns"] + 2e8
     (tmp_path / "nvml").mkdir()
     (tmp_path / "nvml" / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     gpus, notes = read_gpus(tmp_path, [])
@@ -65,7 +67,7 @@ def test_a_gpu_that_is_lost_is_named_once_and_the_other_goes_on(
 
 
 def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(library: Path, sampled: Sampled) -> None:
-    lines = sampled(library, "gpus=2 mig=1", 0.6)
+    lines = sampled(library, "gpus=2 mig=1", 8)
     whole, parted = lines[0]["gpus"]
     assert "mig_devices" not in whole
     assert [one["uuid"][:12] for one in parted["mig_devices"]] == ["MIG-10000001", "MIG-10000001"]
@@ -79,7 +81,7 @@ def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(l
     ("behaviour", "says"), [("no_init", "Driver Not Loaded"), ("gpus=0", "knows no GPU")], ids=["driver", "no GPU"]
 )
 def test_without_a_gpu_it_says_why_and_ends(behaviour: str, says: str, library: Path, sampled: Sampled) -> None:
-    lines = sampled(library, behaviour, 0.5)
+    lines = sampled(library, behaviour, 5)
     assert says in lines[-1]["note"]
 
 

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.sources import inflate, trace
+from perfscope.sources.ahead import Pace
 from perfscope.sources.records import KIND
 from perfscope.sources.scan import _TELLING_LETTERS, DoesNotFit
 from perfscope.sources.trace import read_trace
@@ -43,9 +44,9 @@ def parsed(path: Path) -> Trace:
     return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), trace.RANK_IN_NAME)
 
 
-def scanned(path: Path) -> Trace:
+def scanned(path: Path, pace: Pace = Pace.IN_TURN) -> Trace:
     """What scanning gives; an error where the layout does not fit."""
-    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS), trace.RANK_IN_NAME)
+    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), trace.RANK_IN_NAME)
 
 
 def rows(one: Trace) -> dict[str, list[tuple[Any, ...]]]:
@@ -71,7 +72,7 @@ def same(one: Trace, other: Trace) -> bool:
     "path", sorted(FIXTURES.rglob("*.json.gz")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
 def test_real_traces_are_scanned_and_lose_nothing(path: Path) -> None:
-    assert same(scanned(path), parsed(path))
+    assert all(same(scanned(path, pace), parsed(path)) for pace in Pace)
 
 
 def test_traces_are_scanned_piece_by_piece_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
