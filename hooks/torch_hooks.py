@@ -150,6 +150,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 
     _wrap(module.profile, "_prepare_trace", before=before)
     _wrap(module.profile, "_start_trace", before=before)
+    for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread
+        if hasattr(module, name):
+            _wrap(getattr(module, name), "__enter__", before=before)
 
 
 def _wrap(

@@ -83,6 +83,7 @@ class WindowKeeper:
     def _open(self, window: StepWindow, next_step: int) -> None:
         if self.foreign is not None:
             self._keeper.note(f"the window {window} is not profiled: {self.foreign}")
+            say(f"the window {window} is not profiled: {self.foreign}")
             return
         if not self._profiles_this_rank():
             return
@@ -130,10 +131,15 @@ class WindowKeeper:
         """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
         if self._moving or self.foreign is not None:
             return
-        self.foreign = "the script runs a torch.profiler of its own"
-        if self._window is not None:
-            self.discard()
+        self._stand_down("the script runs a profiler of its own")
+
+    def _stand_down(self, reason: str) -> None:
+        self.foreign = reason
+        if self._window is None and not self._pending:
+            return
+        self.discard()
         self._keeper.note(f"no window is profiled: {self.foreign}")
+        say(f"no window is profiled from here on: {self.foreign}")
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:

@@ -16,6 +16,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """The steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
     lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
+    lines += _cost(results.get("cost"))
     lines += _power(results.get("energy"), results.get("throttling"))
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
@@ -57,6 +58,20 @@ def _power(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, A
         hit = {step for gpu in throttling or () for step in gpu["steps"]}
         parts.append(f"{len(hit)} steps throttled ({', '.join(causes)})")
     return ["; ".join(parts)] if parts else []
+
+
+def _cost(cost: Mapping[str, Any] | None) -> list[str]:
+    """What the windows cost, in one line."""
+    windows: Sequence[Mapping[str, Any]] = cost["windows"] if cost else []
+    if not windows:
+        return []
+    held_s = sum(window["held_s"] for window in windows)
+    slower = [window["slower"] for window in windows if window["slower"] is not None]
+    line = f"windows held training for {format_seconds(held_s)}"
+    if slower:
+        line += f"; profiled steps took {100 * max(slower):+.0f} %"
+    distorted = any(window["distorted"] for window in windows)
+    return [line + (": their shares are those of slowed steps" if distorted else "")]
 
 
 def _shares(breakdown: Mapping[str, Any] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -146,6 +147,37 @@ def environment(
         "results": {"facts": dict(found.facts), "topology": [list(row) for row in found.topology]},
     }
     return Outcome(render(Report(f"Environment of {path}", data, tuple(sections)), format))
+
+
+@app.command()
+def overhead(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE.json", help="What `python -m benchmarks.overhead --json` wrote.")
+    ],
+    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+) -> Outcome:
+    """Print what perfscope itself cost where its benchmark ran, beside what it may cost."""
+    from perfscope.sources.overhead import read_overhead
+
+    machine, lines = read_overhead(path)
+    columns = (
+        Column("What"),
+        Column("With perfscope", 2),
+        Column("Bare", 2),
+        Column("Difference"),
+        Column("Limit"),
+        Column("Kept"),
+    )
+    rows = tuple(
+        (line.what, line.ours, line.bare, line.difference or None, line.limit or None, line.kept or None)
+        for line in lines
+    )
+    data: dict[str, Json] = {
+        "schema": "perfscope/overhead/1",
+        "results": {"machine": machine, "lines": [asdict(line) for line in lines]},
+    }
+    section = Section("Overhead", columns, rows, (f"On {machine}. Medians, A and B in turn in one run.",))
+    return Outcome(render(Report(f"What perfscope cost: {path}", data, (section,)), format))
 
 
 def given(
