@@ -1,4 +1,4 @@
-"""Wrappers around what runs one pass of one micro-batch: torch.distributed.pipelining, DeepSpeed and Megatron-core.
+"""Wrappers around what runs one pass of one micro-batch: torch.distributed.pipelining and DeepSpeed.
 
 Each reports the pass before and after it to the capture. None of them includes the waiting for another stage: the
 frameworks receive before they call these functions, and send afterwards.
@@ -10,6 +10,8 @@ import functools
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.guard import asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +29,9 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if not _training():
+        if not asked(_training):
             return forward(self, fwd_chunk_id, *args, **kwargs)
-        token = capture.pass_begins(_torch_pass(self, "F", fwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "F", fwd_chunk_id))
         try:
             return forward(self, fwd_chunk_id, *args, **kwargs)
         finally:
@@ -38,7 +40,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(backward)
     def backward_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         whole = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-        token = capture.pass_begins(_torch_pass(self, "B" if whole else "I", bwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "B" if whole else "I", bwd_chunk_id))
         try:
             return backward(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -51,7 +53,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(weight)
     def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        token = capture.pass_begins(_torch_pass(self, "W", bwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "W", bwd_chunk_id))
         try:
             return weight(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -90,12 +92,12 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
     def timed(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def instruction(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _training():
+            if not asked(_training):
                 return original(self, *args, **kwargs)
             number = counts[id(self), kind]
             counts[id(self), kind] += 1
             token = capture.pass_begins(
-                _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
+                lambda: _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
             )
             try:
                 return original(self, *args, **kwargs)
@@ -112,84 +114,6 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
                 instructions[instruction] = timed(kind, instructions[instruction])
 
 
-def patch_megatron_schedules(module: ModuleType, capture: Capture) -> None:
-    """Time the passes of Megatron-core's schedules, which look these two functions up when they call them.
-
-    ``backward_step`` is not told its micro-batch; what it is given is what a ``forward_step`` returned.
-    """
-    forward, backward = module.forward_step, module.backward_step
-    places = _MegatronPlaces(module.parallel_state)
-
-    @functools.wraps(forward)
-    def forward_step(*args: Any, **kwargs: Any) -> Any:
-        if not _training() or places.devices() < 2:  # noqa: PLR2004 - one stage is no pipeline
-            return forward(*args, **kwargs)
-        chunk, number = places.forward(kwargs)
-        token = capture.pass_begins(places.named("F", number, chunk))
-        try:
-            result = forward(*args, **kwargs)
-        finally:
-            capture.pass_ends(token)
-        places.remember(result[0] if isinstance(result, tuple) else result, chunk, number)
-        return result
-
-    @functools.wraps(backward)
-    def backward_step(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        place = places.recall(output_tensor)
-        if place is None:
-            return backward(input_tensor, output_tensor, *args, **kwargs)
-        token = capture.pass_begins(places.named("B", place[1], place[0]))
-        try:
-            return backward(input_tensor, output_tensor, *args, **kwargs)
-        finally:
-            capture.pass_ends(token)
-
-    module.forward_step = forward_step  # type: ignore[attr-defined]
-    module.backward_step = backward_step  # type: ignore[attr-defined]
-
-
-class _MegatronPlaces:
-    """Which micro-batch of which chunk a call of Megatron's functions works on."""
-
-    def __init__(self, parallel_state: Any) -> None:
-        self._state = parallel_state
-        self._outputs: dict[int, tuple[int, int]] = {}
-        self._counts: Counter[int] = Counter()
-
-    def devices(self) -> int:
-        return int(self._state.get_pipeline_model_parallel_world_size())
-
-    def named(self, kind: str, number: int, chunk: int) -> Pass:
-        devices = self.devices()
-        device = int(self._state.get_pipeline_model_parallel_rank())
-        chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
-        return _pass(kind, number, chunk * devices + device, chunks * devices, device, devices)
-
-    def forward(self, kwargs: dict[str, Any]) -> tuple[int, int]:
-        """Chunk and micro-batch of a forward pass; counted where this version does not tell."""
-        if not self._outputs:
-            self._counts.clear()
-        chunk = kwargs.get("vp_stage")
-        if chunk is None:
-            rank = getattr(self._state, "get_virtual_pipeline_model_parallel_rank", lambda: None)()
-            chunk = rank or 0
-        told = kwargs.get("current_microbatch")
-        number = told if isinstance(told, int) else self._counts[chunk]
-        self._counts[chunk] += 1
-        return chunk, number
-
-    def remember(self, output: Any, chunk: int, number: int) -> None:
-        self._outputs[_identity(output)] = (chunk, number)
-
-    def recall(self, output: Any) -> tuple[int, int] | None:
-        return self._outputs.pop(_identity(output), None)
-
-
-def _identity(output: Any) -> int:
-    """The tensor itself, which stays the same object even when its memory is given back before the backward pass."""
-    return id(output[0]) if isinstance(output, (list, tuple)) and output else id(output)
-
-
 def _training() -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
@@ -204,7 +128,4 @@ def _subclasses(parent: Any) -> list[Any]:
 PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "torch.distributed.pipelining.stage": [("timing micro-batches of torch's pipelines", patch_torch_stages)],
     "deepspeed.runtime.pipe.engine": [("timing micro-batches of DeepSpeed's pipelines", patch_deepspeed_instructions)],
-    "megatron.core.pipeline_parallel.schedules": [
-        ("timing micro-batches of Megatron's pipelines", patch_megatron_schedules)
-    ],
 }

@@ -7,10 +7,13 @@ alone are one entry, so that a model of a thousand tensors makes a record of som
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from perfscope.hooks.secrets import redact_facts
+from perfscope.hooks.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
 from perfscope.wire import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
@@ -29,22 +32,31 @@ _16_BIT_AND_OTHERS = {
 }
 
 
-def describe_model(torch: Any, module: Any, compute_dtype: str | None = None) -> ModelRecord:
+def describe_model(
+    torch: Any,
+    *parts: Any,
+    compute_dtype: str | None = None,
+    stated: dict[str, Any] | None = None,
+) -> ModelRecord:
     """Describe a module that is trained.
 
     Args:
         torch: The torch module that is loaded.
-        module: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it.
+        parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
+            several parts of one model.
         compute_dtype: The type that autocast computed its forward pass in; None where it was off.
+        stated: What the framework was told about the model; it goes before what the module says.
     """
-    module = _unwrapped(module)
-    weights = _weights(torch, module)
+    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
+    module = _unwrapped(parts[0])
     return ModelRecord(
         parameters=sum(weight.count * _product(weight.shape) for weight in weights),
         trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
         weights=weights,
-        module=type(module).__name__,
-        config=_config(module),
+        module=_class_name(module),
+        config=redact_facts(
+            {**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}}
+        ),
         dtype=_widest_dtype(weights),
         compute_dtype=compute_dtype or _tf32(torch, weights),
         checkpointing=_checkpointing(module),
@@ -61,30 +73,42 @@ def _unwrapped(module: Any) -> Any:
     return module
 
 
-def _weights(torch: Any, module: Any) -> tuple[WeightRecord, ...]:
+def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each parameter with its name and the class of the module that owns it."""
+    flat = list(flat_parameters(wrapped))
+    for one in flat:
+        owner = "Embedding" if isinstance(one.owner, torch.nn.Embedding) else _class_name(one.owner)
+        yield one.name, owner, one
+    if flat and not any(True for _ in unflattened(wrapped)):
+        return
+    module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
     for owner in module.modules():
         is_table = isinstance(owner, torch.nn.Embedding)
         for parameter in owner._parameters.values():
             # A table that is tied to the output layer has two owners: that it is looked up must not be lost.
             if parameter is not None and (is_table or id(parameter) not in owners):
-                owners[id(parameter)] = "Embedding" if is_table else type(owner).__name__
-    named = module.named_parameters()
-    return _grouped((name, owners.get(id(parameter), ""), parameter) for name, parameter in named)
+                owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
+    rank = tensor_rank(module.parameters())
+    for name, parameter in unflattened(module) if flat else module.named_parameters():
+        if stands_for(parameter, rank):
+            yield name, owners.get(id(parameter), ""), parameter
+
+
+def _class_name(module: Any) -> str:
+    """The class that a module was written as: ``fully_shard`` makes it one of a class derived from that."""
+    bases = type(module).__bases__
+    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if is_sharded else type(module)).__name__)
 
 
 def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
     counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
     for name, owner, parameter in found:
         dtype = _16_BIT_AND_OTHERS.get(str(parameter.dtype), str(parameter.dtype))
-        key = (_NUMBER.sub("*", name), owner, _shape(parameter), dtype, bool(parameter.requires_grad))
+        key = (_NUMBER.sub("*", name), owner, whole_shape(parameter), dtype, bool(parameter.requires_grad))
         counts[key] = counts.get(key, 0) + 1
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    """The whole shape: ZeRO stage 3 leaves an empty tensor in its place and keeps the shape beside it."""
-    return tuple(int(size) for size in getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _product(shape: tuple[int, ...]) -> int:

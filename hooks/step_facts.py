@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -17,12 +17,34 @@ class Stated:
         global_samples: Samples of the step over all ranks.
         micro_batches: Forward passes in the step.
         loss_scale: The loss scale.
+        samples: Samples that this rank took in.
+        tokens: Tokens that this rank took in.
+        iteration: The framework's own number of the step, which a resumed run does not begin at 1.
     """
 
     skipped: bool | None = None
     global_samples: int | None = None
     micro_batches: int | None = None
     loss_scale: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    iteration: int | None = None
+
+
+@dataclass
+class Work:
+    """Samples that went in, and tokens where the input is integers of two dimensions."""
+
+    samples: int = 0
+    tokens: int = 0
+
+    def add(self, value: Any) -> None:
+        """Count a batch by its token ids, else by the first tensor in it."""
+        batch = _first_tensor(value, sys.modules["torch"].Tensor, depth=2)
+        if batch is not None and batch.dim() > 0:
+            self.samples += batch.shape[0]
+            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
+                self.tokens += batch.numel()
 
 
 @dataclass
@@ -31,38 +53,49 @@ class StepFacts:
 
     Attributes:
         micro_batches: Forward passes of a wrapped model.
-        samples: Samples that went into them.
-        tokens: Tokens that went into them, where the input is integers of two dimensions.
-        loader_samples: Samples that data loaders handed out.
+        forwards: What went into them.
+        whole: What a pipeline was given to cut into micro-batches.
+        loaded: What data loaders handed out.
+        passes: The micro-batches that a pipeline ran forward.
         data_wait_ns: Time spent waiting for data loaders.
         loader_seen: A data loader was used at all.
         optimizer_steps: Outermost optimizer steps.
     """
 
     micro_batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    loader_samples: int = 0
+    forwards: Work = field(default_factory=Work)
+    whole: Work = field(default_factory=Work)
+    loaded: Work = field(default_factory=Work)
+    passes: set[int] = field(default_factory=set)
     data_wait_ns: int = 0
     loader_seen: bool = False
     optimizer_steps: int = 0
 
+    @property
+    def work(self) -> Work:
+        """The work of the step by whoever saw it best."""
+        return next((work for work in (self.whole, self.forwards, self.loaded) if work.samples), self.loaded)
+
     def add_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""
         self.micro_batches += 1
-        batch = _first_tensor((kwargs.get("input_ids"), args, kwargs), sys.modules["torch"].Tensor, depth=2)
-        if batch is not None and batch.dim() > 0:
-            self.samples += batch.shape[0]
-            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
-                self.tokens += batch.numel()
+        self.forwards.add((kwargs.get("input_ids"), args, kwargs))
+
+    def add_whole_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a batch that a pipeline is given; its middle stages are given none."""
+        self.whole.add((args, kwargs))
+
+    def add_pass(self, kind: str, number: int) -> None:
+        """Count a micro-batch of a pipeline by its forward pass."""
+        if kind == "F":
+            self.passes.add(number)
 
     def add_batch(self, batch: Any, wait_ns: int) -> None:
         """Count one batch of a data loader."""
         self.loader_seen = True
         self.data_wait_ns += wait_ns
-        first = _first_tensor(batch, sys.modules["torch"].Tensor, depth=2)
-        if first is not None and first.dim() > 0:
-            self.loader_samples += first.shape[0]
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        self.loaded.add((ids, batch))
 
 
 def memory() -> dict[str, int]:

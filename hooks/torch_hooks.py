@@ -7,18 +7,17 @@ its result or exception is passed on.
 from __future__ import annotations
 
 import functools
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.guard import asked
+from perfscope.hooks.nested_steps import compiling, reach_out_of_graphs, wrap_outermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
-
-_inside_step = threading.local()
 
 
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
@@ -33,9 +32,18 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        wrap_step(type(self), capture)
+        asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
+    clear = optimizer_class.zero_grad
+
+    @functools.wraps(clear)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not compiling():
+            capture.gradients_cleared()
+        return clear(self, *args, **kwargs)
+
+    optimizer_class.zero_grad = zero_grad
     for loaded in _subclasses(optimizer_class):
         if getattr(loaded.step, "hooked", False):
             wrap_step(loaded, capture)
@@ -43,27 +51,17 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
 def wrap_step(optimizer_class: Any, capture: Capture) -> None:
     """Report the outermost steps of one optimizer class; a step inside a step is part of it."""
-    step = optimizer_class.step
-    if getattr(step, "_perfscope", False):
-        return
 
-    @functools.wraps(step)
-    def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _compiling():
-            return step(self, *args, **kwargs)
-        depth = getattr(_inside_step, "depth", 0)
-        _inside_step.depth = depth + 1
-        try:
-            result = step(self, *args, **kwargs)
-        finally:
-            _inside_step.depth = depth
-        if depth == 0:
-            capture.optimizer_stepped(self)
-        return result
+    def report(optimizer: Any, _result: Any) -> None:
+        capture.optimizer_stepped(optimizer)
 
-    reporting_step.hooked = True  # type: ignore[attr-defined]
-    reporting_step._perfscope = True  # type: ignore[attr-defined]
-    optimizer_class.step = reporting_step
+    wrap_outermost(optimizer_class, report)
+    optimizer_class.step.hooked = True  # else torch would wrap it once more
+
+
+def patch_dynamo(module: ModuleType, _capture: Capture) -> None:
+    """Count steps inside compiled functions."""
+    reach_out_of_graphs(module.disable)
 
 
 def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
@@ -85,21 +83,6 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     _wrap(scaler_class, "scale", before=before_scale)
     _wrap(scaler_class, "step", before=before_step)
     _wrap(scaler_class, "update", after=after_update)
-
-
-def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
-    """Count micro-batches, samples and tokens where they enter DistributedDataParallel."""
-    model_class = module.DistributedDataParallel
-    original = model_class.forward
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _compiling():
-            capture.trains(self)
-            capture.forward(args, kwargs)
-        return original(self, *args, **kwargs)
-
-    model_class.forward = forward
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
@@ -137,6 +120,28 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
     module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
+def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
+    """Notice that layers are recomputed, in either of PyTorch's two ways."""
+    frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
+    if frame is not None:
+        begin = frame.__init__
+
+        @functools.wraps(begin)
+        def init(*args: Any, **kwargs: Any) -> None:
+            capture.recomputes()
+            begin(*args, **kwargs)
+
+        frame.__init__ = init
+    forward = module.CheckpointFunction.forward
+
+    @functools.wraps(forward)
+    def recomputing_forward(*args: Any) -> Any:
+        capture.recomputes()
+        return forward(*args)
+
+    module.CheckpointFunction.forward = staticmethod(recomputing_forward)
+
+
 def patch_profiler(module: ModuleType, capture: Capture) -> None:
     """Notice a profiler of the script's own before it starts."""
 
@@ -145,6 +150,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 
     _wrap(module.profile, "_prepare_trace", before=before)
     _wrap(module.profile, "_start_trace", before=before)
+    for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread
+        if hasattr(module, name):
+            _wrap(getattr(module, name), "__enter__", before=before)
 
 
 def _wrap(
@@ -172,17 +180,12 @@ def _subclasses(parent: Any) -> list[Any]:
     return found
 
 
-def _compiling() -> bool:
-    """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    compiler = getattr(sys.modules["torch"], "compiler", None)
-    return compiler is not None and compiler.is_compiling()
-
-
 PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "torch.optim.optimizer": [("counting optimizer steps", patch_optimizer)],
     "torch.amp.grad_scaler": [("counting GradScaler iterations", patch_grad_scaler)],
-    "torch.nn.parallel.distributed": [("counting micro-batches of DDP", patch_data_parallel)],
     "torch.utils.data.dataloader": [("timing data loaders", patch_data_loader)],
     "torch.distributed.distributed_c10d": [("learning the rank", patch_process_groups)],
+    "torch._dynamo": [("counting compiled optimizer steps", patch_dynamo)],
+    "torch.utils.checkpoint": [("noticing recomputation", patch_checkpointing)],
     "torch.autograd.profiler": [("noticing other profilers", patch_profiler)],
 }

@@ -24,7 +24,20 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("demo", "profile", "analyze", "tflops", "logs", "scaling", "bubble", "plan", "checkpoint", "report")
+COMMANDS = (
+    "demo",
+    "profile",
+    "collect",
+    "analyze",
+    "tflops",
+    "logs",
+    "scaling",
+    "bubble",
+    "plan",
+    "checkpoint",
+    "report",
+    "doctor",
+)
 
 
 class Command(TyperCommand):

@@ -88,5 +88,5 @@ def _read(path: str, chosen: list[Analyzer], task: Task) -> Trace:
 
 def measuring_analyzers(only: frozenset[str]) -> tuple[str, ...]:
     """The analyzers that measure traces themselves, those that others' results rest on included."""
-    wanted = {one.partials_of or one.name for one in analyzers() if one.reads is Reads.TRACES and one.name in only}
+    wanted = {one.partials_of or one.name for one in analyzers() if one.reads is not Reads.RUN and one.name in only}
     return tuple(one.name for one in analyzers() if one.name in wanted)

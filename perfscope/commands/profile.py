@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -70,12 +71,14 @@ def profile(
         modules=modules,
         nvml_hz=nvml_hz,
         nvml_path=attaching.find_pynvml(),
+        run_id=uuid.uuid4().hex,
     )
     environment = _prepare(config, command)
+    started = launch.forwarding(command)
     if replace:
-        os.execve(executable, command, environment)
+        os.execve(executable, started, environment)
     try:
-        ending = run(command, executable, environment)
+        ending = run(started, executable, environment)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
     return _end(config, ending)
@@ -119,7 +122,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
     """
     try:
         boot = launch.prepare(config)
-        description = {**describe_run(command, os.environ), **describe_machine()}
+        description = {**describe_run(command, os.environ), **describe_machine(), "run_id": config.run_id}
         replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
     except FileExistsError:
         raise UsageError(
@@ -127,7 +130,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
         ) from None
     except OSError as error:
         raise UsageError(f"{config.run_dir} cannot be written: {error.strerror}", hint="nothing was started") from None
-    for doubt in launch.doubts(command):
+    for doubt in launch.doubts(command, os.environ):
         sys.stderr.write(f"perfscope: warning: {doubt}\n")
     return launch.environment(config, boot, os.environ)
 

@@ -18,6 +18,8 @@ from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 _SENDS = re.compile(r"SendRecv|sendrecv")
 _POINT_TO_POINT = {"", "send", "recv", "coalesced"}
 _PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
+#: A group that joins stages and more is no pipeline: Megatron's EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP.
+_AND_MORE = re.compile(r"tensor|expert|data|context", re.IGNORECASE)
 _SPLITS_DATA = re.compile(r"data|(^|_)dp(_|$)", re.IGNORECASE)
 _SPLITS_LAYERS = re.compile(r"tensor|context|expert|sequence|(^|_)(tp|cp|ep|sp)(_|$)", re.IGNORECASE)
 
@@ -55,7 +57,7 @@ class Launched:
 
 def is_pipeline_group(description: str) -> bool:
     """Whether a process group's description says that it joins the stages of a pipeline."""
-    return _PIPELINE.search(description) is not None
+    return _PIPELINE.search(description) is not None and _AND_MORE.search(description) is None
 
 
 def launched(trace: Trace) -> Launched:

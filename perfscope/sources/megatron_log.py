@@ -102,7 +102,7 @@ def read_megatron_log(path: Path) -> TrainingLog:
             f"{path} is no log of Megatron or torchtitan: it has neither their arguments nor their iteration lines"
         )
     padded = _PADDED.search(text)
-    model = _model(arguments, (int(padded[1]), int(padded[2])) if padded else None, str(path)) if arguments else None
+    model = model_of(arguments, (int(padded[1]), int(padded[2])) if padded else None, str(path)) if arguments else None
     return TrainingLog(
         path=str(path),
         framework="torchtitan" if label == "tflops" else "megatron",
@@ -174,7 +174,7 @@ def _resolution(number: str) -> float:
     return float(10 ** -len(number.partition(".")[2]))
 
 
-def _model(arguments: dict[str, str], vocabulary: tuple[int, int] | None, path: str) -> Transformer | None:
+def model_of(arguments: dict[str, str], vocabulary: tuple[int, int] | None, path: str) -> Transformer | None:
     """The model that the arguments describe; absent where they lack one of its dimensions."""
     numbers = {name: int(value) for name, value in arguments.items() if value.isdigit()}
     on = {name for name, value in arguments.items() if value == "True"}

@@ -9,6 +9,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import UsageError
+from perfscope.sources.megatron_log import model_of
 from perfscope.sources.model_config import to_transformer
 from perfscope.tables.model import Model, Weight
 from perfscope.transformer import Transformer
@@ -37,14 +38,19 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         no_transformer=reason,
         dtype=record.compute_dtype or record.dtype,
         checkpointing=record.checkpointing,
+        weights_dtype=record.dtype,
+        zero_stage=record.zero_stage,
+        optimizer=record.optimizer,
     )
 
 
 def _dimensions(config: dict[str, Any], name: str) -> tuple[Transformer | None, str]:
-    """The dimensions by a Hugging Face config, and why there are none."""
-    if "model_type" not in config:
-        return None, ""
+    """The dimensions by a Hugging Face config or by Megatron's arguments, and why there are none."""
     try:
-        return to_transformer(config, name)[0], ""
+        if "model_type" in config:
+            return to_transformer(config, name)[0], ""
+        if "padded_vocab_size" in config:
+            return model_of({key: str(value) for key, value in config.items()}, None, name), ""
     except UsageError as error:
         return None, error.problem
+    return None, ""

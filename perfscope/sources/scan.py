@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.layout import Layout
+from perfscope.sources.products import ProductFinder
 from perfscope.sources.records import KIND
 from perfscope.tables import Bool, Int64
 from perfscope.tables.trace import Events
@@ -111,12 +112,14 @@ class Scanner:
     Attributes:
         layout: How the exporter writes.
         wanted: The kinds of events to find.
+        products: Looks for matrix products among the operators; absent where they are not wanted.
         rest: What follows the last separator so far; in the end the last event and what comes after the list.
         events: How many events were passed.
     """
 
     layout: Layout
     wanted: Events
+    products: ProductFinder | None = None
     rest: bytes = b""
     events: int = 0
     _kinds: npt.NDArray[np.uint8] = field(init=False)
@@ -175,6 +178,8 @@ class Scanner:
         for index in np.flatnonzero(~known | (spans & ~fits)):
             if b'"X"' in block.text[starts[index] : stops[index]]:
                 raise DoesNotFit
+        if self.products is not None:
+            self.products.look(block.text, starts[fits] + category, stops[fits])
         letters = (block.letters(starts, category + place).astype(np.intp) for place in _TELLING_LETTERS)
         kinds = self._kinds[_code(*letters)]
         kinds[~fits] = 0

@@ -21,9 +21,11 @@ from perfscope.sources.columns import Columns, TimesDoNotFit
 from perfscope.sources.files import is_url
 from perfscope.sources.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.products import ProductFinder
 from perfscope.sources.records import AnyEvent, Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
 from perfscope.sources.salvage import FAILURES, decode_last, decode_one, mend, salvage
 from perfscope.sources.scan import DoesNotFit, Scanner
+from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import TRACE_METADATA
 
@@ -59,6 +61,7 @@ class _Content:
     columns: Columns
     document: _Document
     damage: tuple[str, ...]
+    products: Products | None = None
 
 
 def read_trace(
@@ -98,7 +101,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         if start is None or layout is None:
             raise DoesNotFit
         first = head.index(b"{", start)
-        scanner = Scanner(layout, events)
+        finder = ProductFinder() if Events.PRODUCTS in events else None
+        scanner = Scanner(layout, events, finder)
         columns = Columns(events)
         fits = times_fit_doubles(head, start)
         of_device = _Decoding(path, Event if fits else EventInDigits, layout.is_unambiguous)
@@ -106,6 +110,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         for found in scanner.scan(chain((head[first:],), blocks)):
             columns.add(of_device.decode(found.device))
             columns.add(of_host.decode(found.host))
+    if finder:
+        finder.look_at_last(scanner.rest)
     last, tail, is_closed = decode_last(scanner.rest, of_device.decode_one)
     if tail and not is_closed:
         raise DoesNotFit
@@ -117,7 +123,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         damage.append(f"{path}: is cut off after {count} events; what was not written is lost")
     damage.extend(of_device.damage())
     damage.extend(of_host.damage())
-    return _Content(columns, _document_around(head[:start], tail), tuple(damage))
+    products = finder.products() if finder else None
+    return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
 
 
 def _read_head(blocks: Iterator[bytes]) -> bytes:
@@ -197,6 +204,16 @@ def _parse(path: str, events: Events) -> _Content:
     raise AssertionError("times in digits always fit")
 
 
+def _products_of(events: bytes) -> Products | None:
+    """The products among events of whatever layout; absent where they cannot be read."""
+    finder = ProductFinder()
+    try:
+        finder.look_at_events(events)
+    except FAILURES:
+        return None
+    return finder.products()
+
+
 def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _Content:  # noqa: ANN401 - a type
     columns = Columns(events)
     if text.lstrip()[:1] == b"[":
@@ -206,7 +223,8 @@ def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _
     if not document.events:
         raise msgspec.ValidationError("no events")
     columns.add(_decoder(list[kind])(document.events))
-    return _Content(columns, document, tuple(damage))
+    products = _products_of(bytes(document.events)) if Events.PRODUCTS in events else None
+    return _Content(columns, document, tuple(damage), products)
 
 
 def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) -> _Content:
@@ -263,6 +281,7 @@ def _to_trace(path: str, content: _Content, ranks: RankNames) -> Trace:
         groups=_groups(info, columns),
         collectives=tuple(columns.collectives),
         names=tuple(columns.names),
+        products=content.products,
         damage=(*content.damage, *dropped),
     )
 

@@ -12,6 +12,7 @@ from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.memory import (
     Attention,
     Layout,
+    Loss,
     Optimizer,
     activations,
     estimate,
@@ -160,12 +161,43 @@ def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> Non
     model = preset("gpt3-1.3b")
     sbh = 2048 * model.hidden
     kept = {
-        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form))
+        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
         for form in (Checkpointing.NONE, Checkpointing.FULL)
     }
+    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
     assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) - sbh * 2 * model.layers
+        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
     )
+
+
+def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
+    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
+    model = preset("llama3-8b")
+    head = {
+        loss: activations(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activations(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        for loss in Loss
+    }
+    logits = 8192 * 128256
+    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+
+
+def test_the_fuller_end_of_a_pipeline_counts() -> None:
+    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
+    llama = preset("llama3-8b")
+    few, many = (
+        estimate(
+            llama,
+            layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            parameters=total_parameters(llama),
+            seq_len=8192,
+            precision=mixed_precision(Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
+    )
+    assert few.activations > 14 * 8192 * 128256
+    assert many.activations == activations(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
 def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
@@ -173,6 +205,24 @@ def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
     alone = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
     filled = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
     assert filled == 4 * alone
+
+
+def test_interleaving_holds_a_little_more_in_flight() -> None:
+    """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
+    model = preset("gpt3-13b")
+    plain = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
+    interleaved = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
+    assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
+    few = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
+    assert few / plain == pytest.approx(2 / 4)
+
+
+def test_context_parallelism_shares_sequences_and_shards_states() -> None:
+    words = ("plan", "--model", "llama3-70b", "--gpus", 64, "--seq-len", 131072, "--tp", 8, "--zero", 1)
+    whole, shared = (answer(*words, "--checkpointing", "full", *more)["memory"][0] for more in ((), ("--cp", 4)))
+    assert shared["activations_bytes"] == pytest.approx(whole["activations_bytes"] / 4)
+    assert shared["optimizer_bytes"] == whole["optimizer_bytes"]  # over 2 x 4 ranks as over 8
+    assert (whole["dp"], shared["dp"], shared["cp"]) == (8, 2, 4)
 
 
 def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
@@ -287,6 +337,12 @@ def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path)
         (("--model", "llama3-8b", "--gpus", 3, "--tp", 3), "32 heads do not divide into 3"),
         (("--model", "llama3-8b", "--gpus", 64, "--pp", 64), "32 layers do not fill 64"),
         (("--model", "13B", "--gpus", 4, "--zero", 4), "stage of ZeRO"),
+        (("--model", "13B", "--gpus", 6, "--cp", 4), "groups of 1 x 1 x 4"),
+        (("--model", "13B", "--gpus", 3, "--cp", 3), "1024 tokens does not divide over 3"),
+        (("--model", "13B", "--gpus", 8, "--pp", 4, "--virtual-stages", 3), "4 x 3 virtual stages"),
+        (("--model", "13B", "--gpus", 8, "--virtual-stages", 2), "1 x 2 virtual stages"),
+        (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
+        (("--model", "13B", "--gpus", 8, "--tp", 4, "--gbs", 7), "micro-batches of 1 on 2"),
         (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
         (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),
         (("--model", "llama3-8b", "--gpus", 4, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),

@@ -291,6 +291,12 @@ def test_pipelines_that_ran_side_by_side_are_found_by_their_groups(tmp_path: Pat
         {"pg_name": "1", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 1]},
         {"pg_name": "2", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 2]},
         {"pg_name": "3", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [1, 3]},
+        {
+            "pg_name": "4",
+            "pg_desc": "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+            "pg_size": 4,
+            "ranks": [0, 1, 2, 3],
+        },
     ]
     _pipelines_of(tmp_path, groups)
     found = _bubble(tmp_path)

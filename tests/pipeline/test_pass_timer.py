@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from perfscope import wire
-from perfscope.hooks.micro_batches import patch_deepspeed_instructions, patch_megatron_schedules, patch_torch_stages
+from perfscope.hooks.megatron_passes import patch_schedules as patch_megatron_schedules
+from perfscope.hooks.micro_batches import patch_deepspeed_instructions, patch_torch_stages
 from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.pipeline.marks import SPELLINGS
 from perfscope.pipeline.schedules import Kind
@@ -166,13 +168,17 @@ class _Capture:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def pass_begins(self, which: Pass) -> str:
-        self.seen.append(f"{which.kind}{which.microbatch}.{which.stage}/{which.stages} {which.device}/{which.devices}")
-        return "token"
+    def pass_begins(self, which: Pass | Callable[[], Pass]) -> SimpleNamespace:
+        found = which() if callable(which) else which
+        self.seen.append(f"{found.kind}{found.microbatch}.{found.stage}/{found.stages} {found.device}/{found.devices}")
+        return SimpleNamespace(which=found)
 
-    def pass_ends(self, token: object) -> None:
-        assert token == "token"
+    def pass_ends(self, token: Any) -> None:
+        assert token.which
         self.seen.append("end")
+
+    def tell(self, report: Callable[[Any], None]) -> None:
+        report(self)
 
 
 def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:

@@ -1,0 +1,114 @@
+"""How much of a model one rank's parameters are, so that the ranks of one replica add up to the model exactly.
+
+A parameter that is sharded over data-parallel ranks counts whole on each of them: one replica is one model. Split by
+tensor parallelism, each rank counts its part; what every rank of the group holds alike is counted by the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+#: Names of mesh dimensions over which tensors are split, not replicas.
+_TENSOR_AXES = ("tp", "tensor")
+_FSDP1 = "_fsdp_wrapped_module."
+#: Meshes without names that modules were split over.
+_tensor_meshes: list[Any] = []
+
+
+def splits_tensors(mesh: Any) -> None:
+    """Remember a mesh of one dimension that tensor parallelism uses."""
+    if not mesh.mesh_dim_names and mesh not in _tensor_meshes:
+        _tensor_meshes.append(mesh)
+
+
+def whole_shape(parameter: Any) -> tuple[int, ...]:
+    """The shape over data-parallel shards: ZeRO stage 3 keeps it beside an empty tensor, a DTensor is that large."""
+    shape = [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
+    for dimension, parts in _tensor_splits(parameter):
+        shape[dimension] //= parts
+    return tuple(shape)
+
+
+def tensor_rank(parameters: Iterable[Any]) -> int:
+    """This rank's place among those that the model's tensors are split over; 0 where none of them is."""
+    return max((place for one in parameters if (place := _place_of_split(one)) is not None), default=0)
+
+
+def stands_for(parameter: Any, rank: int) -> bool:
+    """Whether the tensor-parallel ``rank`` counts a parameter: its own part, or as the first what all hold alike."""
+    if getattr(parameter, "shared", False) is True:
+        return False  # Megatron's copy of the embedding, on the last stage
+    return rank == 0 or _place_of_split(parameter) is not None
+
+
+def _place_of_split(parameter: Any) -> int | None:
+    """This rank's place among the parts of a parameter; None for one that is not split."""
+    if getattr(parameter, "tensor_model_parallel", False) is True:
+        return _megatron_rank()
+    return next((place for place, _, placement in _placements(parameter) if placement.is_shard()), None)
+
+
+def _megatron_rank() -> int:
+    state: Any = sys.modules.get("megatron.core.parallel_state")
+    try:
+        return int(state.get_tensor_model_parallel_rank()) if state is not None else 0
+    except (AssertionError, RuntimeError):
+        return 0
+
+
+def _tensor_splits(parameter: Any) -> list[tuple[int, int]]:
+    """The dimensions of a DTensor that tensor parallelism splits, and into how many parts."""
+    return [(placement.dim, size) for _, size, placement in _placements(parameter) if placement.is_shard()]
+
+
+def _placements(parameter: Any) -> list[tuple[int, int, Any]]:
+    """This rank's place in each tensor-parallel dimension of a DTensor's mesh, its size, and how the tensor lies."""
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    names = getattr(mesh, "mesh_dim_names", None) or (("tp",) if mesh is not None and mesh in _tensor_meshes else ())
+    return [
+        (mesh.get_local_rank(axis), mesh.size(axis), parameter.placements[axis])
+        for axis, name in enumerate(names)
+        if name.lower().startswith(_TENSOR_AXES)
+    ]
+
+
+class FlatPart(NamedTuple):
+    """A parameter that FSDP 1 keeps as a piece of a flat one.
+
+    Attributes:
+        name: Its name in the whole model.
+        owner: The module that it belongs to.
+        shape: Its whole shape.
+        dtype: Its type.
+        requires_grad: Whether it has a gradient.
+    """
+
+    name: str
+    owner: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    requires_grad: bool
+
+
+def flat_parameters(module: Any) -> Iterator[FlatPart]:
+    """What the flat parameters of FSDP 1 hold: they remember names and shapes of what was flattened into them."""
+    for prefix, part in module.named_modules():
+        flat: Any = getattr(getattr(part, "_handle", None), "flat_param", None)
+        for info, name, shape in _flattened(flat):
+            full = f"{prefix}.{name}" if prefix else name
+            yield FlatPart(full.replace(_FSDP1, ""), info.module, tuple(shape), flat.dtype, flat.requires_grad)
+
+
+def _flattened(flat: Any) -> Iterable[tuple[Any, str, Any]]:
+    if flat is None:
+        return ()
+    return zip(flat._param_infos, flat._fqns, flat._shapes, strict=True)
+
+
+def unflattened(module: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters beside the flat ones."""
+    flat = [part._handle.flat_param for part in module.modules() if getattr(part, "_handle", None) is not None]
+    inside = {id(one) for one in flat} | {id(one) for whole in flat for one in (whole._params or ())}
+    return ((name, one) for name, one in module.named_parameters() if id(one) not in inside)
