@@ -9,12 +9,18 @@ READY := $(VENV)/.ready
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench clean
+HTA := $(VENV)/hta
+HTA_READY := $(HTA)/.ready
+# What the tests over several hosts need besides root.
+HOST_PROGRAMS := ip ssh sshd pdsh
+HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
+
+.PHONY: demo test lint bench clean hta hosts
 
 demo: $(READY)
 	$(BIN)/perfscope demo
 
-test: lint
+test: lint hta hosts
 	$(BIN)/python -m pytest -q
 
 lint: $(READY)
@@ -23,8 +29,23 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+hta: $(HTA_READY)
+
+# HTA needs a pandas below 3, so it has an environment of its own, which holds nothing of ours.
+$(HTA_READY): tests/viewers/hta-requirements.txt $(READY)
+	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
+	$(HTA)/bin/python -m pip install --no-deps -q -r $<
+	touch $@
+
+# Where these programs are missing and cannot be installed, the tests that need them fail and name them.
+hosts:
+	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
+	for program in $(HOST_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
+	test -z "$$missing" || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y $(HOST_PACKAGES); } || true
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV)
@@ -33,6 +54,6 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,tensorboard]'
 	$(BIN)/python -m compileall -q perfscope analyzers hooks # where PYTHONDONTWRITEBYTECODE is set nobody else does
 	touch $@

@@ -17,9 +17,10 @@ import numpy as np
 
 from perfscope.errors import MissingInput
 from perfscope.intervals import Intervals, union
+from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool
-from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work
+from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -70,10 +71,21 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Where one step's window went."""
+    """Where one step's window went.
+
+    Attributes:
+        name: The step.
+        parts: Its time on the device.
+        host: How long the host was in it, in nanoseconds.
+    """
 
     name: str
     parts: Parts
+    host: int
+
+    def data(self) -> dict[str, Json]:
+        """One entry of a rank's ``steps``."""
+        return {"name": self.name, "host_us": self.host / _NS_PER_US, **self.parts.data()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,7 @@ class RankParts:
     Attributes:
         rank: The rank; absent where nothing tells.
         device: Index of its GPU.
+        process: The id of the profiled process; absent where the trace does not tell.
         trace: The file.
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
         total: Its whole window.
@@ -94,6 +107,7 @@ class RankParts:
 
     rank: int | None
     device: int
+    process: int | None
     trace: str
     first_ns: int
     last_ns: int
@@ -104,15 +118,20 @@ class RankParts:
     is_damaged: bool
 
     def follows(self, other: RankParts) -> bool:
-        """Whether this is a later window of the same rank and device."""
+        """Whether this is a later window of the same process and device."""
         is_same = self.rank is not None and (self.rank, self.device) == (other.rank, other.device)
-        return is_same and self.first_ns >= other.last_ns
+        return is_same and not self.is_another_run(other) and self.first_ns >= other.last_ns
+
+    def is_another_run(self, other: RankParts) -> bool:
+        """Whether another process made this trace: in another run, or after a restart."""
+        return None not in (self.process, other.process) and self.process != other.process
 
     def after(self, other: RankParts) -> RankParts:
         """The windows of both as one."""
         return RankParts(
             rank=self.rank,
             device=self.device,
+            process=other.process,
             trace=other.trace,
             first_ns=other.first_ns,
             last_ns=self.last_ns,
@@ -128,12 +147,13 @@ class RankParts:
         return {
             "rank": self.rank,
             "device": self.device,
+            "process": self.process,
             "trace": self.trace,
             **self.total.data(),
             "between_steps_us": self.between_steps / _NS_PER_US if self.steps else None,
             "device_events": self.events,
             "damaged": self.is_damaged,
-            "steps": [{"name": step.name, **step.parts.data()} for step in self.steps],
+            "steps": [step.data() for step in self.steps],
         }
 
 
@@ -157,15 +177,20 @@ class Breakdown:
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks and one of steps."""
-        rows = [(_label(rank), *rank.total.cells()) for rank in self.ranks]
+        labels = _labels(self.ranks)
+        rows = [(label, *rank.total.cells()) for label, rank in zip(labels, self.ranks, strict=True)]
         if len(self.ranks) > 1:
             rows.append(("all", *self.total.cells()))
         sections = [Section("Device time", (Column("Rank"), *_COLUMNS), tuple(rows), self.notes)]
-        steps = [(_label(rank), step.name, *step.parts.cells()) for rank in self.ranks for step in rank.steps]
+        steps = [
+            (label, step.name, step.host / _NS_PER_MS, *step.parts.cells())
+            for label, rank in zip(labels, self.ranks, strict=True)
+            for step in rank.steps
+        ]
         if steps:
             left_out = len(steps) - _MOST_STEP_ROWS
             notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
-            columns = (Column("Rank"), Column("Step"), *_COLUMNS)
+            columns = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *_COLUMNS)
             sections.append(Section("Device time by step", columns, tuple(steps[:_MOST_STEP_ROWS]), notes))
         return tuple(sections)
 
@@ -183,7 +208,7 @@ _COLUMNS = (
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:
     """One trace's devices; empty where the trace holds no device events."""
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
@@ -244,13 +269,15 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
     steps: list[StepParts] = []
     windows: list[tuple[int, int]] = []
     step_of = np.where(rows, trace.step, ABSENT)
-    for step in np.unique(step_of[step_of != ABSENT]):
+    for step in distinct(step_of[step_of != ABSENT]):
         members = events.take(step_of == step)
-        steps.append(StepParts(trace.names[trace.steps.name[step]], split(members)))
+        name, host = trace.names[trace.steps.name[step]], int(trace.steps.duration_ns[step])
+        steps.append(StepParts(name, split(members), host))
         windows.append((int(members.start_ns.min()), int(members.end_ns.max())))
     return RankParts(
         rank=trace.rank,
         device=device,
+        process=None if trace.process == ABSENT else trace.process,
         trace=trace.path,
         first_ns=trace.base_ns + int(mine.start_ns.min()),
         last_ns=trace.base_ns + int(mine.end_ns.max()),
@@ -263,13 +290,18 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
 
 
 def _joined(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
-    """Later windows of a rank added to its earlier ones; traces of one rank that overlap in time stay apart."""
+    """Later windows of a process added to its earlier ones; traces that overlap in time stay apart, and so do runs."""
     entries: list[RankParts] = []
+    of_device = 0
     for part in sorted(parts, key=_order):
-        if entries and part.follows(entries[-1]):
-            entries[-1] = part.after(entries[-1])
-        else:
+        if entries and (part.rank, part.device) != (entries[-1].rank, entries[-1].device):
+            of_device = len(entries)
+        earlier = (index for index in range(len(entries) - 1, of_device - 1, -1) if part.follows(entries[index]))
+        index = next(earlier, None)
+        if index is None:
             entries.append(part)
+        else:
+            entries[index] = part.after(entries[index])
     return tuple(entries)
 
 
@@ -277,9 +309,9 @@ def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
     return part.rank is None, part.rank or 0, part.device, part.first_ns, part.trace
 
 
-def _label(rank: RankParts) -> str:
-    name = "unknown" if rank.rank is None else str(rank.rank)
-    return f"{name} (damaged)" if rank.is_damaged else name
+def _labels(ranks: Sequence[RankParts]) -> list[str]:
+    names = rank_labels([(rank.rank, rank.device) for rank in ranks])
+    return [f"{name} (damaged)" if rank.is_damaged else name for name, rank in zip(names, ranks, strict=True)]
 
 
 def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
@@ -293,10 +325,22 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     for number, several in devices.items():
         if len(several) > 1:
             notes.append(f"Rank {number} drives several devices: {sorted(several)}.")
-    without_steps = [_label(rank) for rank in ranks if not rank.steps]
+    runs = {each.rank for before, each in pairwise(ranks) if _are_two_runs(before, each)}
+    if runs:
+        named = ", ".join(str(number) for number in sorted(number for number in runs if number is not None))
+        notes.append(
+            f"Rank {named}: traces of several processes, so of several runs or of restarts; only windows of one "
+            "process are added up."
+        )
+    without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
         notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
     return tuple(notes)
+
+
+def _are_two_runs(before: RankParts, after: RankParts) -> bool:
+    is_same = before.rank is not None and (before.rank, before.device) == (after.rank, after.device)
+    return is_same and after.is_another_run(before)
 
 
 def _percent(part: int, whole: int) -> float | None:

@@ -10,8 +10,8 @@ the transfer time may still contain waiting, and the bandwidth is a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from perfscope.collective_calls import GroupCalls, GroupKey, Kind, calls_by_grou
 from perfscope.collective_matching import Matched, join_windows, match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 from perfscope.units import format_bytes
 
 _NS_PER_US = 1000
@@ -37,6 +37,7 @@ class RankCalls:
     Attributes:
         rank: The rank; absent where nothing tells.
         device: Index of its GPU.
+        process: The id of the profiled process, or ABSENT.
         trace: The file.
         host: The machine; ``""`` where not stated.
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
@@ -46,6 +47,7 @@ class RankCalls:
 
     rank: int | None
     device: int
+    process: int
     trace: str
     host: str
     first_ns: int
@@ -201,7 +203,7 @@ def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
     """The communication of each device of one trace; None where the trace holds no device events."""
     if not len(trace.device):
         return None
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def _measure_device(trace: Trace, device: int) -> RankCalls:
@@ -211,6 +213,7 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
     return RankCalls(
         rank=trace.rank,
         device=device,
+        process=trace.process,
         trace=trace.path,
         host=trace.host,
         first_ns=trace.base_ns + int(events.start_ns[rows].min()),
@@ -250,21 +253,43 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
 def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
     """The operations of each group by rank.
 
-    A rank whose number is not known gets a negative one. The windows of a rank are joined; of two of its traces that
-    overlap in time, or of several devices that it drives, the first counts.
+    The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
+    the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
+    ones.
     """
     groups: dict[GroupKey, dict[int, GroupCalls]] = {}
-    seen_until: dict[int, int] = {}
-    parts = [part for partial in partials for part in partial]
-    for index, part in enumerate(sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace))):
-        rank = -1 - index if part.rank is None else part.rank
-        if part.first_ns < seen_until.get(rank, part.first_ns):
+    seen_until: dict[tuple[int, int], int] = {}
+    for part, rank, run in _identified([part for partial in partials for part in partial]):
+        if part.first_ns < seen_until.get((rank, run), part.first_ns):
             continue
-        seen_until[rank] = part.last_ns
+        seen_until[rank, run] = part.last_ns
         for calls in part.groups:
-            members = groups.setdefault(calls.key, {})
+            members = groups.setdefault(replace(calls.key, run=run) if run else calls.key, {})
             members[rank] = join_windows(members[rank], calls) if rank in members else calls
     return dict(sorted(groups.items()))
+
+
+def _identified(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
+    """Each device's calls in the order of time, with the numbers of its rank and of its run.
+
+    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
+    """
+    first_device: dict[int, int] = {}
+    for part in parts:
+        if part.rank is not None:
+            first_device[part.rank] = min(part.device, first_device.get(part.rank, part.device))
+    numbers: dict[tuple[str | int, int], int] = {}
+    processes: dict[str | int, list[int]] = {}
+    for part in sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace)):
+        owner = part.trace if part.rank is None else part.rank
+        known = processes.setdefault(owner, [])
+        if part.process not in known:
+            known.append(part.process)
+        if part.rank is not None and part.device == first_device[part.rank]:
+            rank = part.rank
+        else:
+            rank = numbers.setdefault((owner, part.device), -1 - len(numbers))
+        yield part, rank, known.index(part.process)
 
 
 def _operation(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 from perfscope.analyzers.checkpoint_plan import bytes_per_parameter
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
@@ -110,7 +111,7 @@ def constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Const
 
 def tflops(table: PublishedTable, row: Row) -> Interval:
     """TFLOPs per GPU by the BigScience convention."""
-    parameters = _need(row, _Q.PARAMETERS)
+    parameters = _parameters(table, row)
     passes = constant(table, row, _Q.PASSES, ASSUMED_PASSES)
     seq_len = constant(table, row, _Q.SEQ_LEN, ASSUMED_SEQ_LEN)
     gpus = exactly(_gpus(row, table.constants))
@@ -122,9 +123,33 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         tokens = exactly(row.figures[_Q.TOKENS].number) / measured(_need(row, _Q.STEP_TIME))
     else:
         time = measured(_need(row, _Q.STEP_TIME))
-        tokens = exactly(_global_batch(row) * seq_len.value) / time
-    operations = _OPERATIONS_A_PASS * int(parameters.number) * passes.value
+        tokens = exactly(_batch_of(table, row) * seq_len.value) / time
+    operations = _OPERATIONS_A_PASS * parameters * passes.value
     return exactly(Fraction(operations, _TERA)) * tokens / gpus
+
+
+def _parameters(table: PublishedTable, row: Row) -> int:
+    if _Q.PARAMETERS not in table.columns:
+        return _stated(table, _Q.PARAMETERS)
+    return int(_need(row, _Q.PARAMETERS).number)
+
+
+def _batch_of(table: PublishedTable, row: Row) -> Fraction:
+    """The row's global batch; the text's where no column has one."""
+    try:
+        return _global_batch(row)
+    except CannotTell:
+        if _Q.GLOBAL_BATCH in table.columns:
+            raise
+        return Fraction(_stated(table, _Q.GLOBAL_BATCH))
+
+
+def _stated(table: PublishedTable, quantity: Quantity) -> int:
+    if quantity in table.constants:
+        return table.constants[quantity].value
+    if quantity in table.ambiguous:
+        raise CannotTell(f"{table.ambiguous[quantity]}: give it by an option")
+    raise CannotTell(f"no column states the {quantity}")
 
 
 def _aggregate(table: PublishedTable, row: Row) -> Interval:
@@ -184,7 +209,17 @@ def _gpus(row: Row, constants: Mapping[Quantity, Constant]) -> Fraction:
         return row.figures[_Q.GPUS_PER_NODE].number * (nodes.number if nodes else 1)
     if _Q.GPUS in constants:
         return Fraction(constants[_Q.GPUS].value)
+    sizes = [_size_of(row, constants, part) for part in (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL)]
+    known = [size for size in sizes if size is not None]
+    if len(known) == len(sizes):
+        return Fraction(prod(known))
     raise CannotTell(_why_not(row, _Q.GPUS))
+
+
+def _size_of(row: Row, constants: Mapping[Quantity, Constant], quantity: Quantity) -> Fraction | None:
+    if quantity in row.figures:
+        return row.figures[quantity].number
+    return Fraction(constants[quantity].value) if quantity in constants else None
 
 
 def _need(row: Row, quantity: Quantity) -> Figure:

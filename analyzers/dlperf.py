@@ -98,6 +98,7 @@ _Rule = Callable[[ProtocolRun, list[str]], float | None]
 def _compute(runs: Sequence[ProtocolRun], rule: _Rule) -> ProtocolResult:
     notes: list[str] = []
     found: dict[str, dict[Case, dict[int, float]]] = {}
+    listed: dict[tuple[str, Case, int], int] = {}
     batches: dict[tuple[str, Case], int] = {}
     for run in sorted(runs, key=lambda run: (run.model, run.case.nodes, run.case.gpus_per_node, run.run)):
         if run.stops:
@@ -108,16 +109,25 @@ def _compute(runs: Sequence[ProtocolRun], rule: _Rule) -> ProtocolResult:
                 f"{run.case} of {run.model} holds batch sizes {batch} and {run.batch_per_gpu}", hint="name one folder"
             )
         speed = rule(run, notes)
-        if speed is not None:
-            found.setdefault(run.model, {}).setdefault(run.case, {})[run.run] = speed
+        if speed is None:
+            continue
+        by_run = found.setdefault(run.model, {}).setdefault(run.case, {})
+        if run.run in by_run:
+            notes.append(f"{run.path}: another log of {run.model} {run.case} is run {run.run} too; one of them counts")
+        by_run[run.run] = speed
+        listed[run.model, run.case, run.run] = run.listed
     if not found:
         raise MissingInput(f"no run is longer than the {_WARMUP} iterations that the protocol drops")
-    speeds = {model: tuple(_configurations(model, cases, batches, notes)) for model, cases in found.items()}
+    speeds = {model: tuple(_configurations(model, cases, batches, listed, notes)) for model, cases in found.items()}
     return ProtocolResult(speeds, tuple(dict.fromkeys(notes)))
 
 
 def _configurations(
-    model: str, cases: Mapping[Case, Mapping[int, float]], batches: Mapping[tuple[str, Case], int], notes: list[str]
+    model: str,
+    cases: Mapping[Case, Mapping[int, float]],
+    batches: Mapping[tuple[str, Case], int],
+    listed: Mapping[tuple[str, Case, int], int],
+    notes: list[str],
 ) -> Iterator[Speed]:
     base = _rounded(float(np.median(list(cases[_ONE].values())))) if _ONE in cases else None
     if base is None:
@@ -128,14 +138,28 @@ def _configurations(
         if len(by_run) < WANTED_RUNS:
             notes.append(f"{model} {case}: {len(by_run)} runs; the protocol has {WANTED_RUNS}")
         median = _rounded(float(np.median(list(by_run.values()))))
+        order = sorted(by_run, key=lambda run: listed[model, case, run])
+        average = _average([by_run[run] for run in order])
+        if average != (by_number := _average(list(by_run.values()))):
+            notes.append(
+                f"{model} {case}: the average of {len(by_run)} runs is a tie: {average} in the folder's order, as the "
+                f"original script adds up, {by_number} in the order of their numbers"
+            )
         yield Speed(
             case=case,
             batch_per_gpu=batches[model, case],
             runs=dict(by_run),
-            average=_rounded(sum(by_run.values()) / len(by_run)),
+            average=average,
             median=median,
             speedup=None if not base else _rounded(median / base),
         )
+
+
+def _average(speeds: Sequence[float]) -> float:
+    total = 0.0
+    for speed in speeds:  # sum() of Python 3.12 compensates, and so rounds other than adding up does
+        total += speed
+    return _rounded(total / len(speeds))
 
 
 def _latencies(run: ProtocolRun, notes: list[str]) -> float | None:

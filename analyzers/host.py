@@ -20,7 +20,7 @@ from perfscope.errors import MissingInput
 from perfscope.intervals import Intervals, union
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool, Int64
-from perfscope.tables.trace import HostSpans, Trace
+from perfscope.tables.trace import HostSpans, Trace, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -257,7 +257,7 @@ def _compute(operators: HostSpans, spans: Sequence[HostSpans], is_communication:
     """When any thread is inside an operator that computes, and not inside a communication of its own."""
     computes = operators.take(~(is_communication | is_wrapper)[operators.name])
     total = Intervals()
-    for thread in np.unique(computes.thread):
+    for thread in distinct(computes.thread):
         mine = computes.take(computes.thread == thread)
         waits = [table.take(table.thread == thread) for table in spans]
         total = total | (union(mine.start_ns, mine.end_ns) - _covered(waits, is_communication))
@@ -289,7 +289,7 @@ def _operators(trace: Trace, is_communication: Bool) -> tuple[OperatorTime, ...]
     of_annotations = trace.annotations.take(is_communication[trace.annotations.name])
     for spans in (trace.operators, of_annotations):
         own = self_times(spans)
-        for name in np.unique(spans.name):
+        for name in distinct(spans.name):
             rows = spans.name == name
             result.append(
                 OperatorTime(

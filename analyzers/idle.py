@@ -26,9 +26,10 @@ from perfscope.analyzers.breakdown import no_device_events
 from perfscope.errors import MissingInput
 from perfscope.intervals import Intervals, union
 from perfscope.kernel_classes import short_name
+from perfscope.ranks import rank_labels
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Bool, Int64
-from perfscope.tables.trace import ABSENT, Trace
+from perfscope.tables.trace import ABSENT, Trace, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -132,8 +133,8 @@ class Idle:
             *(Column(f"{cause.replace('_', ' ').capitalize()} (%)") for cause in CAUSES),
         )
         rows = tuple(
-            (_label(rank), sum(rank.causes) / _NS_PER_MS, *(_share(ns, sum(rank.causes)) for ns in rank.causes))
-            for rank in self.ranks
+            (label, sum(rank.causes) / _NS_PER_MS, *(_share(ns, sum(rank.causes)) for ns in rank.causes))
+            for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
         note = (
             "A gap's cause is what the next device event was waiting for; a launch gap is one below "
@@ -141,21 +142,25 @@ class Idle:
         )
         return (Section("Idle time by cause", columns, rows, (note,)), self._longest())
 
+    def _labels(self) -> list[str]:
+        return rank_labels([(rank.rank, rank.device) for rank in self.ranks])
+
     def _longest(self) -> Section:
+        labelled = zip(self._labels(), self.ranks, strict=True)
         gaps = sorted(
-            ((gap, rank) for rank in self.ranks for gap in rank.longest),
-            key=lambda pair: (-pair[0].duration_ns, pair[1].rank or 0, pair[0].start_ns),
+            ((gap, label, rank.rank or 0) for label, rank in labelled for gap in rank.longest),
+            key=lambda found: (-found[0].duration_ns, found[2], found[0].start_ns),
         )
         rows = tuple(
             (
-                _label(rank),
+                label,
                 gap.start_ns / _NS_PER_MS,
                 gap.duration_ns / _NS_PER_US,
                 gap.cause.replace("_", " "),
                 gap.before,
                 gap.after,
             )
-            for gap, rank in gaps[:_LONGEST]
+            for gap, label, _ in gaps[:_LONGEST]
         )
         columns = (
             Column("Rank"),
@@ -170,7 +175,7 @@ class Idle:
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
     """The idle time of each device of one trace."""
-    return tuple(_measure_device(trace, int(device)) for device in np.unique(trace.device.device))
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
@@ -271,7 +276,7 @@ def _synchronises(trace: Trace, start: Int64, end: Int64, thread: Int64) -> Bool
     waits = _named(trace, _WAITS_FOR_DEVICE) & ~_named(trace, _NEVER_BLOCKS)
     calls = trace.calls.take(waits[trace.calls.name])
     found = np.zeros(len(start), np.bool_)
-    for one in np.unique(calls.thread):
+    for one in distinct(calls.thread):
         mine = calls.take(calls.thread == one)
         waiting = union(mine.start_ns, mine.end_ns)
         rows = thread == one
@@ -281,10 +286,6 @@ def _synchronises(trace: Trace, start: Int64, end: Int64, thread: Int64) -> Bool
 
 def _named(trace: Trace, pattern: re.Pattern[str]) -> Bool:
     return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)
-
-
-def _label(rank: RankIdle) -> str:
-    return "unknown" if rank.rank is None else str(rank.rank)
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from perfscope.analyzers.log_work import Work
 from perfscope.tables.joblog import JobLog
 
 _NS_PER_S = 1e9
@@ -18,19 +19,19 @@ _OTHER_TOLERANCE = 0.05
 _TFLOPS_TOLERANCE = 0.4
 _SLOW = 3.0
 _SIZE_TOLERANCE = 0.03
+_LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
 
-def flags_of(
-    log: JobLog, median_s: float | None, samples: int | None, parameters: int | None, tflops: float | None
-) -> tuple[str, ...]:
+def flags_of(log: JobLog, work: Work, median_s: float | None, tflops: float | None) -> tuple[str, ...]:
     """Every doubt about one log."""
     return (
-        *_logged_speed(log, samples),
-        *_other_sources(log, median_s, samples),
+        *_logged_speed(log, work.samples),
+        *_logged_tokens(log, work),
+        *_other_sources(log, median_s, work.samples),
         *_logged_tflops(log, tflops),
-        *_batch(log, samples),
-        *_name(log, parameters),
+        *_batch(log, work.samples),
+        *_name(log, work.parameters),
         *_shape(log, median_s),
         *log.remarks,
     )
@@ -38,7 +39,7 @@ def flags_of(
 
 def _logged_speed(log: JobLog, samples: int | None) -> Iterator[str]:
     rows = log.iterations
-    timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s)
+    timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s) & (rows.disturbed == "")
     stated = np.ma.getdata(rows.samples_per_s)[timed]
     batch = np.where(np.ma.getmaskarray(rows.samples), samples or 0, np.ma.getdata(rows.samples))[timed]
     right = batch / (np.ma.getdata(rows.wall_ns)[timed] / _NS_PER_S)
@@ -48,7 +49,20 @@ def _logged_speed(log: JobLog, samples: int | None) -> Iterator[str]:
         yield (
             f"throughput-disagrees: the log states {stated[first]:.4g} samples/s where batch / time is "
             f"{right[first]:.4g} (x {stated[first] / right[first]:.3g}), in {int(wrong.sum())} of {len(wrong)} records"
+            + _why(log, stated[first])
         )
+
+
+def _why(log: JobLog, stated: float) -> str:
+    """Hugging Face divides its examples by the run time; where the last batch is not full, those are fewer."""
+    examples, epochs = log.number("examples"), log.number("epochs") or 1
+    rows = log.iterations
+    if examples is None or len(rows) != 1:
+        return ""
+    seconds = int(rows.span[0]) * int(np.ma.getdata(rows.wall_ns)[0]) / _NS_PER_S
+    if abs(examples * epochs / seconds - stated) > _TOLERANCE * stated:
+        return ""
+    return f": it counts {examples * epochs} examples in {rows.span[0]} steps, whose last batch is not full"
 
 
 def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> Iterator[str]:
@@ -62,11 +76,31 @@ def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> 
                 )
         elif other.wall_ns is not None and median_s:
             seconds = other.wall_ns / _NS_PER_S
-            if abs(seconds - median_s) > _OTHER_TOLERANCE * median_s:
+            is_bound = other.source.startswith(_LOWER_BOUND) and seconds < median_s
+            if abs(seconds - median_s) > _OTHER_TOLERANCE * median_s and not is_bound:
                 yield (
-                    f"time-disagrees: {other.source} gives {seconds:.4g} s an iteration, "
-                    f"{log.time_source} {median_s:.4g} s"
+                    f"time-disagrees: an iteration takes {median_s:.4g} s by {log.time_source}, "
+                    f"{seconds:.4g} s by {other.source}"
                 )
+
+
+def _logged_tokens(log: JobLog, work: Work) -> Iterator[str]:
+    """Tokens a second of a GPU, where they count whole sequences: not in gluon-nlp, which counts valid tokens."""
+    rows = log.iterations
+    if log.framework == "gluon-nlp" or work.samples is None or work.seq_len is None or work.gpus is None:
+        return
+    timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.tokens_per_s_per_gpu)
+    timed &= rows.disturbed == ""
+    if not timed.any():
+        return
+    stated = float(np.median(np.ma.getdata(rows.tokens_per_s_per_gpu)[timed]))
+    seconds = float(np.median(np.ma.getdata(rows.wall_ns)[timed])) / _NS_PER_S
+    right = work.samples * work.seq_len / seconds / work.gpus
+    if abs(stated - right) > _OTHER_TOLERANCE * right:
+        yield (
+            f"throughput-disagrees: the log states {stated:.5g} tokens/s a GPU where batch x sequence / time / GPUs is "
+            f"{right:.5g} (x {stated / right:.3g})"
+        )
 
 
 def _logged_tflops(log: JobLog, tflops: float | None) -> Iterator[str]:
@@ -134,7 +168,7 @@ def _shape(log: JobLog, median_s: float | None) -> Iterator[str]:
         yield f"missing: between records iterations are missing in {log.gaps} places"
     if len(rows) and rows.attempt.max() > 0:
         yield f"restarted: {int(rows.attempt.max())} times; {log.redone} iterations were done again"
-    if log.time_source is not None and log.time_source.startswith("DeepSpeed's timers"):
+    if log.time_source is not None and log.time_source.startswith(_LOWER_BOUND):
         yield "lower-bound: the timers hold forward, backward and step, not the time between them"
     spans = np.unique(rows.span)
     if len(spans) and spans[-1] > 1:

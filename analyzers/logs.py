@@ -9,81 +9,21 @@ single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2.m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.flops import Throughput
 from perfscope.analyzers.log_flags import flags_of
-from perfscope.analyzers.medians import Counted, counted, merged
+from perfscope.analyzers.log_times import Times, measure, undisturbed
+from perfscope.analyzers.log_work import LAYOUT, Given, Work, know
 from perfscope.report import Json
-from perfscope.tables.joblog import Iterations, JobLog, Save, Timer
+from perfscope.tables.joblog import JobLog, Save, Timer
+
+__all__ = ["Given", "LogSummary", "analyze"]
 
 _NS_PER_S = 1e9
-_ASSUMED_GPUS = 64
-_ASSUMED_SEQ_LEN = 1024
-_LEAST_SHARE_LEFT = 0.5
 _B = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the user says about the runs; it goes before what logs and names say.
-
-    Attributes:
-        parameters, gpus, seq_len, samples: Size of the model, GPUs of the job, tokens in a sequence, global batch.
-        checkpointing: Which activations are recomputed.
-        warmup: Iterations of every start that are left out; absent for one record.
-    """
-
-    parameters: int | None = None
-    gpus: int | None = None
-    seq_len: int | None = None
-    samples: int | None = None
-    checkpointing: Checkpointing | None = None
-    warmup: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The time of an iteration.
-
-    Attributes:
-        records: Records that the figures are over.
-        median_s, p95_s, mean_s, min_s, max_s: Over those.
-        median_interval_s: Bootstrap interval of the median; absent of fewer than three records.
-        first_s: The first record.
-        mean_all_s: Over all iterations, warm-up and disturbed ones too, as the seed's one-liner has it.
-        warmup: Records left out as warm-up.
-        evaluation, save: Records left out because their time holds one.
-    """
-
-    records: int
-    median_s: float | None
-    p95_s: float | None
-    mean_s: float | None
-    min_s: float | None
-    max_s: float | None
-    median_interval_s: tuple[float, float] | None
-    first_s: float | None
-    mean_all_s: float | None
-    warmup: int
-    evaluation: int
-    save: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Model, batch and layout of a run, each absent where nothing tells it, and what was assumed."""
-
-    parameters: int | None
-    parameters_source: str | None
-    gpus: int | None
-    seq_len: int | None
-    samples: int | None
-    checkpointing: Checkpointing | None
-    assumed: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +59,7 @@ class LogSummary:
     def iterations(self) -> int:
         """Iterations that the log's records stand for."""
         folded = self.log.folded.iterations if self.log.folded else 0
-        return int(self.log.iterations.span.sum()) + folded
+        return int(self.log.iterations.new.sum()) + folded
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -169,8 +109,8 @@ class LogSummary:
 def analyze(log: JobLog, given: Given | None = None) -> LogSummary:
     """Summarise one log."""
     given = given or Given()
-    times = _time(log, given.warmup)
-    work = _know(log, given)
+    times = measure(log, given.warmup)
+    work = know(log, given)
     samples_per_s = _speed(log, work, times)
     status, reason = _status(log, times)
     tflops = _tflops(work, times)
@@ -184,168 +124,8 @@ def analyze(log: JobLog, given: Given | None = None) -> LogSummary:
         work=work,
         samples_per_s=samples_per_s,
         tflops_per_gpu=tflops,
-        flags=flags_of(log, times.median_s, work.samples, work.parameters, tflops),
+        flags=flags_of(log, work, times.median_s, tflops),
     )
-
-
-def undisturbed(rows: Iterations, warmup: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which records count: timed ones, less warm-up, less disturbed ones unless those are most of them.
-
-    ``warmup`` is a number of iterations of every start; None leaves out one record.
-    """
-    timed = ~np.ma.getmaskarray(rows.wall_ns)
-    settled = timed & ~warming(rows, warmup)
-    if not settled.any():
-        return timed if warmup is None else settled
-    quiet = settled & (rows.disturbed == "")
-    return quiet if quiet.sum() >= _LEAST_SHARE_LEFT * settled.sum() else settled
-
-
-def warming(rows: Iterations, warmup: int | None) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which records are warm-up."""
-    flags = np.zeros(len(rows), np.bool_)
-    for attempt in np.unique(rows.attempt):
-        places = np.flatnonzero(rows.attempt == attempt)
-        if warmup is None:
-            flags[places[:1]] = True
-        else:
-            flags[places[np.cumsum(rows.span[places]) <= warmup]] = True
-    return flags
-
-
-def _time(log: JobLog, warmup: int | None) -> Times:
-    rows = log.iterations
-    used = undisturbed(rows, warmup)
-    warm = warming(rows, warmup) & ~used
-    seconds = counted(np.ma.getdata(rows.wall_ns)[used] / _NS_PER_S)
-    values = seconds if log.folded is None else merged(seconds, _folded(log, warmup))
-    left_out = ~used & ~warm
-    timed = rows.wall_ns.compressed()
-    return Times(
-        records=values.n,
-        median_s=values.median(),
-        p95_s=values.quantile(0.95),
-        mean_s=values.mean(),
-        min_s=values.quantile(0.0),
-        max_s=values.quantile(1.0),
-        median_interval_s=values.median_interval(),
-        first_s=float(timed[0]) / _NS_PER_S if len(timed) else None,
-        mean_all_s=_mean_of_all(log),
-        warmup=int(warm.sum()) + (len(log.folded.warmups) if log.folded else 0),
-        evaluation=int((left_out & (rows.disturbed == "evaluation")).sum()),
-        save=int((left_out & (rows.disturbed == "save")).sum()),
-    )
-
-
-def _folded(log: JobLog, warmup: int | None) -> Counted:
-    assert log.folded is not None
-    folded = Counted(log.folded.wall_ns / _NS_PER_S, log.folded.count)
-    warmups = log.folded.warmups
-    return folded if warmup is None or not warmups else merged(folded, counted(np.asarray(warmups) / _NS_PER_S))
-
-
-def _mean_of_all(log: JobLog) -> float | None:
-    rows = log.iterations
-    timed = ~np.ma.getmaskarray(rows.wall_ns)
-    total = int((np.ma.getdata(rows.wall_ns)[timed] * rows.span[timed]).sum())
-    count = int(rows.span[timed].sum())
-    if log.folded is not None:
-        total, count = total + log.folded.wall_total_ns, count + log.folded.iterations
-    return total / count / _NS_PER_S if count else None
-
-
-def _know(log: JobLog, given: Given) -> Work:
-    parameters, source = _parameters(log, given)
-    gpus = given.gpus or _gpus(log)
-    seq_len = given.seq_len or log.number("seq_len")
-    samples = given.samples or _samples(log)
-    checkpointing = given.checkpointing or _checkpointing(log)
-    assumed: list[str] = []
-    # A benchmark's name gives size and batch alone; what the seed's one-liner then takes for granted is said beside it.
-    if source == "name" and samples is not None:
-        if gpus is None:
-            gpus = _ASSUMED_GPUS
-            assumed.append(f"{gpus} GPUs (--gpus)")
-        if seq_len is None:
-            seq_len = _ASSUMED_SEQ_LEN
-            assumed.append(f"sequence length {seq_len} (--seq-len)")
-        if checkpointing is None:
-            checkpointing = Checkpointing.FULL
-            assumed.append("activation checkpointing full (--checkpointing)")
-    return Work(parameters, source, gpus, seq_len, samples, checkpointing, tuple(assumed))
-
-
-def _parameters(log: JobLog, given: Given) -> tuple[int | None, str | None]:
-    if given.parameters is not None:
-        return given.parameters, "given"
-    stated = log.fact("parameters")
-    if stated is not None and stated.source == "log" and log.fact("parameters_rounded") is None:
-        return log.number("parameters"), "log"
-    counted_up = dense_parameters(log)
-    if counted_up is not None:
-        return counted_up, "arguments"
-    if stated is not None and stated.source == "log":
-        return log.number("parameters"), "log, rounded"
-    if log.number("parameters_of_shards") is not None:
-        return log.number("parameters_of_shards"), "log, sum of the shards"
-    return log.number("parameters"), stated.source if stated else None
-
-
-def dense_parameters(log: JobLog) -> int | None:
-    """Parameters of a plain GPT from its dimensions; None where they are unknown or the model is another.
-
-    Source: bigscience-workshop/bigscience, experiments/gpt2.md: ``l(12h^2 + 13h) + vh + sh + 2h``.
-    """
-    layers, hidden, vocab, seq_len = (log.number(name) for name in ("layers", "hidden", "vocab", "seq_len"))
-    if layers is None or hidden is None or vocab is None or seq_len is None:
-        return None
-    if any(log.fact(name) is not None and log.fact(name).value for name in _NOT_PLAIN):  # type: ignore[union-attr]
-        return None
-    if log.number("ffn") not in (None, 4 * hidden):
-        return None
-    return layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden + seq_len * hidden + 2 * hidden
-
-
-_NOT_PLAIN = ("swiglu", "group_query_attention", "experts", "untie_embeddings_and_output_weights")
-
-
-def _gpus(log: JobLog) -> int | None:
-    stated = log.number("gpus")
-    if stated is not None:
-        return stated
-    sizes = [log.number(name) for name in ("tp", "pp", "dp")]
-    if all(size is not None for size in sizes):
-        return int(np.prod([size or 1 for size in sizes]) * (log.number("cp") or 1))
-    return None
-
-
-def _samples(log: JobLog) -> int | None:
-    """The global batch: what the records state, else what the set-up states, else the product of its parts."""
-    stated = log.iterations.samples.compressed()
-    if len(stated):
-        values, counts = np.unique(stated, return_counts=True)
-        return int(values[np.argmax(counts)])
-    whole = log.number("gbs")
-    if whole is not None:
-        return whole
-    micro, accumulated = log.number("mbs"), log.number("gas")
-    replicas = log.number("dp") or _replicas(log)
-    if micro is None or replicas is None:
-        return None
-    return micro * replicas * (accumulated or 1)
-
-
-def _replicas(log: JobLog) -> int | None:
-    gpus = log.number("gpus")
-    if gpus is None:
-        return None
-    return gpus // ((log.number("tp") or 1) * (log.number("pp") or 1) * (log.number("cp") or 1)) or None
-
-
-def _checkpointing(log: JobLog) -> Checkpointing | None:
-    fact = log.fact("checkpointing")
-    known = {str(kind) for kind in Checkpointing}
-    return Checkpointing(fact.value) if fact is not None and fact.value in known else None
 
 
 def _speed(log: JobLog, work: Work, times: Times) -> float | None:
@@ -416,7 +196,6 @@ def _times(times: Times, log: JobLog) -> dict[str, Json]:
 
 
 def _work(work: Work, log: JobLog) -> dict[str, Json]:
-    names = ("nodes", "tp", "pp", "dp", "cp", "ep", "gas", "mbs", "zero_stage", "layers", "hidden", "heads", "vocab")
     precision = log.fact("precision")
     return {
         "parameters": work.parameters,
@@ -426,7 +205,8 @@ def _work(work: Work, log: JobLog) -> dict[str, Json]:
         "seq_len": work.seq_len,
         "global_batch_size": work.samples,
         "gbs": work.samples,
-        **{name: log.number(name) for name in names},
+        **{name: work.layout.get(name) for name in LAYOUT},
+        **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
         "precision": None if precision is None else str(precision.value),
         "checkpointing": None if work.checkpointing is None else str(work.checkpointing),
     }
@@ -436,6 +216,9 @@ def _training(log: JobLog) -> dict[str, Json]:
     rows = log.iterations
     folded = log.folded
     losses, scales = rows.loss.compressed(), rows.loss_scale.compressed()
+    first = log.fact("first_loss")
+    if first is not None and isinstance(first.value, float):
+        losses = np.concatenate(([first.value], losses))
     return {
         "loss": _ends(losses, folded.last_loss if folded else None),
         "loss_scale": _ends(scales, folded.last_loss_scale if folded else None),
@@ -463,6 +246,7 @@ def _save(save: Save) -> dict[str, Json]:
         "source": save.source,
         "path": save.path,
         "asynchronous": save.asynchronous,
+        "drained_seconds": None if save.drained_ns is None else save.drained_ns / _NS_PER_S,
     }
 
 

@@ -2,15 +2,15 @@
 
 The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a stage shards one more of optimizer,
 gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass wants
-them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer), for the first
-pipeline stage, which holds the most micro-batches. What an allocator, a communication library and a CUDA context take
-besides is not counted: it is some percent of the GPU.
+them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer). Of a pipeline
+the fuller of two stages counts: the first, which holds the most micro-batches, or the last, which has the loss. What an
+allocator, a communication library and a CUDA context take besides is not counted: it is some percent of the GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
 from math import ceil
 
 from perfscope.analyzers.conventions import Checkpointing
@@ -44,6 +44,18 @@ class Attention(StrEnum):
     EAGER = "eager"
 
 
+class Loss(StrEnum):
+    """What of the logits is there at once when the backward pass begins.
+
+    ``plain`` is PyTorch's cross-entropy in fp32: the logits, their fp32 logarithms of probabilities, and two gradients.
+    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``chunked`` never has them whole.
+    """
+
+    PLAIN = "plain"
+    FUSED = "fused"
+    CHUNKED = "chunked"
+
+
 _OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
 
 
@@ -56,12 +68,14 @@ class Precision:
         gradients: The gradients that are kept between micro-batches.
         optimizer: What the optimizer keeps, the fp32 copy of the weights included.
         activations: One element of an activation.
+        cast: A copy of the weights that the backward pass keeps, as autocast makes it.
     """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    cast: int = 0
 
     @property
     def checkpoint(self) -> int:
@@ -72,6 +86,16 @@ class Precision:
 def mixed_precision(optimizer: Optimizer, gradient_bytes: int = 2) -> Precision:
     """16-bit weights and activations, with an fp32 copy of the weights in the optimizer."""
     return Precision(2, gradient_bytes, 4 + _OPTIMIZER_BYTES[optimizer], 2)
+
+
+def autocast_precision(optimizer: Optimizer) -> Precision:
+    """fp32 weights, of which ``torch.autocast`` makes 16-bit copies to compute in; no copy in the optimizer."""
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 2, cast=2)
+
+
+def pure_16bit(optimizer: Optimizer) -> Precision:
+    """Everything in 16 bits, what the optimizer keeps too: ``model.to(bfloat16)`` with PyTorch's optimizers."""
+    return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2)
 
 
 def full_precision(optimizer: Optimizer) -> Precision:
@@ -91,6 +115,7 @@ class Layout:
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         micro_batches: Forward passes of one step; absent where unknown.
         offload: What is kept off the GPU: ``optimizer``, ``parameters``.
+        loss: What is kept of the logits.
     """
 
     data: int
@@ -103,6 +128,7 @@ class Layout:
     sequence_parallel: bool = False
     micro_batches: int | None = None
     offload: tuple[str, ...] = ()
+    loss: Loss = Loss.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +165,28 @@ def estimate(
         precision: Bytes of each state.
         attention: Whether the attention matrix is kept.
     """
-    dense, experts = _parameters_on_a_gpu(model, layout)
     scale = parameters / total_parameters(model)
+    stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
+    each = [
+        replace(
+            _states(scale, layout, precision, _parameters_on_a_gpu(model, layout, stage)),
+            activations=activations(model, seq_len, precision.activations, attention, layout, stage=stage),
+        )
+        for stage in stages
+    ]
+    return max(each, key=lambda memory: memory.total)
+
+
+class Stage(Enum):
+    """A stage of a pipeline; without one the first stage is also the last."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+def _states(scale: float, layout: Layout, precision: Precision, held: tuple[float, float]) -> Memory:
+    """Weights, gradients and optimizer of a GPU that holds so many parameters, and so many of routed experts."""
+    dense, experts = held
 
     def state(name: str, size: int) -> int:
         if _OFFLOADED_AS[name] in layout.offload:
@@ -152,17 +198,18 @@ def estimate(
 
     return Memory(
         layout=layout,
-        weights=state(WEIGHTS, precision.weights),
+        weights=state(WEIGHTS, precision.weights + precision.cast),
         gradients=state(GRADIENTS, precision.gradients),
         optimizer=state(OPTIMIZER, precision.optimizer),
-        activations=activations(model, seq_len, precision.activations, attention, layout),
+        activations=0,
     )
 
 
-def _parameters_on_a_gpu(model: Transformer, layout: Layout) -> tuple[float, float]:
-    """Parameters of the fullest GPU before ZeRO: those that data-parallel ranks share, and routed experts.
+def _parameters_on_a_gpu(model: Transformer, layout: Layout, stage: Stage) -> tuple[float, float]:
+    """Parameters of a GPU before ZeRO: those that data-parallel ranks share, and routed experts.
 
-    The first pipeline stage has the embedding, the last one the output layer; without a pipeline one GPU has both.
+    The first pipeline stage has the embedding, the last one the output layer, which is a copy where they are tied;
+    without a pipeline one GPU has both.
     """
     layers = ceil(model.layers / layout.pipeline)
     share = layers / model.layers / layout.tensor
@@ -172,21 +219,32 @@ def _parameters_on_a_gpu(model: Transformer, layout: Layout) -> tuple[float, flo
         routed = model.experts.layers * model.experts.routed * weights
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     in_layers = total_parameters(model) - tables - routed
-    table = tables if layout.pipeline == 1 else embedding_parameters(model) + position_parameters(model)
-    return in_layers * share + table / layout.tensor, routed * share / layout.expert
+    if layout.pipeline > 1:
+        tables = embedding_parameters(model) + (position_parameters(model) if stage is Stage.FIRST else 0)
+    return in_layers * share + tables / layout.tensor, routed * share / layout.expert
 
 
-def activations(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> int:
-    """Bytes of activations on the first pipeline stage."""
+def activations(
+    model: Transformer,
+    seq_len: int,
+    element_bytes: int,
+    attention: Attention,
+    layout: Layout,
+    *,
+    stage: Stage = Stage.FIRST,
+) -> int:
+    """Bytes of activations on a pipeline stage."""
     tokens = seq_len * layout.micro_batch
     layers = ceil(model.layers / layout.pipeline)
-    in_flight = min(layout.pipeline, layout.micro_batches or layout.pipeline)
+    in_flight = min(layout.pipeline, layout.micro_batches or layout.pipeline) if stage is Stage.FIRST else 1
     kept = _layer_bytes(model, seq_len, element_bytes, attention, layout)
+    head = _head_bytes(model, tokens, element_bytes, layout) if layout.pipeline == 1 or stage is Stage.LAST else 0
     if layout.checkpointing is Checkpointing.FULL:
         split = layout.tensor if layout.sequence_parallel else 1
         stored = layers * in_flight * element_bytes * model.hidden / split
-        return ceil(tokens * (stored + kept)) + _head_bytes(model, tokens, element_bytes, layout)
-    return ceil(tokens * layers * in_flight * kept) + _head_bytes(model, tokens, element_bytes, layout)
+        # The loss is done before the first layer is recomputed.
+        return ceil(tokens * stored) + max(ceil(tokens * kept), head)
+    return ceil(tokens * layers * in_flight * kept) + head
 
 
 def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
@@ -213,8 +271,7 @@ def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout) -> int:
-    """Bytes of the last norm, the output layer and the fp32 logits, on a GPU that has them."""
-    if layout.pipeline > 1:
-        return 0
-    logits = 4 * vocabulary_rows(model)
+    """Bytes of the last norm, the output layer and the logits."""
+    bytes_of_a_logit = {Loss.PLAIN: element_bytes + 3 * 4, Loss.FUSED: 4, Loss.CHUNKED: 0}[layout.loss]
+    logits = bytes_of_a_logit * vocabulary_rows(model)
     return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

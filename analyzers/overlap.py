@@ -15,9 +15,10 @@ import numpy as np
 
 from perfscope.analyzers.breakdown import covered
 from perfscope.errors import MissingInput
-from perfscope.process_groups import PRIORITY, is_point_to_point, role_of
+from perfscope.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
+from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables.trace import ABSENT, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _NS_PER_US = 1000
 _NS_PER_MS = 1e6
@@ -31,6 +32,7 @@ class GroupOverlap:
     Attributes:
         rank: The rank; absent where nothing tells.
         device: Index of its GPU.
+        process: The id of the profiled process; absent where the trace does not tell.
         group: The group's name; ``""`` where the trace does not say whose communication it is.
         is_point_to_point: Its sends and receives, which are told apart from its collectives.
         description: What the framework calls the group.
@@ -43,6 +45,7 @@ class GroupOverlap:
 
     rank: int | None
     device: int
+    process: int | None
     group: str
     is_point_to_point: bool
     description: str
@@ -53,9 +56,10 @@ class GroupOverlap:
     exposed: int
 
     @property
-    def key(self) -> tuple[bool, int, int, str, bool]:
+    def key(self) -> tuple[bool, int, int, int, str, bool]:
         """What tells it from others, and its place among them."""
-        return self.rank is None, self.rank or 0, self.device, self.group, self.is_point_to_point
+        process = -1 if self.process is None else self.process
+        return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point
 
     @property
     def overlap_fraction(self) -> float | None:
@@ -85,6 +89,7 @@ class GroupOverlap:
         return {
             "rank": self.rank,
             "device": self.device,
+            "process": self.process,
             "axis": self.role or None,
             "group": self.group or None,
             "point_to_point": self.is_point_to_point,
@@ -125,15 +130,16 @@ class Overlap:
         axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes)
         urgency = " > ".join(role for role in PRIORITY if role)
         note = f"Summed over ranks. Where axes are exposed at once, the time is given to the first of {urgency}."
+        labels = rank_labels([(group.rank, group.device) for group in self.groups])
         groups = tuple(
             (
-                "unknown" if group.rank is None else str(group.rank),
+                label,
                 group.role or "not stated",
                 _named(group),
                 group.size,
                 *group.cells(),
             )
-            for group in self.groups
+            for label, group in zip(labels, self.groups, strict=True)
         )
         left_out = len(groups) - _MOST_ROWS
         notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
@@ -148,7 +154,7 @@ def measure(trace: Trace) -> tuple[GroupOverlap, ...] | None:
     """The process groups of each device of one trace; None where the trace holds no device events."""
     if not len(trace.device):
         return None
-    return tuple(group for device in np.unique(trace.device.device) for group in _measure_device(trace, int(device)))
+    return tuple(group for device in distinct(trace.device.device) for group in _measure_device(trace, device))
 
 
 def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
@@ -174,8 +180,11 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
     kinds = [(one.group, is_point_to_point(one.operation)) for one in trace.collectives] + [("", False)]
-    numbers = {kind: number for number, kind in enumerate(sorted(set(kinds)))}
+    numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last
+    # Transfers that a framework batches carry no metadata; their kernel's name is all that tells them.
+    transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
+    number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
     present = [(kind, communicates & (number_of == number)) for kind, number in numbers.items()]
     described = [_describe(trace, device, *kind, events.collective[members]) for kind, members in present]
     found = []
@@ -196,16 +205,17 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
 
 
 def _describe(trace: Trace, device: int, group: str, point_to_point: bool, collectives: np.ndarray) -> GroupOverlap:  # noqa: FBT001 - half of a key
-    operations = {trace.collectives[index].operation for index in np.unique(collectives) if index != ABSENT}
+    operations = {trace.collectives[index].operation for index in distinct(collectives) if index != ABSENT}
     known = trace.groups.get(group)
     description, size = (known.description, known.size) if known else ("", None)
     return GroupOverlap(
         rank=trace.rank,
         device=device,
+        process=None if trace.process == ABSENT else trace.process,
         group=group,
         is_point_to_point=point_to_point,
         description=description,
-        role=role_of(description, operations, size, trace.world_size),
+        role=_role(trace, description, operations, size, batched=point_to_point and not group),
         size=size,
         communication=0,
         hidden=0,
@@ -213,9 +223,17 @@ def _describe(trace: Trace, device: int, group: str, point_to_point: bool, colle
     )
 
 
+def _role(trace: Trace, description: str, operations: set[str], size: int | None, *, batched: bool) -> str:
+    """The axis of a group; batched transfers are a pipeline's where the rank is in one by its groups' descriptions."""
+    pipelines = (one for one in trace.groups.values() if one.size > 1 and role_of(one.description, (), 0, 0) == "PP")
+    if batched and any(pipelines):
+        return "PP"
+    return role_of(description, operations, size, trace.world_size)
+
+
 def _added(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:
-    """The windows of one rank added up."""
-    added: dict[tuple[bool, int, int, str, bool], GroupOverlap] = {}
+    """The windows of one process added up."""
+    added: dict[tuple[bool, int, int, int, str, bool], GroupOverlap] = {}
     for group in groups:
         added[group.key] = added[group.key].plus(group) if group.key in added else group
     return tuple(added[key] for key in sorted(added))

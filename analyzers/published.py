@@ -27,6 +27,9 @@ from perfscope.analyzers.derived import (
 from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row, Span
 
 _Q = Quantity
+_MANY = 3
+_NEARLY_ALL = 0.8
+_A_LITTLE = Fraction(1, 5)
 
 
 class Verdict(StrEnum):
@@ -122,6 +125,21 @@ def analyze(tables: Sequence[PublishedTable], peak_tflops: float | None = None) 
         tuple(answer for answer in found if isinstance(answer, Uncheckable)),
         _assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
     )
+
+
+def of_another_convention(published: Published) -> tuple[str, ...]:
+    """Tables whose TFLOPs are nearly all a little off: they were counted in another way than by BigScience's."""
+    said = []
+    for line in dict.fromkeys(cell.table_line for cell in published.cells):
+        cells = [cell for cell in published.cells if cell.table_line == line and cell.quantity == _Q.TFLOPS]
+        shares = [Fraction(cell.published.replace(",", "")) / cell.recomputed - 1 for cell in cells if cell.published]
+        off = [share for cell, share in zip(cells, shares, strict=False) if cell.verdict is Verdict.WRONG]
+        if len(off) >= _MANY and len(off) >= _NEARLY_ALL * len(cells) and max(map(abs, off)) <= _A_LITTLE:
+            said.append(
+                f"line {line}: {len(off)} of {len(cells)} TFLOPs are off by {float(min(off)):+.1%} to "
+                f"{float(max(off)):+.1%}: they may follow another convention, or a log"
+            )
+    return tuple(said)
 
 
 def _check_table(table: PublishedTable, peak: Fraction | None) -> list[CheckedCell | Uncheckable | None]:

@@ -6,6 +6,7 @@ writing goes on beside training, over the time until they lay on disk. Page cach
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class Save:
         size_bytes: Of all files; absent where unknown.
         asynchronous: Whether writing went on beside training; absent where unknown.
         source: What told the time.
+        path: Where to, as the first rank told it; absent where nobody did.
     """
 
     step: int | None
@@ -39,6 +41,7 @@ class Save:
     size_bytes: int | None
     asynchronous: bool | None
     source: str
+    path: str | None
 
     @property
     def gb_per_s(self) -> float | None:
@@ -73,6 +76,7 @@ class SaveTimes:
                     "gb_per_s": save.gb_per_s,
                     "asynchronous": save.asynchronous,
                     "source": save.source,
+                    "path": save.path,
                 }
                 for save in self.saves
             ],
@@ -123,16 +127,25 @@ def analyze(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
     Raises:
         MissingInput: Nothing was timed.
     """
-    groups: dict[int, list[SaveTiming]] = {}
-    for timing in saves.timings:
-        groups.setdefault(timing.number, []).append(timing)
+    groups = _groups(saves.timings)
     if not groups:
         raise MissingInput("no checkpoint save was timed")
-    found = tuple(_save(timings, checkpoint_bytes) for _, timings in sorted(groups.items()))
+    found = tuple(_save(timings, checkpoint_bytes) for timings in groups)
     held = sum(save.blocked_s for save in found if save.blocked_s is not None)
     known = saves.training_ns is not None and all(save.blocked_s is not None for save in found)
     share = held / (saves.training_ns / _NS_PER_S) if known and saves.training_ns else None
     return SaveTimes(found, share)
+
+
+def _groups(timings: Sequence[SaveTiming]) -> list[list[SaveTiming]]:
+    """The timings of each save, in order: ranks save the same where they do it the same way after the same step."""
+    groups: dict[tuple[str, int | None, int], list[SaveTiming]] = {}
+    seen: Counter[tuple[int | None, str, int | None]] = Counter()
+    for timing in timings:
+        same = (timing.rank, timing.source, timing.step)
+        groups.setdefault((timing.source, timing.step, seen[same]), []).append(timing)
+        seen[same] += 1
+    return sorted(groups.values(), key=lambda group: min(timing.number for timing in group))
 
 
 def _save(timings: Sequence[SaveTiming], checkpoint_bytes: int | None) -> Save:
@@ -150,4 +163,5 @@ def _save(timings: Sequence[SaveTiming], checkpoint_bytes: int | None) -> Save:
         size_bytes=sum(sizes) if sizes and len(sizes) == len(timings) else checkpoint_bytes,
         asynchronous=any(modes) if modes else None,
         source=timings[0].source,
+        path=next((timing.path for timing in timings if timing.path is not None), None),
     )

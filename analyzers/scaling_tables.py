@@ -15,6 +15,7 @@ from perfscope.tables.scaling import ScalingRun
 _MIB = 2**20
 _GB = 1e9
 _PERCENT = 100
+_FOUR_DIGITS = 10_000
 
 _LAWS = {
     "amdahl": "Amdahl (fixed work)",
@@ -198,9 +199,14 @@ def _plus_minus(fit: Fit, name: str) -> str:
 def _predictions(fit: Fit) -> Cell:
     texts = []
     for one in fit.predictions:
-        interval = "" if one.interval is None else f" ({one.interval[0]:.4g} to {one.interval[1]:.4g})"
-        texts.append(f"{one.gpus} GPUs: {one.samples_per_s:.4g}{interval}")
+        interval = "" if one.interval is None else f" ({_short(one.interval[0])} to {_short(one.interval[1])})"
+        texts.append(f"{one.gpus} GPUs: {_short(one.samples_per_s)}{interval}")
     return "; ".join(texts) or None
+
+
+def _short(value: float) -> str:
+    """Four digits, or all before the point."""
+    return f"{value:.4g}" if value < _FOUR_DIGITS else f"{value:.0f}"
 
 
 def _percent(share: float | None) -> float | None:

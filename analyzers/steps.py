@@ -1,8 +1,9 @@
 """How long a training step takes and how much it processes, as the host saw it.
 
 The step time is the host's time from one step boundary to the next. The median is over undisturbed steps: the first
-step, the profiled ones, their warm-up and the step after an export are given apart, because each costs more than
-training does. Throughput is the work of a median step over its time, summed over data-parallel ranks.
+step, the profiled ones, their warm-up, the step after an export and the steps in which a checkpoint was saved are given
+apart, because each costs more than training does, or, behind a save that waited for the device, less. Throughput is the
+work of a median step over its time, summed over data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -176,11 +177,11 @@ def analyze(run: Run) -> StepTimes:
     Raises:
         MissingInput: No rank completed a training step.
     """
-    steps = _last_attempts(run.steps)
+    steps = last_attempts(run.steps)
     if not steps:
         raise MissingInput("no rank completed a training step")
     ranks = tuple(_rank(table) for table in steps)
-    walls = _slowest_rank_of_each_step(steps, _undisturbed)
+    walls = slowest_rank_of_each_step(steps, undisturbed_steps)
     median_s = _median(walls)
     facts = {fact.rank: fact for fact in run.ranks}
     samples, tokens = _work_of_a_step(ranks, facts)
@@ -190,8 +191,8 @@ def analyze(run: Run) -> StepTimes:
         median_s=median_s,
         p95_s=_p95(walls),
         first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
-        profiled_s=_median(_slowest_rank_of_each_step(steps, _profiled)),
-        export_s=_median(_slowest_rank_of_each_step(steps, _after_export)),
+        profiled_s=_median(slowest_rank_of_each_step(steps, profiled_steps)),
+        export_s=_median(slowest_rank_of_each_step(steps, _after_export)),
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
@@ -199,7 +200,7 @@ def analyze(run: Run) -> StepTimes:
     )
 
 
-def _last_attempts(tables: Sequence[Steps]) -> list[Steps]:
+def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
     """The last process of each rank that completed a step: what an elastic restart repeated is not counted twice."""
     last: dict[int, Steps] = {}
     for table in sorted(tables, key=lambda table: (table.rank, table.attempt)):
@@ -209,7 +210,7 @@ def _last_attempts(tables: Sequence[Steps]) -> list[Steps]:
 
 
 def _rank(steps: Steps) -> RankSteps:
-    undisturbed = _undisturbed(steps)
+    undisturbed = undisturbed_steps(steps)
     walls = steps.wall_ns[undisturbed].compressed() / _NS_PER_S
     first = steps.wall_ns[0] if steps.step[0] == 1 else np.ma.masked
     return RankSteps(
@@ -220,7 +221,7 @@ def _rank(steps: Steps) -> RankSteps:
         median_s=_median(walls),
         p95_s=_p95(walls),
         first_s=None if first is np.ma.masked else float(first) / _NS_PER_S,
-        profiled_s=_median(_seconds(steps, _profiled)),
+        profiled_s=_median(_seconds(steps, profiled_steps)),
         export_s=_median(_seconds(steps, _after_export)),
         data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / _NS_PER_S),
         memory_peak_bytes=_largest(steps.memory_peak_bytes),
@@ -230,12 +231,13 @@ def _rank(steps: Steps) -> RankSteps:
     )
 
 
-def _undisturbed(steps: Steps) -> np.ndarray:
-    """Steps that neither start-up nor a window disturbed."""
-    return np.asarray((steps.window == "") & (steps.step > 1))
+def undisturbed_steps(steps: Steps) -> np.ndarray:
+    """Steps that neither start-up nor a window nor a checkpoint save disturbed."""
+    return steps.undisturbed
 
 
-def _profiled(steps: Steps) -> np.ndarray:
+def profiled_steps(steps: Steps) -> np.ndarray:
+    """Steps inside a window."""
     return np.asarray(steps.window == "profiled")
 
 
@@ -253,7 +255,7 @@ def _of_undisturbed(column: np.ma.MaskedArray, undisturbed: np.ndarray) -> np.nd
     return np.asarray(chosen if len(chosen) else column.compressed())
 
 
-def _slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.ndarray:
+def slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.ndarray:
     """Seconds of each step on its slowest rank."""
     slowest: dict[int, float] = {}
     for table in tables:
@@ -294,7 +296,9 @@ def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tupl
     disturbed = max(rank.count - rank.undisturbed for rank in ranks)
     fewest = min(rank.undisturbed for rank in ranks)
     if fewest == 0:
-        notes.append("Start-up or a profiler window disturbed every step, so there is no median: train for longer.")
+        notes.append(
+            "Start-up, a profiler window or a save disturbed every step, so there is no median: train for longer."
+        )
     else:
         notes.append(
             f"Median and p95 are over {fewest} undisturbed steps; the first, the profiled ones, their warm-up and the "
@@ -303,6 +307,7 @@ def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tupl
         if fewest < _FEW:
             notes.append(f"{fewest} undisturbed steps are too few to trust a median: train for longer.")
     notes += _windows(run)
+    notes += _saves(steps)
     counts = {rank.count for rank in ranks}
     if len(counts) > 1:
         notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
@@ -334,6 +339,34 @@ def _windows(run: Run) -> list[str]:
     if lost:
         notes.append(f"Ranks {lost} ended while a window was open: that window is lost, earlier ones are kept.")
     return notes
+
+
+def _saves(steps: Sequence[Steps]) -> list[str]:
+    """What checkpoint saves did to steps."""
+    notes = []
+    held = max(int((~np.ma.getmaskarray(table.save_ns)).sum()) for table in steps)
+    if held:
+        median_ms = _ms(_median(slowest_rank_of_each_step(steps, _saving)))
+        without = "" if median_ms is None else f": {median_ms:.2f} ms in the median without the save"
+        notes.append(f"Checkpoint saves held training in {held} steps, which are left out{without}.")
+    beside = max(int(_beside_a_save(table).sum()) for table in steps)
+    if beside:
+        median_ms = _ms(_median(slowest_rank_of_each_step(steps, _beside_a_save)))
+        time = "" if median_ms is None else f": {median_ms:.2f} ms in the median"
+        counted = max(int((undisturbed_steps(table) & table.draining).sum()) for table in steps)
+        notes.append(
+            f"An asynchronous save was writing beside {beside} other steps{time}; they are "
+            f"{'counted, because few others are left' if counted else 'left out'}."
+        )
+    return notes
+
+
+def _saving(steps: Steps) -> np.ndarray:
+    return ~np.ma.getmaskarray(steps.save_ns)
+
+
+def _beside_a_save(steps: Steps) -> np.ndarray:
+    return np.asarray(steps.draining & np.ma.getmaskarray(steps.save_ns) & (steps.window == "") & (steps.step > 1))
 
 
 def _range(first: int, last: int) -> str:

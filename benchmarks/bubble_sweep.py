@@ -1,7 +1,8 @@
 """The pipeline bubble against the number of micro-batches: theory, slope of step times, traces, hooks' own times.
 
 Run: ``python -m benchmarks.bubble_sweep -o OUT`` on a machine with GPUs, one stage a GPU (4 H200: about five minutes),
-or with ``--ranks 2 --tiny`` on two CPUs to see that it works. Each setting is one training run below ``perfscope
+or with ``--ranks 2 --tiny`` on two CPUs to see that it works; ``--framework deepspeed`` and ``--framework megatron
+--megatron FOLDER`` train the same with those. Each setting is one training run below ``perfscope
 profile``; its traces and records stay in OUT/runs. OUT/bubble_sweep.md holds the tables, .json the figures, .svg the
 curve.
 
@@ -17,52 +18,29 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, ROOT, TINY, Framework, Setting
 from perfscope.engine import Plan, analyze
 
-ROOT = Path(__file__).resolve().parent.parent
-WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
-OTHER_SCHEDULES = ("gpipe", "interleaved", "zb-h1", "zbv")
-LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len": 1024, "micro-batch": 4}
-TINY = {"layers": 8, "hidden": 64, "heads": 2, "vocabulary": 256, "seq-len": 64, "micro-batch": 2}
-STEPS = 16
 ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
 _LONGEST_S = 240
 _CALLS = 2000
 _COLOURS = ("#607d8b", "#e4572e", "#4c8bf5", "#3aa76d")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One training run: its schedule and micro-batches, on how many ranks, and the model's size."""
-
-    schedule: str
-    microbatches: int
-    ranks: int
-    size: Mapping[str, int]
-
-    def command(self) -> list[str]:
-        """The training command, for subprocess."""
-        words = [f"--{name}={value}" for name, value in self.size.items()]
-        own = [f"--schedule={self.schedule}", f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
-        return [sys.executable, *launch, str(WORKLOAD), *own, *words]
-
-
 def run(command: Sequence[str]) -> str:
     """Run a command to its end and return what it printed; its complaints are shown where it failed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_LONGEST_S, check=False)
     if ended.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {ended.returncode}\n{ended.stdout}\n{ended.stderr[-4000:]}")
@@ -70,15 +48,13 @@ def run(command: Sequence[str]) -> str:
 
 
 def plain_ms(setting: Setting) -> float:
-    """The median step of a run without perfscope, as the workload itself prints it."""
-    match = re.search(r"median step ([\d.]+) ms", run(setting.command()))
-    assert match is not None
-    return float(match[1])
+    """The median step of a run without perfscope, as the training script itself prints it."""
+    return setting.median_step_ms(run(setting.command()))
 
 
 def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
     """One run below perfscope, and what it says of it."""
-    target = folder / f"{setting.schedule}_m{setting.microbatches}"
+    target = folder / setting.name
     began = time.monotonic()
     run([sys.executable, "-m", "perfscope", "profile", "-o", str(target), "--nvml-hz", "0", "--", *setting.command()])
     analysis = analyze([target], Plan(only=ANALYZERS))
@@ -205,23 +181,19 @@ def document(figures: Mapping[str, Any]) -> str:
         "profiled": "Profiled step / undisturbed",
     }
     others = {"schedule": "Schedule", "recognised": "Recognised as", **{k: v for k, v in heads.items() if k != "slope"}}
-    return (
-        "\n\n".join(
-            (
-                "# The bubble over micro-batches",
-                f"{figures['device']}, {figures['ranks']} stages, torch {figures['torch']}; the command: "
-                "`python -m benchmarks.bubble_sweep`.",
-                "## 1F1B",
-                _table(figures["sweep"], heads),
-                f"One more micro-batch costs {figures['slope_ms']:.3f} ms. Shares are of p x T.",
-                "## Other schedules",
-                _table(figures["others"], others),
-                "## What the hooks cost",
-                _cost(figures),
-            )
-        )
-        + "\n"
-    )
+    framework = Framework(figures.get("framework", Framework.TORCH))
+    option = "" if framework is Framework.TORCH else f" --framework {framework}"
+    parts = [
+        "# The bubble over micro-batches",
+        f"{figures['device']}, {figures['ranks']} stages, torch {figures['torch']}; the command: "
+        f"`python -m benchmarks.bubble_sweep{option}`.",
+        "## 1F1B",
+        _table(figures["sweep"], heads),
+        f"One more micro-batch costs {figures['slope_ms']:.3f} ms. Shares are of p x T.",
+    ]
+    if figures["others"]:
+        parts += ["## Other schedules", _table(figures["others"], others)]
+    return "\n\n".join([*parts, "## What the hooks cost", _cost(figures)]) + "\n"
 
 
 def _cost(figures: Mapping[str, Any]) -> str:
@@ -258,24 +230,33 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--framework", type=Framework, choices=list(Framework), default=Framework.TORCH)
+    parser.add_argument("--megatron", type=Path, help="the folder of Megatron's pretrain_gpt.py")
+    parser.add_argument("--micro-batch", type=int, help="samples of a micro-batch")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    size = TINY if arguments.tiny else LARGE
+    framework: Framework = arguments.framework
+    size = dict(TINY if arguments.tiny else LARGE)
+    size["micro-batch"] = arguments.micro_batch or size["micro-batch"]
     runs = arguments.output / "runs"
     cost_m = arguments.microbatches[min(1, len(arguments.microbatches) - 1)]
-    usual = Setting("1f1b", cost_m, arguments.ranks, size)
-    before = plain_ms(usual)
-    sweep = [profiled(Setting("1f1b", m, arguments.ranks, size), runs) for m in sorted(arguments.microbatches)]
+
+    def setting(schedule: str, m: int) -> Setting:
+        return Setting(framework, schedule, m, arguments.ranks, size, arguments.megatron)
+
+    before = plain_ms(setting("1f1b", cost_m))
+    sweep = [profiled(setting("1f1b", m), runs) for m in sorted(arguments.microbatches)]
     slope = add_slope(sweep)
-    after = plain_ms(usual)
-    others = [profiled(Setting(schedule, cost_m, arguments.ranks, size), runs) for schedule in OTHER_SCHEDULES]
+    after = plain_ms(setting("1f1b", cost_m))
+    others = [profiled(setting(schedule, cost_m), runs) for schedule in OTHER_SCHEDULES[framework]]
     under = next(row["step_ms"] for row in sweep if row["microbatches"] == cost_m)
     cost = hook_cost_us()
     figures = {
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{platform.machine()} CPU",
+        "framework": framework,
         "torch": torch.__version__,
         "ranks": arguments.ranks,
         "size": size,

@@ -1,31 +1,33 @@
 """How fast perfscope reads a large trace, beside the tools that people use, as ratios in one run.
 
-    python -m benchmarks.traces --folder /tmp/bench [--trace BIG.pt.trace.json.gz] [--write reports/traces.md]
+    python -m benchmarks.traces --folder /tmp/bench [--trace BIG.pt.trace.json.gz] [--write FIGURES.json]
+    python -m benchmarks.traces --report FIGURES.json [--write reports/traces.md]
 
 Every tool runs in a fresh process that begins with the compressed file; the best of the rounds counts, and rounds take
 turns so that a busy moment hits all alike. The peers are installed into environments of their own below the folder; one
 that cannot be installed is named. Without ``--trace`` a like one is made.
+
+The limits: HTA's load and four analyses at least 25 times perfscope's time and 3 times its memory, TraceLens' report 45
+times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that. Wall times are
+what is promised; processor times stand beside them, because other work on the machine moves them less.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
+import json
 import shutil
-import subprocess
 import sys
-import time
-import venv
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.like_traces import make
+from benchmarks.processes import Tool, best, environment, machine, take_turns
 
-ROOT = Path(__file__).resolve().parent.parent
 HTA = """
-import sys
+import os, sys
+os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # with its rounding an assertion of its own can fail
 from hta.trace_analysis import TraceAnalysis
 analysis = TraceAnalysis(trace_dir=sys.argv[1])
 analysis.get_temporal_breakdown(visualize=False)
@@ -40,80 +42,67 @@ from isal import igzip
 simdjson.Parser().parse(igzip.open(sys.argv[1]).read())
 """
 TRACELENS = "git+https://github.com/AMD-AGI/TraceLens@171dd74721ca1ec45709e5805b68ae1f65e27811"
-
-
-@dataclass
-class Tool:
-    """One command to measure.
-
-    Attributes:
-        name: What the table calls it.
-        command: What runs.
-        problem: Why it cannot run; empty where it can.
-        seconds: Wall time of each round.
-        peak_mb: Peak resident memory, in 10**6 bytes, of each round.
-    """
-
-    name: str
-    command: Sequence[str | Path]
-    problem: str = ""
-    seconds: list[float] = field(default_factory=list)
-    peak_mb: list[float] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Run it once."""
-        begin = time.perf_counter()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(
-            [str(word) for word in self.command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-            cwd=ROOT,
-        )
-        assert process.stderr is not None
-        complaint = process.stderr.read().decode("utf-8", "replace")
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            self.problem = (complaint.strip() or f"exit code {process.returncode}").splitlines()[-1][:120]
-            return
-        self.seconds.append(time.perf_counter() - begin)
-        self.peak_mb.append(usage.ru_maxrss * 1024 / 1e6)
+OURS, WITH_OPERATORS = "perfscope", "perfscope, kernels by operator too"
+PARSE, HTA_NAME, TRACELENS_NAME = (
+    "gunzip (isal) and simdjson's bare parse",
+    "HTA 0.5.0: load and four analyses",
+    "TraceLens (171dd74): performance report",
+)
+#: Of whom to whom, in what, how it is said, what is promised: at least (positive) or at most (negative).
+PROMISES = (
+    (HTA_NAME, OURS, "wall_s", "HTA's time over perfscope's", 25.0),
+    (TRACELENS_NAME, OURS, "wall_s", "TraceLens' time over perfscope's", 45.0),
+    (OURS, PARSE, "wall_s", "perfscope's time over gunzip and simdjson", -1.3),
+    (WITH_OPERATORS, PARSE, "wall_s", "the same, with kernels by operator", -2.0),
+    (HTA_NAME, OURS, "peak_mb", "HTA's peak memory over perfscope's", 3.0),
+)
 
 
 def main() -> None:
     options = _options()
-    folder: Path = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    trace = _trace(options.trace, folder)
-    tools = _tools(folder, trace, [name for name in options.peers.split(",") if name])
-    for _ in range(options.rounds):
-        for tool in tools:
-            slow = bool(tool.seconds) and tool.seconds[0] > options.once_above
-            if not tool.problem and not slow:
-                tool.run()
-    text = "\n".join([*_head(trace, options), "", *_table(tools), "", *_scaling(folder, options.copies), ""])
-    print(text)
+    text: str
+    if options.report:
+        text = document(json.loads(options.report.read_text()))
+    else:
+        if options.folder is None:
+            raise SystemExit("--folder says where environments and made traces go")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(measure(options), indent=1) + "\n"
     if options.write:
         options.write.write_text(text)
+    print(text)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="for environments and made traces")
+    parser.add_argument("--folder", type=Path, help="for environments and made traces")
     parser.add_argument("--trace", type=Path, help="a large compressed trace")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--once-above", type=float, default=15.0, help="seconds above which a tool runs once")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--slow", type=float, default=10.0, help="processor seconds that make a tool a slow one")
+    parser.add_argument("--slow-rounds", type=int, default=2, help="how often a slow one runs")
     parser.add_argument("--peers", default="simdjson,hta,tracelens", help="which of them")
-    parser.add_argument("--copies", type=int, default=16, help="ranks of the made job for scaling")
-    parser.add_argument("--write", type=Path, help="a markdown file for the tables")
+    parser.add_argument("--tracelens", default=TRACELENS, help="what pip installs it from: a URL or a folder")
+    parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
+    parser.add_argument("--write", type=Path, help="a file for the answer")
     return parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure every tool on one trace."""
+    where = machine()
+    trace = _trace(options.trace, options.folder)
+    tools = _tools(options, trace)
+    take_turns(tools, options.rounds, options.slow, options.slow_rounds)
+    return {
+        "machine": where,
+        "trace": {"name": options.trace.name if options.trace else "", **_facts(trace)},
+        "tools": [tool.data() for tool in tools],
+    }
 
 
 def _trace(given: Path | None, folder: Path) -> Path:
     """The trace in a folder of its own, which HTA wants."""
-    alone = folder / "trace"
+    alone = folder / ("given" if given else "made")
     alone.mkdir(exist_ok=True)
     path = alone / (given.name if given else "made.pt.trace.json.gz")
     if not path.exists():
@@ -124,100 +113,86 @@ def _trace(given: Path | None, folder: Path) -> Path:
     return path
 
 
-def _tools(folder: Path, trace: Path, peers: Sequence[str]) -> list[Tool]:
+def _facts(trace: Path) -> dict[str, Any]:
+    from isal import igzip
+
+    text = igzip.decompress(trace.read_bytes())
+    size = trace.stat().st_size
+    return {"compressed_mb": round(size / 1e6, 1), "mb": round(len(text) / 1e6), "events": text.count(b'"ph":')}
+
+
+def _tools(options: argparse.Namespace, trace: Path) -> list[Tool]:
     ours = [sys.executable, "-m", "perfscope", "analyze", "--format", "json"]
-    tools = [
-        Tool("perfscope", [*ours, trace]),
-        Tool("perfscope, kernels by operator too", [*ours, "--operators", trace]),
-    ]
-    if "simdjson" in peers:
-        python, problem = _environment(folder / "simdjson", "pysimdjson", "isal")
-        tools.append(Tool("gunzip (isal) and simdjson's bare parse", [python, "-c", SIMDJSON, trace], problem))
-    if "hta" in peers:
-        python, problem = _environment(folder / "hta", "traceinsight", "pandas<3")
-        tools.append(Tool("HTA: load and four analyses", [python, "-c", HTA, trace.parent], problem))
-    if "tracelens" in peers:
-        python, problem = _environment(folder / "tracelens", TRACELENS)
-        command = python.parent / "TraceLens_generate_perf_report_pytorch"
-        arguments: list[str | Path] = ["--profile_json_path", trace, "--output_csvs_dir", folder / "tracelens-report"]
-        tools.append(Tool("TraceLens: performance report", [command, *arguments], problem))
-    return tools
+    peers: dict[str, Callable[[], Tool]] = {
+        "simdjson": lambda: _script(PARSE, SIMDJSON, options.folder / "simdjson", trace, "pysimdjson", "isal"),
+        "hta": lambda: _script(
+            HTA_NAME, HTA, options.folder / "hta", trace.parent, "HolisticTraceAnalysis==0.5.0", "pandas<3"
+        ),
+        "tracelens": lambda: _tracelens(options.folder, trace, options.tracelens),
+    }
+    chosen = [peers[name]() for name in options.peers.split(",") if name]
+    return [Tool(OURS, [*ours, str(trace)]), Tool(WITH_OPERATORS, [*ours, "--operators", str(trace)]), *chosen]
 
 
-def _environment(folder: Path, *requirements: str) -> tuple[Path, str]:
-    """The interpreter of an environment with these packages, and what went wrong in making it."""
-    python = folder / "bin" / "python"
-    ready = folder / ".ready"
-    if ready.exists():
-        return python, ""
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        return python, f"not installed: {answer.stderr.strip().splitlines()[-1][:100]}"
-    ready.touch()
-    return python, ""
+def _script(name: str, script: str, folder: Path, argument: Path, *requirements: str) -> Tool:
+    python, problem = environment(folder, *requirements)
+    return Tool(name, [str(python), "-c", script, str(argument)], problem)
 
 
-def _head(trace: Path, options: argparse.Namespace) -> list[str]:
-    made = "a made trace" if options.trace is None else f"`{trace.name}`"
-    return [
-        "# Reading a large trace",
-        "",
-        f"{made}, {trace.stat().st_size / 1e6:.1f} MB compressed, on {os.cpu_count()} processors "
-        f"({platform.machine()}), Python {platform.python_version()}. Fresh processes, the best of up to "
-        f"{options.rounds} rounds that take turns.",
-    ]
+def _tracelens(folder: Path, trace: Path, source: str) -> Tool:
+    python, problem = environment(folder / "tracelens", source)
+    command = python.parent / "TraceLens_generate_perf_report_pytorch"
+    arguments = ["--profile_json_path", trace, "--output_csvs_dir", folder / "tracelens-report"]
+    return Tool(TRACELENS_NAME, [str(word) for word in (command, *arguments)], problem)
 
 
-def _table(tools: Sequence[Tool]) -> list[str]:
-    ours = min(tools[0].seconds)
+def document(figures: Mapping[str, Any]) -> str:
+    """The figures as tables."""
+    where, trace = figures["machine"], figures["trace"]
+    what = f"`{trace['name']}`" if trace["name"] else "a made trace"
     lines = [
-        "| tool | seconds | times perfscope | peak memory (MB) | of perfscope's |",
+        f"{what}: {trace['mb']} MB of JSON, {trace['compressed_mb']} MB compressed, {trace['events']:,} events. "
+        f"{where['processors']} processors ({where['model']}), {where['memory_gb']} GB, Python {where['python']}, load "
+        f"{where['load_before']} before. Fresh processes that take turns, the best round of each.",
+        "",
+        *_tools_table(figures["tools"]),
+        "",
+        *_promises_table(figures["tools"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tools_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| Tool | Time, perfscope = 1 | Processor time | Peak memory | Rounds |",
         "|:---|---:|---:|---:|---:|",
     ]
     for tool in tools:
-        if tool.problem or not tool.seconds:
-            lines.append(f"| {tool.name} | n/a: {tool.problem} | n/a | n/a | n/a |")
+        if tool["problem"]:
+            lines.append(f"| {tool['name']} | n/a: {tool['problem']} | n/a | n/a | 0 |")
             continue
-        seconds, peak = min(tool.seconds), min(tool.peak_mb)
-        memory = peak / min(tools[0].peak_mb)
-        lines.append(f"| {tool.name} | {seconds:.2f} | {seconds / ours:.2f} | {peak:.0f} | {memory:.2f} |")
+        ratios = [f"{_ratio(tool, tools[0], what):.2f}" for what in ("wall_s", "cpu_s", "peak_mb")]
+        lines.append(f"| {tool['name']} | {' | '.join(ratios)} | {len(tool['wall_s'])} |")
     return lines
 
 
-def _scaling(folder: Path, copies: int) -> list[str]:
-    """Time over ranks and workers, on a job of small traces."""
-    job = folder / f"job{copies}"
-    if not job.exists():
-        job.mkdir()
-        for rank in range(copies):
-            make(job / f"rank{rank}.pt.trace.json.gz", steps=2, rank=rank, world_size=copies)
-    half = sorted(job.iterdir())[: copies // 2]
-    runs = {
-        f"{copies} ranks, serial": Tool("", [*_analyze("serial", 1), job]),
-        f"{copies // 2} ranks, serial": Tool("", [*_analyze("serial", 1), *half]),
-        f"{copies} ranks, 2 worker processes": Tool("", [*_analyze("process", 2), job]),
-        f"{copies} ranks, 2 Dask workers": Tool("", [*_analyze("dask", 2), job]),
-    }
-    for _ in range(3):
-        for run in runs.values():
-            run.run()
-    whole = min(runs[f"{copies} ranks, serial"].seconds, default=float("nan"))
-    lines = ["# Many ranks", "", "| run | seconds | serial's over it | driver's peak (MB) |", "|:---|---:|---:|---:|"]
-    for name, run in runs.items():
-        if run.seconds:
-            best = min(run.seconds)
-            lines.append(f"| {name} | {best:.2f} | {whole / best:.2f} | {min(run.peak_mb):.0f} |")
-        else:
-            lines.append(f"| {name} | n/a: {run.problem} | n/a | n/a |")
+def _promises_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    by_name = {tool["name"]: tool for tool in tools}
+    lines = ["| Ratio | Promised | Measured | In processor time |", "|:---|---:|---:|---:|"]
+    for of, to, what, said, promise in PROMISES:
+        if of in by_name and to in by_name and by_name[of][what] and by_name[to][what]:
+            limit = f"{'at least' if promise > 0 else 'at most'} {abs(promise):g}"
+            measured = _ratio(by_name[of], by_name[to], what)
+            other = f"{_ratio(by_name[of], by_name[to], 'cpu_s'):.2f}" if what == "wall_s" else ""
+            lines.append(f"| {said} | {limit} | {measured:.2f} | {other} |")
     return lines
 
 
-def _analyze(engine: str, workers: int) -> list[str]:
-    words = [sys.executable, "-m", "perfscope", "analyze", "--format", "json"]
-    return [*words, "--engine", engine, "--workers", str(workers)]
+def _ratio(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> float:
+    first, second = best(one, what), best(other, what)
+    assert first is not None
+    assert second is not None
+    return first / second
 
 
 if __name__ == "__main__":

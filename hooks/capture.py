@@ -7,47 +7,33 @@ is guarded, a failure ends the capture with one line and never reaches the scrip
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks import identity
+from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
+from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.layout import Layout
-from perfscope.hooks.model_facts import autocast_dtype, describe_model
-from perfscope.hooks.module_ranges import ModuleRanges
+from perfscope.hooks.model_watch import ModelWatch
 from perfscope.hooks.nvml import start_sampler
 from perfscope.hooks.pass_timer import Pass, PassTimer
-from perfscope.hooks.profiler_window import ExportError, ProfilerWindow
 from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.save_timer import SaveTimer
+from perfscope.hooks.secrets import redact_text
 from perfscope.hooks.step_facts import Stated, StepFacts, memory
 from perfscope.hooks.step_source import StepSource
+from perfscope.hooks.window_keeper import WindowKeeper
 from perfscope.wire import NoteRecord, StepRecord
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _WATCHDOG_S = 20.0
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def guarded(method: _F) -> _F:
-    """Keep every failure of a hook away from the training script, and a forked child out of the capture."""
-
-    @functools.wraps(method)
-    def call(self: Capture, *args: Any, **kwargs: Any) -> Any:
-        if self.dead or os.getpid() != self.pid:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-            self.abandon(f"{method.__name__} failed: {error!r}")
-            return None
-
-    return call  # type: ignore[return-value]
 
 
 class Capture:
@@ -58,6 +44,8 @@ class Capture:
         dead: True after a failure: nothing more is recorded.
         pid: The process it belongs to; a forked child has none.
         steps: Completed training steps.
+        hook_ns: Time that the hooks took since the last step boundary.
+        saves: Times checkpoint saves.
     """
 
     def __init__(self, config: Config) -> None:
@@ -68,23 +56,18 @@ class Capture:
         self._source = StepSource()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
+        self.hook_ns = 0
+        self.saves = SaveTimer(self)
+        self._windows = WindowKeeper(config, self)
         self._begun = False
         self._serves = False
-        self._label: str | None = None
-        self._pending = list(config.windows)
-        self._window: ProfilerWindow | None = None
-        self._moving_own_profiler = False
-        self._ranges = ModuleRanges()
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
-        self._foreign: str | None = _foreign_tool()
-        self._model: tuple[weakref.ref[Any], ...] = ()
-        self._model_config: dict[str, Any] = {}
+        self._model = ModelWatch()
         self._layout = Layout()
         self._written_layout: dict[str, Any] | None = None
-        self._compute_dtype: str | None = None
         atexit.register(self.finish)
 
     # What the hooks report.
@@ -102,7 +85,8 @@ class Capture:
     @guarded
     def process_group_ready(self) -> None:
         """torch.distributed knows the rank."""
-        self._activate()
+        if not identity.is_helper():
+            self._activate()
 
     @guarded
     def adopt_process_group(self) -> None:
@@ -119,16 +103,28 @@ class Capture:
         self._facts.add_forward(args, kwargs)
 
     @guarded
-    def trains(self, module: Any, *more: Any, config: dict[str, Any] | None = None) -> None:
+    def trains(
+        self, module: Any, *more: Any, config: dict[str, Any] | None = None, zero_stage: int | None = None
+    ) -> None:
         """A module is trained; the first one is the model, with the other parts of it that this rank holds.
 
         ``config`` is what the framework was told about it, beside what the module says itself.
         """
-        if not self._model:
-            self._model = tuple(weakref.ref(part) for part in (module, *more))
-            self._model_config = config or {}
-        if self.steps == 0 and self._compute_dtype is None:
-            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+        self._model.trains((module, *more), config or {}, zero_stage)
+        if self.steps == 0:
+            self._model.computes()
+
+    @guarded
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model that was found after the first step is about to run."""
+        if self._model.computes():
+            self._describe_model()
+        self.forward(args, kwargs)
+
+    @guarded
+    def recomputes(self) -> None:
+        """A part of the model is about to run so that its activations are recomputed."""
+        self._model.is_recomputed()
 
     @guarded
     def gradients_cleared(self) -> None:
@@ -162,6 +158,7 @@ class Capture:
             self._note_service()
             return
         self._facts.optimizer_steps += 1
+        self._model.steps(optimizer)
         if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
 
@@ -191,8 +188,10 @@ class Capture:
         self._facts = StepFacts()
         self._passes.step_ends(self.steps)
         self._write_passes()
-        self._move_window()
+        moving_ns = time.monotonic_ns()
+        self._windows.move(self.steps)
         self._step_started_ns = time.monotonic_ns()
+        self.hook_ns = moving_ns - self._step_started_ns  # what the guard adds next, without the window
 
     @guarded
     def pass_begins(self, which: Pass | Callable[[], Pass | None]) -> Any:
@@ -205,7 +204,7 @@ class Capture:
             return None
         self._training_begins()
         self._facts.add_pass(found.kind, found.microbatch)
-        return self._passes.begins(found, marked=self._window is not None)
+        return self._passes.begins(found, marked=self._windows.is_open)
 
     @guarded
     def pass_ends(self, token: Any) -> None:
@@ -215,7 +214,7 @@ class Capture:
     @guarded
     def range_begins(self, name: str) -> object:
         """Something that deserves a name in the timeline begins; None outside windows, else for ``range_ends``."""
-        if self._window is None:
+        if not self._windows.is_open:
             return None
         span = sys.modules["torch"].profiler.record_function(name)
         span.__enter__()
@@ -251,63 +250,56 @@ class Capture:
     def holds(self, part: Any) -> None:
         """This rank holds one more part of a model that is cut into stages."""
         if self.steps == 0:
-            self._model = (*self._model, weakref.ref(part))
+            self._model.holds(part)
 
     @guarded
     def profiler_starts(self) -> None:
-        """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
-        if self._moving_own_profiler:
-            return
-        if self._foreign is None:
-            self._foreign = "the script runs a torch.profiler of its own"
-            if self._window is not None:
-                self._window.discard()
-                self._window = None
-            self.note(f"no window is profiled: {self._foreign}")
+        """Somebody starts a profiler, which may be ours."""
+        self._windows.foreign_profiler_starts()
 
     @guarded
     def group_is_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
-        self._close_window()
+        self._windows.close(self.steps)
 
     @guarded
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
         failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
         self._write_passes()
-        if self._window is None:
-            return
+        self.saves.finish()
         if not failed:
-            self._close_window()
+            self._windows.close(self.steps)
+            compress_waiting()
+            return
+        if not self._windows.is_open:
             return
         watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
         watchdog.daemon = True
         watchdog.start()
-        self._close_window(after_failure=True)
+        self._windows.close(self.steps, after_failure=True)
         watchdog.cancel()
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
         if self._recorder is None:
             self._notes.append(text)
             return
         try:
             self._recorder.event(NoteRecord(text))
         except OSError:
-            sys.stderr.write(f"perfscope: {text}\n")
+            say(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         self.dead = True
-        sys.stderr.write(f"perfscope: capture ends in process {self.pid}, training goes on: {reason}\n")
-        self.note(f"capture ended after step {self.steps}: {reason}")
-        window, self._window = self._window, None
+        say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
-            self._ranges.stop()
-            if window is not None:
-                window.discard()
+            self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            sys.stderr.write(f"perfscope: the profiler could not be stopped: {error!r}\n")
+            say(f"the profiler could not be stopped: {error!r}")
+        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 
@@ -321,16 +313,19 @@ class Capture:
         if not self._begun:
             self._begun = True
             self._source.bind_thread()
-            self._move_window()
+            moving_ns = time.monotonic_ns()
+            self._windows.move(0)
+            self.hook_ns -= time.monotonic_ns() - moving_ns
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
         facts = self._facts
+        save_ns, draining = self.saves.end_of_step()
         return StepRecord(
             step=self.steps,
             end_ns=now_ns,
             source=source,
-            wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns,
-            window=self._label,
+            wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns - (save_ns or 0),
+            window=self._windows.label,
             skipped=stated.skipped or None,
             micro_batches=stated.micro_batches or len(facts.passes) or facts.micro_batches or None,
             iteration=stated.iteration,
@@ -338,6 +333,9 @@ class Capture:
             tokens=stated.tokens or facts.work.tokens or None,
             global_samples=stated.global_samples,
             data_wait_ns=facts.data_wait_ns if facts.loader_seen else None,
+            save_ns=save_ns,
+            draining=draining,
+            hook_ns=self.hook_ns,
             loss_scale=stated.loss_scale,
             **memory(),
         )
@@ -354,82 +352,22 @@ class Capture:
             self._identify()
         self._recorder.step(record)
 
-    # Windows.
+    # Files.
 
-    def _move_window(self) -> None:
-        """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
-        self._moving_own_profiler = True
-        try:
-            self._move_window_to(self.steps + 1)
-        finally:
-            self._moving_own_profiler = False
-
-    def _move_window_to(self, next_step: int) -> None:
-        self._label = None
-        if self._window is not None:
-            if self.steps >= self._window.steps.last:
-                self._close_window()
-                self._label = wire.EXPORT
-            else:
-                self._window.step()
-                self._label = wire.PROFILED
-        while self._pending and self._pending[0].first < next_step:
-            self.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
-        if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
-            self._open_window(next_step)
-
-    def _open_window(self, next_step: int) -> None:
-        window = self._pending.pop(0)
-        if self._foreign is not None:
-            self.note(f"the window {window} is not profiled: {self._foreign}")
-            return
-        if not self._profiles_this_rank():
-            return
-        opened = ProfilerWindow(window, self.config, next_step)
-        self._window = opened
-        opened.start()
-        if next_step == window.first:
-            self.note(f"the window {window} began without a warm-up step: its first step is slower")
-        self._label = wire.PROFILED if next_step == window.first else wire.WARMUP
-        if self.config.modules:
-            self._ranges.start()
-
-    def _close_window(self, *, after_failure: bool = False) -> None:
-        window, self._window = self._window, None
-        if window is None:
-            return
-        self._ranges.stop()
-        if not window.recorded:
-            window.discard()
-            self.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
-            return
+    def claimed(self) -> tuple[Recorder, wire.RankRecord]:
+        """The rank's files, claimed now where they were not."""
         self._activate()
         assert self._recorder is not None
-        finish = window.finish_after_failure if after_failure else window.finish
-        try:
-            self._recorder.event(finish(self._trace_metadata(window), self.steps))
-        except ExportError as error:
-            self.note(f"the window {window.steps} is lost: {error}")
-            sys.stderr.write(f"perfscope: the window {window.steps} is lost: {error}\n")
-        window.release()
-
-    def _trace_metadata(self, window: ProfilerWindow) -> dict[str, Any]:
         assert self._rank is not None
-        return {
-            "schema": wire.SCHEMA,
-            "rank": self._rank.rank,
-            "world_size": self._rank.world_size,
-            "first_step": window.steps.first,
-            "wall_ns": time.time_ns(),
-            "monotonic_ns": time.monotonic_ns(),
-        }
+        return self._recorder, self._rank
 
-    def _profiles_this_rank(self) -> bool:
-        if self.config.ranks is None:
-            return True
-        return (self._rank.rank if self._rank else identity.rank_and_world_size()[0]) in self.config.ranks
+    def known_rank(self) -> int | None:
+        """The rank, where its files are claimed."""
+        return self._rank.rank if self._rank else None
 
-    # Files.
+    def is_training_thread(self) -> bool:
+        """Whether this is the thread that trains."""
+        return self._source.is_training_thread()
 
     def _activate(self) -> None:
         """Claim this rank's folder; nothing is written before a process has shown that it trains."""
@@ -437,7 +375,7 @@ class Capture:
             return
         rank, world_size = identity.rank_and_world_size()
         self._recorder = Recorder(self.config.run_dir, rank)
-        self._rank = identity.describe(rank, world_size)
+        self._rank = identity.describe(rank, world_size, self.config.run_id)
         self._recorder.identify(self._rank)
         for text in self._notes:
             self._recorder.event(NoteRecord(text))
@@ -455,25 +393,23 @@ class Capture:
         """Write the rank's facts again once its device is known."""
         assert self._recorder is not None
         assert self._rank is not None
-        self._rank = identity.describe(self._rank.rank, self._rank.world_size)
+        self._rank = identity.describe(self._rank.rank, self._rank.world_size, self.config.run_id)
         self._recorder.identify(self._rank)
-        parts = [part for reference in self._model if (part := reference()) is not None]
-        if parts:
-            self._recorder.model(
-                describe_model(
-                    sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._model_config
-                )
-            )
+        self._describe_model()
+
+    def _describe_model(self) -> None:
+        assert self._recorder is not None
+        try:
+            record = self._model.record(self.called)
+        except Exception as error:  # noqa: BLE001 - a model that cannot be described must not cost the steps
+            self.note(f"what is trained is not recorded: {error!r}")
+            return
+        if record is not None:
+            self._recorder.model(record)
+        if self._model.uncounted:
+            self.note(self._model.uncounted)
 
 
 def _group_exists() -> bool:
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
-
-
-def _foreign_tool() -> str | None:
-    """A profiler outside the process that holds CUPTI."""
-    for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
-        if os.environ.get(name):
-            return f"another profiler is attached ({name} is set)"
-    return None

@@ -1,6 +1,7 @@
 """Compresses a finished trace in a process of its own at the lowest priority, because gzip would hold training up.
 
-Run by itself (``python -I -S compress.py TRACE``) it imports the standard library only.
+Run by itself (``python -I -S compress.py TRACE...``) it imports the standard library only. One such process runs at a
+time: where windows end faster than traces are compressed, the next process takes all that wait.
 """
 
 from __future__ import annotations
@@ -14,18 +15,31 @@ import subprocess
 import sys
 
 _children: list[subprocess.Popen[bytes]] = []
+_waiting: list[str] = []
+_MOST_AT_ONCE = 100
 
 
 def start_compressing(path: str) -> None:
-    """Start to replace a trace by its .gz; where that cannot start the trace stays plain, which all readers take.
+    """Replace a trace by its .gz soon; one that is never taken stays plain, which all readers take.
 
     The launcher's end does not end the child: it has a session of its own and holds no pipe of the training process.
     """
+    _waiting.append(path)
     _children[:] = [child for child in _children if child.poll() is None]
+    if not _children:
+        compress_waiting()
+
+
+def compress_waiting() -> None:
+    """Start a process for the traces that wait."""
+    if not _waiting:
+        return
+    paths = _waiting[:_MOST_AT_ONCE]
+    del _waiting[:_MOST_AT_ONCE]
     with contextlib.suppress(OSError):
         _children.append(
             subprocess.Popen(
-                [sys.executable, "-I", "-S", os.path.abspath(__file__), path],
+                [sys.executable, "-I", "-S", os.path.abspath(__file__), *paths],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -59,4 +73,6 @@ def compress(path: str) -> None:
 
 if __name__ == "__main__":
     os.nice(19)
-    compress(sys.argv[1])
+    for trace in sys.argv[1:]:
+        with contextlib.suppress(OSError):
+            compress(trace)

@@ -29,6 +29,7 @@ class Config:
         modules: Mark every forward of a module with its name.
         nvml_hz: Samples of NVML a second; 0 takes none.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
+        run_id: Tells this run from others, where its hosts share no file system.
     """
 
     run_dir: str
@@ -41,6 +42,7 @@ class Config:
     modules: bool = False
     nvml_hz: float = 5.0
     nvml_path: str | None = None
+    run_id: str | None = None
 
     def to_json(self) -> str:
         """Write it for another process."""

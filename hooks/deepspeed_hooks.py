@@ -9,11 +9,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
+
+_UNKNOWN = (None, None)
 
 
 def patch_engine(module: ModuleType, capture: Capture) -> None:
@@ -25,25 +29,26 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.arm("deepspeed")
         construct(self, *args, **kwargs)
-        capture.trains(self.module)
+        capture.tell(lambda told: told.trains(self.module, zero_stage=_whole(self.zero_optimization_stage())))
 
     @functools.wraps(forward)
     def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.training:
+        if asked(lambda: self.training):
             capture.forward(args, kwargs)
         return forward(self, *args, **kwargs)
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = (self.global_steps, self.skipped_steps)
+        before = asked(lambda: _counters(self)) or _UNKNOWN
         result = step(self, *args, **kwargs)
-        if self.global_steps != before[0]:
+        after = asked(lambda: _counters(self)) or _UNKNOWN
+        if after[0] != before[0]:
             capture.boundary(
                 "deepspeed",
                 self,
-                skipped=self.skipped_steps != before[1],
-                global_samples=_whole(self.train_batch_size()),
-                loss_scale=_loss_scale(self),
+                skipped=after[1] != before[1],
+                global_samples=asked(lambda: _whole(self.train_batch_size())),
+                loss_scale=asked(lambda: _loss_scale(self)),
             )
         return result
 
@@ -61,25 +66,30 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         capture.arm("deepspeed_pipeline")
         construct(self, *args, **kwargs)
-        capture.coordinates(_coordinates(self))
+        capture.tell(lambda told: told.coordinates(_coordinates(self)))
 
     @functools.wraps(train_batch)
     def reporting_train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         capture.step_begins()
-        skipped_before = self.skipped_steps
+        before = asked(lambda: _counters(self)) or _UNKNOWN
         result = train_batch(self, *args, **kwargs)
         capture.boundary(
             "deepspeed_pipeline",
             self,
-            skipped=self.skipped_steps != skipped_before,
-            global_samples=_whole(self.train_batch_size()),
-            micro_batches=_whole(self.micro_batches),
-            loss_scale=_loss_scale(self),
+            skipped=asked(lambda: _counters(self)[1] != before[1]),
+            global_samples=asked(lambda: _whole(self.train_batch_size())),
+            micro_batches=asked(lambda: _whole(self.micro_batches)),
+            loss_scale=asked(lambda: _loss_scale(self)),
         )
         return result
 
     engine_class.__init__ = init
     engine_class.train_batch = reporting_train_batch
+
+
+def _counters(engine: Any) -> tuple[Any, Any]:
+    """Steps and skipped steps so far, where this version counts them by these names."""
+    return getattr(engine, "global_steps", None), getattr(engine, "skipped_steps", None)
 
 
 def _coordinates(engine: Any) -> dict[str, Any]:

@@ -62,6 +62,15 @@ def rank_in_environment() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
+def is_helper() -> bool:
+    """Whether another Python process started this one as its daemon, as torch starts the one that writes checkpoints.
+
+    It joins process groups and trains nothing.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and bool(processes.current_process().daemon)
+
+
 def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
     for name in names:
         value = os.environ.get(name, "")
@@ -70,7 +79,7 @@ def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
     return otherwise
 
 
-def describe(rank: int, world_size: int) -> RankRecord:
+def describe(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
     """Everything about the process that a report needs; what is not known yet is left out."""
     torch = sys.modules.get("torch")
     deepspeed = sys.modules.get("deepspeed")
@@ -85,16 +94,36 @@ def describe(rank: int, world_size: int) -> RankRecord:
         torch=getattr(torch, "__version__", None),
         deepspeed=getattr(deepspeed, "__version__", None),
         argv=tuple(redact_arguments(sys.argv)),
+        run_id=run_id,
+        rendezvous=_rendezvous(),
         **_device(torch),
     )
 
 
-def _device(torch: Any) -> dict[str, str]:
+def _rendezvous() -> str | None:
+    """Where the ranks meet, which is the same on every host."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return f"{host}:{port}" if host and port else None
+
+
+def _device(torch: Any) -> dict[str, Any]:
     if torch is None:
         return {}
+    seen = {"visible_devices": "CUDA_VISIBLE_DEVICES", "device_order": "CUDA_DEVICE_ORDER"}
+    known: dict[str, Any] = {field: os.environ[name] for field, name in seen.items() if name in os.environ}
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {"device_type": "cpu"}
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = getattr(properties, "uuid", None)
-    known = {"device_type": "cuda", "device_name": properties.name}
-    return known if uuid is None else {**known, "device_uuid": f"GPU-{uuid}"}
+        return {**known, "device_type": "cpu"}
+    index = torch.cuda.current_device()
+    known |= {"device_type": "cuda", "device_name": torch.cuda.get_device_properties(index).name, "device_index": index}
+    uuid = _uuid(torch, index)
+    if uuid is None:
+        return known
+    used = [other for other in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(other) > 0]
+    several = {"device_uuids": tuple(_uuid(torch, other) for other in used)} if len(used) > 1 else {}
+    return {**known, **several, "device_uuid": uuid}
+
+
+def _uuid(torch: Any, index: int) -> str | None:
+    """The device's UUID; None before torch 2.4, which does not tell it."""
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"

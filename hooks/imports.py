@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-#: The modules that hold a step boundary, a process group or a profiler.
+#: The modules that hold a step boundary, a process group, a profiler or what saves checkpoints.
 WATCHED = frozenset(
     {
         "torch.optim.optimizer",
@@ -30,6 +30,7 @@ WATCHED = frozenset(
         "torch.distributed.tensor.parallel.api",
         "torch.nn.parallel.data_parallel",
         "torch.nn.parallel.distributed",
+        "torch.utils.checkpoint",
         "torch.utils.data.dataloader",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
@@ -42,6 +43,12 @@ WATCHED = frozenset(
         "megatron.core.pipeline_parallel.schedules",
         "megatron.core.timers",
         "megatron.training.training",
+        "torch.serialization",
+        "torch.distributed.checkpoint.state_dict_saver",
+        "torch.distributed.checkpoint.filesystem",
+        "megatron.training.checkpointing",
+        "megatron.training.async_utils",
+        "megatron.core.dist_checkpointing.strategies.filesystem_async",
         "torchtitan.trainer",
     }
 )

@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -27,9 +29,9 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if not _training():
+        if not asked(_training):
             return forward(self, fwd_chunk_id, *args, **kwargs)
-        token = capture.pass_begins(_torch_pass(self, "F", fwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "F", fwd_chunk_id))
         try:
             return forward(self, fwd_chunk_id, *args, **kwargs)
         finally:
@@ -38,7 +40,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(backward)
     def backward_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         whole = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-        token = capture.pass_begins(_torch_pass(self, "B" if whole else "I", bwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "B" if whole else "I", bwd_chunk_id))
         try:
             return backward(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -51,7 +53,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(weight)
     def backward_weight_one_chunk(self: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        token = capture.pass_begins(_torch_pass(self, "W", bwd_chunk_id))
+        token = capture.pass_begins(lambda: _torch_pass(self, "W", bwd_chunk_id))
         try:
             return weight(self, bwd_chunk_id, *args, **kwargs)
         finally:
@@ -90,12 +92,12 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
     def timed(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def instruction(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _training():
+            if not asked(_training):
                 return original(self, *args, **kwargs)
             number = counts[id(self), kind]
             counts[id(self), kind] += 1
             token = capture.pass_begins(
-                _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
+                lambda: _pass(kind, number, self.stage_id, self.num_stages, self.stage_id, self.num_stages)
             )
             try:
                 return original(self, *args, **kwargs)

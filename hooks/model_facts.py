@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from perfscope.hooks.secrets import redact_facts
 from perfscope.hooks.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
 from perfscope.wire import ModelRecord, WeightRecord
 
@@ -53,7 +54,9 @@ def describe_model(
         trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
         weights=weights,
         module=_class_name(module),
-        config={**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}},
+        config=redact_facts(
+            {**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}}
+        ),
         dtype=_widest_dtype(weights),
         compute_dtype=compute_dtype or _tf32(torch, weights),
         checkpointing=_checkpointing(module),

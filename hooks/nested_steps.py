@@ -50,7 +50,7 @@ def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | N
     # Versions of torch.compile replace a hooked step by its __wrapped__, which would take our wrapper off.
     reporting_step.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
     del reporting_step.__wrapped__
-    reporting_step._perfscope = True  # type: ignore[attr-defined]
+    reporting_step._perfscope = step  # type: ignore[attr-defined]
     owner.step = reporting_step
 
 

@@ -6,12 +6,12 @@ A fresh profiler for each window keeps the steps between windows free of any cos
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from perfscope import wire
@@ -41,6 +41,7 @@ class ProfilerWindow:
 
         began_ns = time.monotonic_ns()
         self.steps = steps
+        self._rss_before_bytes = resident_bytes()
         self._folder = os.path.join(config.run_dir, wire.TRACES)
         actions = torch.profiler.ProfilerAction
 
@@ -54,16 +55,19 @@ class ProfilerWindow:
             with_stack=config.stack,
             with_flops=config.flops,
             with_modules=config.modules,
+            experimental_config=_trace_only(torch),
         )
         self.profiler.step_num = next_step
         self.profiler.current_action = schedule(next_step)
         if hasattr(self.profiler, "_prev_schedule_action"):
             self.profiler._prev_schedule_action = self.profiler.current_action
         self._reached = next_step
+        self._is_running = False
         self.start_ns = began_ns  # the profiler is not running yet, see start()
 
     def start(self) -> None:
         """Begin the warm-up step."""
+        self._is_running = True
         self.profiler.start()
         self.start_ns = time.monotonic_ns() - self.start_ns
 
@@ -78,18 +82,20 @@ class ProfilerWindow:
         return self._reached >= self.steps.first
 
     def finish(self, metadata: dict[str, Any], completed_step: int) -> WindowRecord:
-        """Stop, write the trace and say what that cost.
+        """Stop, write the trace, give the memory back and say what that cost.
 
         Raises:
             ExportError: No whole trace reached the disk.
         """
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
         began_ns = time.monotonic_ns()
+        inner = self.profiler.profiler
+        if not hasattr(inner, "_ensure_function_events"):
+            # Older versions of torch turn every event into a Python object as they stop; a trace needs none of them.
+            inner._parse_kineto_results = lambda *_args, **_kwargs: []
+        self._is_running = False
         self.profiler.stop()
-        stopped_ns = time.monotonic_ns()
-        trace, size = self._write(self.profiler.export_chrome_trace)
-        exported_ns = time.monotonic_ns()
-        return self._record(trace, size, completed_step, stopped_ns - began_ns, exported_ns - stopped_ns)
+        return self._finish(self.profiler.export_chrome_trace, began_ns, completed_step)
 
     def finish_after_failure(self, metadata: dict[str, Any], completed_step: int) -> WindowRecord:
         """Write what there is without waiting for the device, which a failed collective can hold for ever.
@@ -101,33 +107,47 @@ class ProfilerWindow:
 
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
         began_ns = time.monotonic_ns()
-        events = torch.autograd._disable_profiler()
+        self._is_running = False
+        return self._finish(torch.autograd._disable_profiler().save, began_ns, completed_step)
+
+    def _finish(self, export: Callable[[str], None], began_ns: int, completed_step: int) -> WindowRecord:
+        """Write the trace of a profiler that was stopped."""
         stopped_ns = time.monotonic_ns()
-        trace, size = self._write(events.save)
-        return self._record(trace, size, completed_step, stopped_ns - began_ns, time.monotonic_ns() - stopped_ns)
-
-    def discard(self) -> None:
-        """Stop and write nothing."""
-        self.profiler.stop()
-
-    def release(self) -> None:
-        """Give the profiler's memory back: its buffers are in reference cycles."""
-        self.profiler = None
-        gc.collect()
-
-    def _record(self, trace: str, size: int, completed_step: int, stop_ns: int, export_ns: int) -> WindowRecord:
+        try:
+            trace, size = self._write(export)
+            exported_ns = time.monotonic_ns()
+            start_compressing(os.path.join(self._folder, trace))
+        finally:
+            self._release()
         return WindowRecord(
             first_step=self.steps.first,
             last_step=min(self.steps.last, completed_step),
             trace=trace,
             start_ns=self.start_ns,
-            stop_ns=stop_ns,
-            export_ns=export_ns,
+            stop_ns=stopped_ns - began_ns,
+            export_ns=exported_ns - stopped_ns,
+            release_ns=time.monotonic_ns() - exported_ns,
             trace_bytes=size,
             partial=completed_step < self.steps.last,
+            rss_before_bytes=self._rss_before_bytes,
+            rss_after_bytes=resident_bytes(),
         )
 
-    def _write(self, export: Any) -> tuple[str, int]:
+    def discard(self) -> None:
+        """Stop what still runs, and write nothing: an active profiler would crash the interpreter's end."""
+        if self._is_running:
+            self._is_running = False
+            self.profiler.stop()
+        self._release()
+
+    def _release(self) -> None:
+        """Give the events' memory back now: the profiler is in reference cycles, and looking for those takes longer."""
+        if self.profiler.profiler is not None:
+            self.profiler.profiler.kineto_results = None
+        self.profiler.profiler = None
+        self.profiler.action_map = {}
+
+    def _write(self, export: Callable[[str], None]) -> tuple[str, int]:
         os.makedirs(self._folder, exist_ok=True)
         free_bytes = shutil.disk_usage(self._folder).free
         if free_bytes < _SMALLEST_FREE_BYTES:
@@ -142,8 +162,24 @@ class ProfilerWindow:
             for leftover in (unfinished, f"{unfinished}.tmp"):
                 if os.path.exists(leftover):
                     os.unlink(leftover)
-        start_compressing(os.path.join(self._folder, name))
         return name, size
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is in use now; None where the system does not tell it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def _trace_only(torch: Any) -> Any:
+    """Tell versions of torch that can do so to keep nothing but what a trace needs: stopping is then shorter."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(trace_only=True)
+    except (AttributeError, TypeError):
+        return None
 
 
 def _whole_size(path: str) -> int:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from perfscope import wire
 
 if TYPE_CHECKING:
-    from perfscope.wire import MicroBatchRecord, ModelRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+    from perfscope.wire import (
+        CheckpointRecord,
+        MicroBatchRecord,
+        ModelRecord,
+        NoteRecord,
+        RankRecord,
+        StepRecord,
+        WindowRecord,
+    )
 
 
 class Recorder:
@@ -25,6 +33,7 @@ class Recorder:
         self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
         self._micro_batches: int | None = None
+        self._checkpoints: int | None = None
 
     def step(self, record: StepRecord) -> None:
         """Write one training step.
@@ -43,6 +52,16 @@ class Recorder:
         if self._micro_batches is None:
             self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
         _write(self._micro_batches, wire.to_line(record))
+
+    def checkpoint(self, record: CheckpointRecord) -> None:
+        """Write a checkpoint save; the file is made with the first of them.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if self._checkpoints is None:
+            self._checkpoints = _open_to_append(os.path.join(self._folder, wire.CHECKPOINTS_FILE))
+        _write(self._checkpoints, wire.to_line(record))
 
     def event(self, record: WindowRecord | NoteRecord) -> None:
         """Write a finished window or a note.

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|credential|api_?key|access_?key|private_?key|auth|(^|[_-])key$", re.I
+    r"token|secret|passw|passphrase|(^|[_.-])pass$|credential|auth|bearer|cookie|jwt|signature|private|key(_?id)?$"
+    r"|(^|[_.-])key([_.-]|$)|(api|access|secret|private|ssh|license|encryption)[_-]?key",
+    re.I,
 )
-_SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|gho_|github_pat_|xox[abp]-|AKIA|glpat-|wandb_)[A-Za-z0-9_-]{8,}")
+_SECRET_VALUE = re.compile(
+    r"\b((hf_|sk-|gh[opsu]_|github_pat_|xox[abprs]-|AKIA|ASIA|glpat-|wandb_|npm_|pypi-|dckr_pat_)[A-Za-z0-9_-]{8,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+)
 _URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
+_AUTHORISATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
+#: ``"name": "value"``, as in JSON and YAML that stand in an argument.
+_NAMED_VALUE = re.compile(r"""(["']?)([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
 #: Long, and about the container image rather than the run.
 _UNWANTED = {"NVIDIA_REQUIRE_CUDA"}
 _KEPT = re.compile(
     r"(CUDA|NCCL|TORCH|PYTORCH|OMP|MKL|GLOO|SLURM|OMPI|DS|DEEPSPEED|MASTER|HOROVOD|UCX|NVIDIA|KINETO|TEARDOWN)(_|$)"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|HOSTNAME|CONDA_DEFAULT_ENV|VIRTUAL_ENV)$"
 )
-#: Option names that hold "token" and no secret, as every language-model script has them.
+#: Option names that hold "token" or "key" and no secret, as every language-model script has them.
 _HARMLESS = re.compile(
-    r"tokenizer|tokens|token-?(ids?|type|length|drop)|num-?token|max-?token|(bos|eos|pad)[-_]token", re.I
+    r"tokenizer|tokens|token[_-]?(ids?|index|type|length|drop)|num[_-]?token|max[_-]?token"
+    r"|(bos|eos|pad|mask|unk|sep|cls)[-_]token|(query|value|kv)[_-]key|key[_-](value|dim|size|len)",
+    re.I,
 )
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that explain a run's speed, without any whose name or value looks like a secret."""
     return {
-        name: redact_value(value)
+        name: redact_text(value)
         for name, value in sorted(environment.items())
         if _KEPT.match(name) and not _is_secret_name(name) and name not in _UNWANTED
     }
@@ -38,13 +49,17 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
 
     >>> redact_arguments(["train.py", "--api-key", "abc", "--lr", "1", "HF_TOKEN=xyz"])
     ['train.py', '--api-key', '[redacted]', '--lr', '1', 'HF_TOKEN=[redacted]']
+    >>> redact_arguments(["bash", "-c", "export KEY=abc; train --password xyz"])
+    ['bash', '-c', 'export KEY=[redacted] train --password [redacted]']
     """
     kept = []
     value_is_secret = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
-        if value_is_secret and not argument.startswith("-"):
+        if value_is_secret and not argument.startswith("--"):
             kept.append(REDACTED)
+        elif re.search(r"\s", argument):
+            kept.append(redact_text(argument))
         elif equals and _is_secret_name(name):
             kept.append(f"{name}={REDACTED}")
         else:
@@ -53,9 +68,54 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
     return kept
 
 
+def redact_text(text: str) -> str:
+    """A text in which command lines, JSON or headers may stand, without their secrets.
+
+    >>> redact_text('{"api_key": "abc", "lr": 1}')
+    '{"api_key": [redacted], "lr": 1}'
+    """
+    plain = redact_value(text)
+    if not re.search(r"\s", plain):
+        name, equals, _ = plain.partition("=")
+        return f"{name}={REDACTED}" if equals and _is_secret_name(name) else plain
+    pieces = re.split(r"(\s+)", plain)
+    pieces[::2] = redact_arguments(pieces[::2])
+    return "".join(pieces)
+
+
 def redact_value(value: str) -> str:
-    """A value without user names in URLs and without what looks like an access token."""
-    return _SECRET_VALUE.sub(REDACTED, _URL_USER.sub(rf"\1{REDACTED}@", value))
+    """A value without user names in URLs, what looks like an access token, and values that are named secret."""
+    value = _URL_USER.sub(rf"\1{REDACTED}@", value)
+    value = _AUTHORISATION.sub(REDACTED, value)
+    value = _NAMED_VALUE.sub(_without_secret, value)
+    return _SECRET_VALUE.sub(REDACTED, value)
+
+
+def _without_secret(match: re.Match[str]) -> str:
+    quote, name, colon, _ = match.groups()
+    return f"{quote}{name}{quote}{colon}{REDACTED}" if _is_secret_name(name) else match[0]
+
+
+def redact_facts(facts: Any) -> Any:
+    """Plain values of a configuration: texts under names that look like secrets are replaced, all others searched."""
+    if isinstance(facts, Mapping):
+        return {
+            name: REDACTED if isinstance(value, str) and _is_secret_name(str(name)) else redact_facts(value)
+            for name, value in facts.items()
+        }
+    if isinstance(facts, (list, tuple)):
+        return [redact_facts(value) for value in facts]
+    return redact_text(facts) if isinstance(facts, str) else facts
+
+
+def redact_path(path: str) -> str:
+    """Where something was written, without the user and the query of a URL: a signed one carries its key there.
+
+    >>> redact_path("s3://me:pw@bucket/step_3?X-Amz-Signature=abc")
+    's3://[redacted]@bucket/step_3?[redacted]'
+    """
+    where, mark, _ = path.partition("?") if "://" in path else (path, "", "")
+    return redact_value(where) + (f"{mark}{REDACTED}" if mark else "")
 
 
 def _is_secret_name(name: str) -> bool:

@@ -7,8 +7,9 @@ is loaded.
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
+
+from perfscope.hooks.guard import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.config import Config
 
 _capture: Capture | None = None
+_failed = False
 
 
 class LateCapture:
@@ -26,15 +28,15 @@ class LateCapture:
 
     def __init__(self, boot_dir: str) -> None:
         self._boot_dir = boot_dir
-        self._failed = False
 
     def __getattr__(self, name: str) -> Any:
-        if _capture is None and not self._failed:
+        global _failed  # noqa: PLW0603 - it is said once, whichever patch is first
+        if _capture is None and not _failed:
             try:
                 begin(_read_config(self._boot_dir))
             except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-                self._failed = True
-                sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {error!r}\n")
+                _failed = True
+                say(f"nothing is captured in process {os.getpid()}: {error!r}")
         return _nothing if _capture is None else getattr(_capture, name)
 
 
@@ -62,16 +64,18 @@ def patch(name: str, module: ModuleType, boot_dir: str) -> None:
     try:
         patch_module(name, module, LateCapture(boot_dir))
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-        sys.stderr.write(f"perfscope: {name} is not hooked: {error!r}\n")
+        say(f"{name} is not hooked: {error!r}")
 
 
 def patch_module(name: str, module: ModuleType, capture: Any) -> None:
     """Put our wrappers around the functions of one watched module; a function that moved is said and left alone."""
-    for feature, apply in _patches(name):
+    from perfscope.hooks import save_hooks
+
+    for feature, apply in [*_patches(name), *save_hooks.PATCHES.get(name, [])]:
         try:
             apply(module, capture)
         except AttributeError as error:
-            sys.stderr.write(f"perfscope: {feature} is off: this version of {name} differs ({error})\n")
+            say(f"{feature} is off: this version of {name} differs ({error})")
 
 
 #: The modules of ours that patch a framework's, by the beginning of its name; each is loaded with that framework.

@@ -48,6 +48,12 @@ class StepSource:
         """Training runs in this thread; the profiler belongs to it."""
         self._thread = threading.get_ident()
 
+    def is_training_thread(self) -> bool:
+        """Whether this is the thread that trains; the main thread until that is known."""
+        if self._thread is None:
+            return threading.current_thread() is threading.main_thread()
+        return threading.get_ident() == self._thread
+
     def ends_a_step(self, source: str, key: object) -> bool:
         """Whether an event of a source's object ends a step.
 

@@ -10,6 +10,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
 from perfscope.hooks.nested_steps import compiling, reach_out_of_graphs, wrap_outermost
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        wrap_step(type(self), capture)
+        asked(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
     clear = optimizer_class.zero_grad
@@ -119,6 +120,28 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
     module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
 
 
+def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
+    """Notice that layers are recomputed, in either of PyTorch's two ways."""
+    frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
+    if frame is not None:
+        begin = frame.__init__
+
+        @functools.wraps(begin)
+        def init(*args: Any, **kwargs: Any) -> None:
+            capture.recomputes()
+            begin(*args, **kwargs)
+
+        frame.__init__ = init
+    forward = module.CheckpointFunction.forward
+
+    @functools.wraps(forward)
+    def recomputing_forward(*args: Any) -> Any:
+        capture.recomputes()
+        return forward(*args)
+
+    module.CheckpointFunction.forward = staticmethod(recomputing_forward)
+
+
 def patch_profiler(module: ModuleType, capture: Capture) -> None:
     """Notice a profiler of the script's own before it starts."""
 
@@ -127,6 +150,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 
     _wrap(module.profile, "_prepare_trace", before=before)
     _wrap(module.profile, "_start_trace", before=before)
+    for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread
+        if hasattr(module, name):
+            _wrap(getattr(module, name), "__enter__", before=before)
 
 
 def _wrap(
@@ -160,5 +186,6 @@ PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
     "torch.utils.data.dataloader": [("timing data loaders", patch_data_loader)],
     "torch.distributed.distributed_c10d": [("learning the rank", patch_process_groups)],
     "torch._dynamo": [("counting compiled optimizer steps", patch_dynamo)],
+    "torch.utils.checkpoint": [("noticing recomputation", patch_checkpointing)],
     "torch.autograd.profiler": [("noticing other profilers", patch_profiler)],
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -23,11 +24,36 @@ from perfscope.outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("demo", "profile", "analyze", "tflops", "logs", "scaling", "bubble", "plan", "checkpoint", "report")
+COMMANDS = (
+    "demo",
+    "profile",
+    "collect",
+    "analyze",
+    "tflops",
+    "logs",
+    "scaling",
+    "bubble",
+    "plan",
+    "checkpoint",
+    "report",
+    "doctor",
+)
+
+
+class Command(TyperCommand):
+    """A command whose help costs nothing where it is not asked for."""
+
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401 - the context type is typer's private one
+        """The option ``--help``."""
+        return _convert_plainly(super().get_help_option(ctx))
 
 
 class CommandGroup(TyperGroup):
     """Commands that load lazily."""
+
+    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401 - the context type is typer's private one
+        """The option ``--help``, as cheap as a command's."""
+        return _convert_plainly(super().get_help_option(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - the context type is typer's private one
         """Name the commands in the order of a first use."""
@@ -43,12 +69,12 @@ class CommandGroup(TyperGroup):
             group.name = cmd_name
             return group
         single = typer.Typer(add_completion=False)
-        single.command(name=cmd_name, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
+        single.command(name=cmd_name, cls=Command, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         assert isinstance(command, TyperCommand)
         command.name = cmd_name
         for parameter in command.params:
-            _leave_absent(parameter)
+            _convert_plainly(parameter)
         return command
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
@@ -59,15 +85,32 @@ class CommandGroup(TyperGroup):
         return outcome
 
 
-def _leave_absent(parameter: Any) -> None:  # noqa: ANN401 - typer's private type
-    """Pass on None for an option that was not typed: typer would first build a validator, a millisecond for each."""
+def _convert_plainly(parameter: Any) -> Any:  # noqa: ANN401 - typer's private type
+    """Convert here what needs no validator: typer would first import the library that makes them, and make one."""
     process = parameter.process_value
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
 
     def process_typed(ctx: Any, value: Any) -> Any:  # noqa: ANN401 - as above
-        return None if value is None and not parameter.required else process(ctx, value)
+        plain = _member(annotation, value)
+        if not _is_plain(parameter, annotation, plain):
+            return process(ctx, value)
+        return plain if parameter.callback is None else parameter.callback(ctx, parameter, plain)
 
-    if parameter.callback is None and not parameter.multiple:
-        parameter.process_value = process_typed
+    parameter.process_value = process_typed
+    return parameter
+
+
+def _member(annotation: Any, value: Any) -> Any:  # noqa: ANN401 - what was typed, or a default
+    """The enum's member that was typed, or the value as it is."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
+        return value
+    return next((one for one in annotation if one.value == value), value)
+
+
+def _is_plain(parameter: Any, annotation: Any, value: Any) -> bool:  # noqa: ANN401 - typer's private type
+    if value is None:
+        return not parameter.required and not parameter.multiple
+    return type(value) is annotation or (bool(value) and annotation == list[str])
 
 
 app = typer.Typer(

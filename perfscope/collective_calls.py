@@ -71,12 +71,14 @@ class GroupKey:
         members: Its ranks, as ``members_of`` writes them; ``""`` where they are not listed.
         sender: The rank that sends, for sends and receives; ABSENT for collectives.
         receiver: The rank that receives, likewise.
+        run: Which run of several whose traces were given, from 0.
     """
 
     name: str
     members: str
     sender: int = ABSENT
     receiver: int = ABSENT
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,8 +103,9 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     locations = [os.fspath(path) for path in paths]
     run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
     traces = _traces(locations, run)
-    answers = _measure(traces, locations, plan, chosen) if traces else _Answers()
-    if run is None:
+    reads_traces = any(analyzer.reads is not Reads.RUN for analyzer in chosen)
+    answers = _measure(traces, locations, plan, chosen) if traces and reads_traces else _Answers()
+    if run is None and reads_traces:
         _require_a_trace(answers, locations)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
@@ -113,6 +114,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
             results[analyzer.name] = _reduce(analyzer, run, answers)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
+    _correct(results)
     return Analysis(
         inputs=tuple([locations[0], *traces] if run else traces),
         results=results,
@@ -166,7 +168,7 @@ def _measure(traces: Sequence[str], locations: Sequence[str], plan: Plan, chosen
     by_path: dict[str, Measured] = {}
     merged: dict[str, Any] = {}
     mergers = {one.name: one.merger() for one in chosen if one.name in names}
-    for answer in plan.map_traces(partial(measure, task=_task(plan, names)), traces):
+    for answer in plan.map_traces(partial(measure, task=_task(plan, names, len(traces))), traces):
         by_path[answer.path] = answer
         for name, merge in mergers.items():
             if merge is not None and name in answer.partials:
@@ -204,13 +206,26 @@ def _lost_traces(run: Run | None, traces: Sequence[str]) -> list[str]:
     return [f"rank {window.rank}: its trace {TRACES}/{window.trace} is missing" for window in lost]
 
 
-def _task(plan: Plan, names: tuple[str, ...]) -> Task:
+def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
     from perfscope.measuring import Task
+    from perfscope.sources.ahead import Pace
     from perfscope.sources.trace import RANK_IN_NAME
     from perfscope.tables.trace import NO_EVENTS, Events
 
     extra = Events.OPERATORS if plan.with_operators else NO_EVENTS
-    return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks)
+    # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
+    pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
+    return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks, pace)
+
+
+def _correct(results: dict[str, Result]) -> None:
+    """Add the shares of an undisturbed step where the profiler slowed the steps of a window."""
+    if {"cost", "steps", "breakdown"} <= results.keys():
+        from perfscope.analyzers.distortion import correct
+
+        corrected = correct(results["cost"], results["steps"], results["breakdown"])  # type: ignore[arg-type]
+        if corrected is not None:
+            results["corrected"] = corrected
 
 
 def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
@@ -222,5 +237,8 @@ def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
         return result
     if run is None:
         raise MissingInput("needs a run of `perfscope profile`, not traces alone")
-    result = analyzer.load().analyze(run)
+    if analyzer.reads is Reads.RUN_AND_TRACES:
+        result = analyzer.load().analyze(run, answers.partials.get(analyzer.partials_of or analyzer.name, []))
+    else:
+        result = analyzer.load().analyze(run)
     return result

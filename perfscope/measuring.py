@@ -11,6 +11,7 @@ from typing import Any
 from perfscope.errors import NotATrace, SourceError
 from perfscope.ranks import TraceFacts, facts_of
 from perfscope.registry import Analyzer, Reads, analyzers
+from perfscope.sources.ahead import Pace
 from perfscope.sources.trace import RANK_IN_NAME, RankNames, read_trace
 from perfscope.tables.trace import NO_EVENTS, Events, Trace
 
@@ -23,11 +24,13 @@ class Task:
         analyzers: Names of the analyzers that measure traces.
         extra: Events that were asked for besides what the analyzers need.
         ranks: How the rank of a trace that does not tell it is found.
+        pace: Whether a trace is inflated ahead of its analysis.
     """
 
     analyzers: tuple[str, ...]
     extra: Events = NO_EVENTS
     ranks: RankNames = RANK_IN_NAME
+    pace: Pace = Pace.IN_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +80,13 @@ def _read(path: str, chosen: list[Analyzer], task: Task) -> Trace:
     for analyzer in chosen:
         needs |= analyzer.needs
         needs_without_device |= analyzer.needs_without_device
-    trace = read_trace(path, needs, task.ranks)
+    trace = read_trace(path, needs, task.ranks, task.pace)
     if len(trace.device) or needs_without_device in needs:
         return trace
-    return read_trace(path, needs | needs_without_device, task.ranks)
+    return read_trace(path, needs | needs_without_device, task.ranks, task.pace)
 
 
 def measuring_analyzers(only: frozenset[str]) -> tuple[str, ...]:
     """The analyzers that measure traces themselves, those that others' results rest on included."""
-    wanted = {one.partials_of or one.name for one in analyzers() if one.reads is Reads.TRACES and one.name in only}
+    wanted = {one.partials_of or one.name for one in analyzers() if one.reads is not Reads.RUN and one.name in only}
     return tuple(one.name for one in analyzers() if one.name in wanted)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfscope.tables.trace import Trace
+from perfscope.tables.trace import ABSENT, Trace, join
 
 _MOST_NAMED = 8
 #: A profiler that loses more of the launches than this has not seen the device whole.
@@ -49,6 +49,8 @@ class TraceFacts:
 def facts_of(trace: Trace) -> TraceFacts:
     """What a trace says of itself."""
     launches = np.array([bool(_LAUNCHES.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
+    correlation = trace.calls.correlation
+    has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
     tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
     return TraceFacts(
         path=trace.path,
@@ -56,10 +58,26 @@ def facts_of(trace: Trace) -> TraceFacts:
         world_size=trace.world_size,
         device_events=len(trace.device),
         launches=int(launches.sum()),
-        launches_without_event=int((launches & ~np.isin(trace.calls.correlation, trace.device.correlation)).sum()),
+        launches_without_event=int((launches & ~has_event).sum()),
         first_ns=min((trace.base_ns + int(table.start_ns[0]) for table in tables), default=0),
         last_ns=max((trace.base_ns + int(table.start_ns[-1]) for table in tables), default=0),
     )
+
+
+def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
+    """What people read of ranks and their devices: the device stands there where a rank drives several.
+
+    >>> rank_labels([(0, 0), (0, 1), (1, 1), (None, 0)])
+    ['0 device 0', '0 device 1', '1', 'unknown']
+    """
+    devices: dict[int | None, set[int]] = defaultdict(set)
+    for rank, device in owners:
+        devices[rank].add(device)
+    names = ["unknown" if rank is None else str(rank) for rank, _ in owners]
+    return [
+        f"{name} device {device}" if len(devices[rank]) > 1 else name
+        for name, (rank, device) in zip(names, owners, strict=True)
+    ]
 
 
 def findings(facts: Sequence[TraceFacts]) -> list[str]:

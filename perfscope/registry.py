@@ -33,6 +33,7 @@ class Reads(Enum):
 
     RUN = "run"
     TRACES = "traces"
+    RUN_AND_TRACES = "run and traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class Analyzer:
         name: Its key in ``results``.
         module: Where it is. A module that reads a run has ``analyze(run: Run) -> Result``. One that reads traces has
             ``measure(trace: Trace) -> partial``, called where the trace is read, and
-            ``analyze(partials: Sequence) -> Result``, called once. Either raises MissingInput to be listed as skipped.
+            ``analyze(partials: Sequence) -> Result``, called once. One that reads a run and its traces has
+            ``analyze(run: Run, partials: Sequence) -> Result``; there may be no partials. Each raises MissingInput to
+            be listed as skipped.
             Where it has ``merge(partial, partial) -> partial``, in any order, the driver keeps one partial.
         reads: Which of the two.
         needs: The events it wants of a trace; others may be missing from the tables.
@@ -70,12 +73,17 @@ class Analyzer:
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
-    Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN),
+    Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
+    Analyzer("saves", "perfscope.analyzers.checkpoint_saves", Reads.RUN),
+    Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
+    Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
+    Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN_AND_TRACES, partials_of="operations"),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
     Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
+    Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
     Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),

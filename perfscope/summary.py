@@ -16,6 +16,8 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """The steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
     lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
+    lines += _cost(results.get("cost"))
+    lines += _power(results.get("energy"), results.get("throttling"))
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
         for skip in analysis["skipped"]
@@ -44,6 +46,32 @@ def _steps(steps: Mapping[str, Any] | None) -> list[str]:
         if steps[key] is not None
     ]
     return [line + (f" ({', '.join(apart)})" if apart else "") + (f"; {', '.join(rates)}" if rates else "")]
+
+
+def _power(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    parts = []
+    if energy is not None and energy["step_j"] is not None:
+        tokens = energy["tokens_per_j"]
+        parts.append(f"{energy['step_j']:,.1f} J a step" + (f", {tokens:,.3g} tokens a joule" if tokens else ""))
+    causes = sorted({one["cause"] for gpu in throttling or () for one in gpu["causes"] if one["steps"]})
+    if causes:
+        hit = {step for gpu in throttling or () for step in gpu["steps"]}
+        parts.append(f"{len(hit)} steps throttled ({', '.join(causes)})")
+    return ["; ".join(parts)] if parts else []
+
+
+def _cost(cost: Mapping[str, Any] | None) -> list[str]:
+    """What the windows cost, in one line."""
+    windows: Sequence[Mapping[str, Any]] = cost["windows"] if cost else []
+    if not windows:
+        return []
+    held_s = sum(window["held_s"] for window in windows)
+    slower = [window["slower"] for window in windows if window["slower"] is not None]
+    line = f"windows held training for {format_seconds(held_s)}"
+    if slower:
+        line += f"; profiled steps took {100 * max(slower):+.0f} %"
+    distorted = any(window["distorted"] for window in windows)
+    return [line + (": their shares are those of slowed steps" if distorted else "")]
 
 
 def _shares(breakdown: Mapping[str, Any] | None) -> list[str]:

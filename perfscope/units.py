@@ -6,6 +6,7 @@ B is 10**9 parameters (never 2**30), GB is 10**9 bytes, GiB is 2**30 bytes. Time
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal, DecimalException
 
 from perfscope.errors import UsageError
@@ -153,3 +154,21 @@ def format_count(count: int, noun: str) -> str:
     ('1 table', '3 tables')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_ranges(numbers: Sequence[int], most: int | None = None) -> str:
+    """Numbers in ascending order as ranges; no more than ``most`` of these.
+
+    >>> format_ranges([2, 3, 4, 9])
+    '2-4, 9'
+    >>> format_ranges([0, 2, 4], 2)
+    '0, 2, ...'
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [f"{low}-{high}" if low != high else f"{low}" for low, high in ranges]
+    return ", ".join(texts if most is None or len(texts) <= most else [*texts[:most], "..."])

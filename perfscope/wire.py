@@ -12,7 +12,9 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
     RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
-    RUN/nvml/HOST.jsonl              samples of every visible GPU
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml_sampler.py
+    RUN/hosts/HOST.json              each host's run.json, and
+    RUN/collected.json               the parts, where `perfscope collect` brought the run together
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
 This module is imported inside training jobs: standard library only.
@@ -37,6 +39,8 @@ MICRO_BATCHES_FILE = "micro_batches.jsonl"
 CHECKPOINTS_FILE = "checkpoints.jsonl"
 TRACES = "traces"
 NVML = "nvml"
+HOSTS = "hosts"
+COLLECTED_FILE = "collected.json"
 BOOT = ".boot"
 TRACE_SUFFIX = ".pt.trace.json"
 
@@ -70,7 +74,8 @@ class StepRecord:
     Attributes:
         step: The number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time since the boundary before it, exports excluded; absent where that boundary was not seen.
+        wall_ns: Host time since the boundary before it, without exports, without ``save_ns`` and without the boundary's
+            own hook; absent where that boundary was not seen.
         source: What told that the step completed: ``deepspeed``, ``optimizer`` and so on.
         window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent for an undisturbed step.
         skipped: True where the framework counted the step but did not update the weights.
@@ -79,6 +84,9 @@ class StepRecord:
         tokens: Tokens that this rank took in, where the input is integers of two dimensions.
         global_samples: Samples of the step over all ranks, where the framework states it.
         data_wait_ns: Time spent waiting for the data loader.
+        save_ns: How long checkpoint saves held training in the step; absent where none did.
+        draining: True where an asynchronous checkpoint save was writing beside the step.
+        hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it is known without a synchronisation.
         iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
         memory_peak_bytes: Largest device memory allocated by tensors since the process started.
@@ -96,6 +104,9 @@ class StepRecord:
     tokens: int | None = None
     global_samples: int | None = None
     data_wait_ns: int | None = None
+    save_ns: int | None = None
+    draining: bool | None = None
+    hook_ns: int | None = None
     loss_scale: float | None = None
     iteration: int | None = None
     memory_peak_bytes: int | None = None
@@ -115,6 +126,9 @@ class WindowRecord:
         export_ns: How long writing the trace held it.
         trace_bytes: Size of the trace before compression.
         partial: True where training ended inside the window.
+        release_ns: How long giving the trace's memory back and starting to compress it held it.
+        rss_before_bytes: Memory of the process in use before the profiler was started.
+        rss_after_bytes: And after the trace was written.
     """
 
     first_step: int
@@ -125,6 +139,9 @@ class WindowRecord:
     export_ns: int
     trace_bytes: int
     partial: bool = False
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
     kind: str = "window"
 
 
@@ -170,7 +187,7 @@ class CheckpointRecord:
         source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
         step: The training step after which it was saved.
         path: Where to.
-        size_bytes: What this rank wrote.
+        size_bytes: What this process wrote, as far as its writers tell it; absent where none did.
         asynchronous: True where writing goes on beside training.
         drained_ns: When an asynchronous save lay on disk.
     """
@@ -201,8 +218,14 @@ class RankRecord:
         device_type: ``cuda``, ``cpu`` and so on.
         device_name: What the device calls itself.
         device_uuid: The device's UUID, which NVML knows too.
+        device_uuids: Those of all devices that hold tensors of the process, where there are several.
+        device_index: The device's number among those that the process sees.
+        visible_devices: CUDA_VISIBLE_DEVICES, where it is set.
+        device_order: CUDA_DEVICE_ORDER, where it is set.
         deepspeed: Version of DeepSpeed, where it is loaded.
         argv: The command line of the process, without secrets.
+        run_id: The id that ``perfscope profile`` gave the run.
+        rendezvous: Where the ranks met, ``HOST:PORT``, where the launcher told it.
     """
 
     rank: int
@@ -216,8 +239,14 @@ class RankRecord:
     device_type: str | None = None
     device_name: str | None = None
     device_uuid: str | None = None
+    device_uuids: tuple[str, ...] | None = None
+    device_index: int | None = None
+    visible_devices: str | None = None
+    device_order: str | None = None
     deepspeed: str | None = None
     argv: tuple[str, ...] = ()
+    run_id: str | None = None
+    rendezvous: str | None = None
 
 
 @dataclass(frozen=True)
@@ -254,6 +283,8 @@ class ModelRecord:
         dtype: Type of most parameters.
         compute_dtype: Type that matrix products are computed in, where it is another one.
         checkpointing: ``full`` or ``selective`` where it was seen; absent where nothing was seen.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
+        optimizer: Class of the optimizer that was seen to step first; absent where none was.
     """
 
     parameters: int
@@ -264,6 +295,8 @@ class ModelRecord:
     dtype: str | None = None
     compute_dtype: str | None = None
     checkpointing: str | None = None
+    zero_stage: int | None = None
+    optimizer: str | None = None
 
 
 def to_line(

@@ -7,18 +7,18 @@ each in a process of its own, and the one that kills that too is reported.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfscope.errors import UsageError
 from perfscope.measuring import Measured
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 Measure: TypeAlias = Callable[[str], Measured]
 
@@ -42,6 +42,8 @@ def in_this_process(measure: Measure, paths: Sequence[str]) -> Iterator[Measured
 
 def in_processes(measure: Measure, paths: Sequence[str], workers: int) -> Iterator[Measured]:
     """In as many processes of this machine."""
+    from concurrent.futures.process import BrokenProcessPool
+
     waiting = deque(paths)
     while waiting:
         running: dict[Future[Measured], str] = {}
@@ -61,6 +63,8 @@ def _until_broken(
     measure: Measure, waiting: deque[str], running: dict[Future[Measured], str], workers: int
 ) -> Iterator[Measured]:
     """Measure what waits; where the pool breaks, ``running`` holds what was in work."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
     with _pool(min(workers, len(waiting))) as pool:
         while waiting or running:
             while waiting and len(running) < _KEPT_READY * workers:
@@ -74,6 +78,8 @@ def _until_broken(
 
 
 def _alone(measure: Measure, path: str) -> Measured:
+    from concurrent.futures.process import BrokenProcessPool
+
     try:
         with _pool(1) as pool:
             return pool.submit(measure, path).result()
@@ -86,6 +92,9 @@ def _lost(path: str) -> Measured:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     # A fork starts at once, but must not happen while another thread may hold a lock.
     methods = multiprocessing.get_all_start_methods()
     can_fork = "fork" in methods and threading.active_count() == 1

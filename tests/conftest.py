@@ -70,9 +70,11 @@ def perfscope(*words: str | Path, cwd: Path, **variables: str) -> Ended:
     return run([sys.executable, "-m", "perfscope", *words], cwd, **variables)
 
 
-def profile(*words: str | Path, cwd: Path, options: Sequence[str] = (), **variables: str) -> Ended:
+def profile(
+    *words: str | Path, cwd: Path, run_dir: str = "RUN", options: Sequence[str] = (), **variables: str
+) -> Ended:
     """Run ``perfscope profile -o RUN -- WORDS`` in a folder; the run is in its subfolder ``RUN``."""
-    return perfscope("profile", "-o", "RUN", "--nvml-hz", "0", *options, "--", *words, cwd=cwd, **variables)
+    return perfscope("profile", "-o", run_dir, "--nvml-hz", "0", *options, "--", *words, cwd=cwd, **variables)
 
 
 def analysis(run_dir: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_every_part_of_a_rank_adds_up_to_its_window(run: Path) -> None:
 
 def test_gpus_are_told_apart_by_their_uuid(run: Path) -> None:
     gpus = analyze(run)[1]["results"]["gpus"]
-    assert sorted(gpu["rank"] for gpu in gpus) == [0, 1, 2, 3]
+    assert sorted(gpu["ranks"] for gpu in gpus) == [[0], [1], [2], [3]]
     assert all(0 < gpu["power_w"] <= gpu["power_limit_w"] for gpu in gpus)
 
 

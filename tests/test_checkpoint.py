@@ -147,8 +147,38 @@ class TestSaves:
                 "gb_per_s": 2.0,
                 "asynchronous": None,
                 "source": "deepspeed",
+                "path": None,
             }
         ]
+
+    def test_a_run_tells_its_saves_by_itself(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        second = 10**9
+        record = {"start_ns": 0, "end_ns": 4 * second, "source": "deepspeed", "step": 5, "asynchronous": False}
+        run_dir = self.write_run(tmp_path, {0: [{**record, "size_bytes": 8 * second}]})
+        answer = run(capsys, "checkpoint", run_dir)
+        assert "1 checkpoint save" in answer.out
+        assert "blocking" in answer.out
+        assert "Saves held training for 4.0% of the run." in answer.out
+        analyzed = run(capsys, "analyze", run_dir, "--only", "saves", "--format", "json").data["results"]["saves"]
+        assert run(capsys, "checkpoint", run_dir, "--format", "json").data["results"]["saves"] == analyzed
+        assert analyzed["saves"][0]["gb_per_s"] == 2.0
+        (tmp_path / "unsized").mkdir()
+        unsized = self.write_run(tmp_path / "unsized", {0: [record]})
+        sized = run(capsys, "checkpoint", unsized, "--size", "1B", "--format", "json").data["results"]["saves"]
+        assert sized["saves"][0]["gb_per_s"] == 3.5  # 14 GB in 4 s
+        assert run(capsys, "checkpoint", run_dir, "--save-time", "3").code == 2
+
+    def test_an_asynchronous_save_of_a_log(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        log = tmp_path / "run.log"
+        log.write_text(
+            "[2026-11-21 00:35:41.000000] saving checkpoint at iteration      10 to /ckpt in torch_dist format\n"
+            "  [2026-11-21 00:35:41.500000] scheduled an async checkpoint save at iteration      10 to /ckpt\n"
+            "  [2026-11-21 00:35:55.000000] successfully saved checkpoint from iteration      10 to /ckpt\n"
+        )
+        answer = run(capsys, "checkpoint", "--size", "1B", "--log", log, "--format", "json")
+        [save] = answer.data["results"]["saves"]["saves"]
+        assert (save["blocked_s"], save["drained_s"], save["gb_per_s"]) == (0.5, 14.0, 1.0)
+        assert save["asynchronous"] is True
 
     def test_an_asynchronous_save_is_as_fast_as_it_lies_on_disk(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

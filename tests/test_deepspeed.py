@@ -12,7 +12,7 @@ from tests.conftest import SCRIPTS, analysis, profile, step_lines
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
-    script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage)]
+    script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage), "--save", "saved"]
     ended = profile("deepspeed", "--num_gpus", "2", *script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     for rank in ("00000", "00001"):
@@ -25,6 +25,12 @@ def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
     assert results["steps"]["count"] == 8
     assert results["steps"]["samples_per_s"] == pytest.approx(12 / results["steps"]["median_s"])
     assert {rank["rank"] for rank in results["host"]["ranks"]} == {0, 1}
+    # One save of both ranks, with all the files that torch.save wrote inside it, and none of them once more.
+    (save,) = results["saves"]["saves"]
+    assert (save["source"], save["step"], save["ranks"], save["asynchronous"]) == ("deepspeed", 7, 2, False)
+    files = [file for file in (tmp_path / "saved").rglob("*.pt") if file.is_file()]
+    assert save["bytes"] == sum(file.stat().st_size for file in files)
+    assert step_lines(tmp_path / "RUN")[7]["save_ns"] > 0
 
 
 def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:

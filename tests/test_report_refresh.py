@@ -411,3 +411,86 @@ def test_headings_mean_what_people_write(heading: str) -> None:
 
 def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
     assert understand(["Model"], [[Cell("bert", Span(1, 0, 4))]])[0].quantity is None
+
+
+NODES = """\
+# Wide
+
+BS=1024, SIZE=104B,
+
+| NNODES | TP | PP | DP | Speed | TFlops |
+| -----: | -: | -: | -: | ----: | -----: |
+|     32 |  4 | 32 |  1 |   256 |   54.5 |
+|     64 |  4 | 64 |  1 |     x |      x |
+
+`$ng=32*4; $sp=256; $ms=104; $gbs=1048; $seqlen=2048; print $ms*4*2*2048*$gbs / ( $sp * $ng * 1e3)`
+
+BS=2048
+
+| NNODES | TP | PP | DP | Speed | TFlops |
+| -----: | -: | -: | -: | ----: | -----: |
+|     32 |  4 | 32 |  1 |   586 |  46.52 |
+
+`$ms*4*2*2048*$gbs / ( $sp * $ng * 1e3)`
+"""
+
+
+def test_size_and_batch_come_from_the_text_and_gpus_from_the_layout(refresh: Any) -> None:
+    answer, _ = refresh(NODES, "--check", "--format", "json")
+    # 104 x 4 x 2 x 2048 x 1024 / (256 x 128 x 1000); the text above a table counts before the formula below it.
+    assert by_row(answer)[7] == ("54.5", "53.2", "wrong")
+    assert by_row(answer)[16] == ("46.52", "46.52", "rounded")
+    assert answer.code == 3
+
+
+def test_size_and_batch_may_be_options(refresh: Any) -> None:
+    bare = "\n".join(line for line in NODES.splitlines() if not line.startswith(("BS=", "`")))
+    answer, _ = refresh(bare, "--check", "--format", "json")
+    assert "no column states the parameters" in answer.out
+    options = ("--size", "104B", "--gbs", "1024", "--seq-len", "2048", "--checkpointing", "full")
+    answer, _ = refresh(bare, "--check", "--format", "json", *options)
+    assert [text for _, text, _ in by_row(answer).values()] == ["53.2", "23.26"]
+
+
+def test_headings_over_several_rows_are_one(refresh: Any) -> None:
+    text = """\
+|       |      |        |        |
+| ----: | ---: | -----: | -----: |
+| Model | GPUs | TFlops | PFlops |
+| size  |      |   /GPU | Aggreg |
+| 1.7B  |   32 |    137 |    4.4 |
+| 18B   |  256 |    135 |   43.6 |
+"""
+    _answer, after = refresh(text)
+    assert after.decode() == text.replace("43.6", "34.6")
+
+
+def test_a_table_in_html_is_named(refresh: Any) -> None:
+    answer, _ = refresh("<table><tr><td colspan=2>TFLOPs</td></tr></table>\n")
+    assert answer.code == 1
+    assert "line 1: a table in HTML is not read" in answer.err
+
+
+def test_a_table_of_another_convention_is_doubted_as_a_whole(refresh: Any) -> None:
+    text = "| GPUs | Size | GBS | Speed | TFlops |\n| -: | -: | -: | -: | -: |\n" + "".join(
+        f"| 64 | 52B | 1024 | {speed}s | {53.66738 * 127 / speed * 0.97:.2f} |\n" for speed in (127, 137, 147, 157)
+    )
+    answer, _ = refresh(text, "--check")
+    assert "4 of 4 TFLOPs are off by -3.0% to -3.0%: they may follow another convention, or a log" in answer.out
+    assert "another convention" not in refresh(TABLE, "--check")[0].out
+
+
+def test_constants_are_listed_in_one_order(refresh: Any) -> None:
+    answer, _ = refresh(NODES, "--check", "--format", "json")
+    kinds = [list(dict.fromkeys(entry["quantity"] for entry in answer.data["constants"]))]
+    assert kinds == [["sequence length", "passes", "parameters", "global batch size"]]
+
+
+def test_digits_before_an_exponent_are_digits_of_the_number(refresh: Any) -> None:
+    answer, _ = refresh(TABLE.replace("   46.7 | a", " 4.97e1 | a"), "--check", "--format", "json")
+    assert by_row(answer)[5] == ("4.97e1", "49.7", "rounded")
+
+
+def test_a_row_with_too_many_cells_is_named_by_its_first(refresh: Any) -> None:
+    answer, _ = refresh(TABLE.replace("| a     |", "| a | b |"), "--check", "--format", "json")
+    assert answer.data["results"]["not_recomputed"][0]["row"] == "64 52B 1 16"

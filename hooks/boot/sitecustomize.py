@@ -44,7 +44,8 @@ def _load(name: str, file: str, search: "list[str] | None") -> "Any":
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
 
 
 def _on_import(name: str, module: "ModuleType") -> None:

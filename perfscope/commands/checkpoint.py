@@ -26,6 +26,7 @@ from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report
+from perfscope.sources.run import is_run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
@@ -40,7 +41,7 @@ _ZERO_STAGES = range(4)
 def checkpoint(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="A checkpoint, the folder of several, or a CSV of path,bytes."),
+        typer.Argument(metavar="[DIR]", help="A checkpoint, the folder of several, a CSV of path,bytes, or a run."),
     ] = None,
     size: Annotated[str | None, typer.Option(help="Parameters of the model: 181B. Without DIR, plans a size.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs that each write a file; with --size.")] = None,
@@ -73,6 +74,10 @@ def checkpoint(
         return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
     if gpus is not None or published:
         raise UsageError("--gpus and --published plan a checkpoint", hint="leave them out, or leave out the folder")
+    if is_run(directory):
+        if saves is not None:
+            raise UsageError(f"{directory} is a run and tells how long its saves took", hint="leave the other one out")
+        return _saves_of_run(directory, parameters, each, format)
     return _measure(directory, parameters, each, saves, format)
 
 
@@ -134,6 +139,17 @@ def _plan_report(plan: Plan, saves: Saves | None) -> Report:
         sections = (*sections, *timed.sections())
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
     return Report(title, data, sections, warnings)
+
+
+def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | None, to: Format) -> Outcome:
+    """The saves that hooks timed; a given size stands in where no writer told its bytes."""
+    from perfscope.sources.saves import read_run_saves
+
+    planned = None if parameters is None else parameters * (each or bytes_per_parameter()).total
+    timed = time_saves(read_run_saves(run), planned)
+    data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"saves": timed.data()}}
+    title = f"{run}: {format_count(len(timed.saves), 'checkpoint save')}"
+    return Outcome(render(Report(title, data, timed.sections()), to))
 
 
 def _measure(

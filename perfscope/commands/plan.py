@@ -8,12 +8,19 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.memory import Attention, Optimizer
+from perfscope.analyzers.memory import Attention, Loss, Optimizer
 from perfscope.commands import model_options as option
 from perfscope.commands.model_choice import Typed, choose_model
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.commands.peaks import DtypeOption, GpuOption, PeakOption, resolve_peak
-from perfscope.commands.plan_inputs import DEFAULT_SEQ_LEN, ConventionName, Question, with_deepspeed_config
+from perfscope.commands.plan_inputs import (
+    DEFAULT_SEQ_LEN,
+    ConventionName,
+    Question,
+    States,
+    check_batches,
+    with_deepspeed_config,
+)
 from perfscope.commands.plan_report import to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
@@ -70,6 +77,20 @@ def plan(
     fp32_gradients: Annotated[
         bool, typer.Option("--fp32-gradients", help="Gradients are kept in fp32.", rich_help_panel=_MEMORY)
     ] = False,
+    states: Annotated[
+        States | None,
+        typer.Option(
+            help="What weights and optimizer are kept in.  [default: by --dtype, mixed or fp32]",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    loss: Annotated[
+        Loss, typer.Option(help="What of the logits is there at once.", rich_help_panel=_MEMORY)
+    ] = Loss.PLAIN,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="A run of perfscope profile: gives what is not typed, and is held against the estimates."),
+    ] = None,
     deepspeed_config: Annotated[
         Path | None,
         typer.Option(help="A DeepSpeed config: gives ZeRO stage, batches and number format.", rich_help_panel=_MEMORY),
@@ -111,6 +132,13 @@ def plan(
         "dense_layers": dense_layers,
         "mtp_layers": mtp_layers,
     }
+    planned = None
+    if run:
+        from perfscope.commands.plan_run import read_planned_run
+
+        planned, of_run = read_planned_run(run)
+        gpus = of_run.gpus if gpus is None else gpus
+        gpu = gpu or (planned.device if peak is None else None)
     if gpus is None:
         raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
     question = Question(
@@ -132,11 +160,21 @@ def plan(
         optimizer=optimizer,
         gradient_bytes=4 if fp32_gradients else 2,
         dtype=dtype,
+        loss=loss,
+        states=states,
     )
     if deepspeed_config:
         question = with_deepspeed_config(question, deepspeed_config)
-    choice = choose_model(size, model, typed, question.seq_len or DEFAULT_SEQ_LEN)
-    report = to_report(question, choice, resolve_peak(gpu, question.dtype, peak))
+    check_batches(question)
+    if planned and run:
+        from perfscope.commands.plan_run import asked_of_run
+
+        question = asked_of_run(question, of_run, run)
+    if planned and size is None and model is None and not any(value is not None for value in typed.values()):
+        choice = planned.choice()
+    else:
+        choice = choose_model(size, model, typed, question.seq_len or DEFAULT_SEQ_LEN)
+    report = to_report(question, choice, resolve_peak(gpu, question.dtype, peak), planned)
     return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
 
 

@@ -12,10 +12,13 @@ from perfscope.analyzers.memory import (
     LAST_STAGE,
     Attention,
     Layout,
+    Loss,
     Optimizer,
     Precision,
+    autocast_precision,
     full_precision,
     mixed_precision,
+    pure_16bit,
 )
 from perfscope.commands.peaks import Dtype
 from perfscope.errors import UsageError
@@ -37,6 +40,22 @@ class ConventionName(StrEnum):
     PALM = "palm"
 
 
+class States(StrEnum):
+    """What weights, gradients and optimizer are kept in.
+
+    ``mixed``: 16 bits with an fp32 copy in the optimizer, as Megatron and DeepSpeed. ``autocast``: fp32, with 16-bit
+    copies to compute in. ``pure``: 16 bits throughout. ``fp32``: fp32 throughout.
+    """
+
+    MIXED = "mixed"
+    AUTOCAST = "autocast"
+    PURE = "pure"
+    FP32 = "fp32"
+
+
+_PRECISIONS = {States.AUTOCAST: autocast_precision, States.PURE: pure_16bit, States.FP32: full_precision}
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What was asked; absent is what was not said.
@@ -53,28 +72,32 @@ class Question:
         micro_batch, global_batch: Sequences of a forward pass and of a step.
         sequence_parallel, attention, optimizer, gradient_bytes: As in ``perfscope.analyzers.memory``.
         dtype: The number format.
+        loss: What is kept of the logits.
+        states: What weights, gradients and optimizer are kept in; absent to follow the number format.
         offload: What is kept off the GPU.
         read: What was read from files, in words.
     """
 
     gpus: int
-    tokens: int | None
-    tflops_per_gpu: float | None
-    seconds: float | None
-    convention: ConventionName
-    checkpointing: Checkpointing | None
-    seq_len: int | None
-    zero: int | None
-    tensor: int | None
-    pipeline: int | None
-    expert: int | None
-    micro_batch: int | None
-    global_batch: int | None
-    sequence_parallel: bool
-    attention: Attention
-    optimizer: Optimizer
-    gradient_bytes: int
-    dtype: Dtype | None
+    tokens: int | None = None
+    tflops_per_gpu: float | None = None
+    seconds: float | None = None
+    convention: ConventionName = ConventionName.BIGSCIENCE
+    checkpointing: Checkpointing | None = None
+    seq_len: int | None = None
+    zero: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    expert: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    sequence_parallel: bool = False
+    attention: Attention = Attention.FLASH
+    optimizer: Optimizer = Optimizer.ADAM
+    gradient_bytes: int = 2
+    dtype: Dtype | None = None
+    loss: Loss = Loss.PLAIN
+    states: States | None = None
     offload: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
 
@@ -90,9 +113,10 @@ class Question:
 
     def precision(self, dtype: str) -> Precision:
         """Bytes of each state in a number format."""
-        if dtype in (Dtype.FP32, Dtype.TF32):
-            return full_precision(self.optimizer)
-        return mixed_precision(self.optimizer, self.gradient_bytes)
+        states = self.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
+        if states is States.MIXED:
+            return mixed_precision(self.optimizer, self.gradient_bytes)
+        return _PRECISIONS[states](self.optimizer)
 
 
 def with_deepspeed_config(question: Question, path: Path) -> Question:
@@ -140,6 +164,23 @@ def check_layout(question: Question, model: Transformer) -> None:
         raise UsageError(f"--ep {expert} is given for a model without experts")
     if model.experts and (model.experts.routed % expert or (question.gpus // tensor // pipeline) % expert):
         raise UsageError(f"{model.experts.routed} experts over {expert} ranks of each replica do not divide (--ep)")
+
+
+def check_batches(question: Question) -> None:
+    """Refuse a global batch that does not divide into micro-batches.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if question.global_batch is None:
+        return
+    replicas = max(1, question.gpus // ((question.tensor or 1) * (question.pipeline or 1)))
+    at_once = replicas * (question.micro_batch or DEFAULT_MICRO_BATCH)
+    if question.global_batch % at_once:
+        raise UsageError(
+            f"a global batch of {question.global_batch} does not divide into micro-batches of "
+            f"{question.micro_batch or DEFAULT_MICRO_BATCH} on {replicas} data-parallel ranks"
+        )
 
 
 def asked_layouts(question: Question) -> Iterator[Layout]:
@@ -204,4 +245,5 @@ def _layout(question: Question, tensor: int, pipeline: int, zero: int, checkpoin
         sequence_parallel=question.sequence_parallel,
         micro_batches=batches,
         offload=question.offload,
+        loss=question.loss,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.comparison import Convention, Step, compare
 from perfscope.analyzers.conventions import Checkpointing
@@ -23,12 +24,15 @@ from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.transformer import Transformer
 from perfscope.units import format_bytes, format_parameters
 
+if TYPE_CHECKING:
+    from perfscope.commands.plan_run import PlannedRun
+
 _NS_PER_S = 10**9
 _GB = 1e9
 
 
-def to_report(question: Question, choice: Choice, peak: Peak) -> Report:
-    """Write the plan.
+def to_report(question: Question, choice: Choice, peak: Peak, planned: PlannedRun | None = None) -> Report:
+    """Write the plan, beside a run where there is one.
 
     Raises:
         UsageError: The degrees do not divide, or too much or too little is known to solve for anything.
@@ -42,6 +46,7 @@ def to_report(question: Question, choice: Choice, peak: Peak) -> Report:
     conventions = _by_convention(question, choice, training, peak)
     memory = _estimates(question, choice, model, peak)
     fits = _fitting(question, choice, model, peak)
+    beside = _beside_run(question, choice, planned, memory, training, peak) if planned else None
     assumed = (*_assumed(question), *((shape,) if shape else ()), *peak.assumed, *choice.notes)
     warnings = (*peak.warnings, *_too_fast(training, peak))
     data: dict[str, Json] = {
@@ -61,12 +66,14 @@ def to_report(question: Question, choice: Choice, peak: Peak) -> Report:
         "fits": None if fits is None else [_memory_data(each, peak) for each in fits],
         "checkpoint": _checkpoint_data(question, choice, peak),
         "checkpoint_bytes": choice.stored_parameters * question.precision(peak.dtype).checkpoint,
+        "run": beside.data if beside else None,
         "assumptions": _assumptions_data(question, peak),
         "assumed": list(assumed),
         "read": list(question.read),
     }
     sections = [
-        *_time_sections(training, question, peak, conventions),
+        *((beside.section,) if beside else ()),
+        *(() if beside and not training.solved else _time_sections(training, question, peak, conventions)),
         _memory_section(memory, peak),
         _fits_section(fits, peak),
         _checkpoint_section(question, choice, peak),
@@ -76,6 +83,41 @@ def to_report(question: Question, choice: Choice, peak: Peak) -> Report:
     if assumed:
         sections.append(Section("Assumed, because not given", notes=assumed))
     return Report(_title(training, question, choice, peak), data, tuple(sections), warnings)
+
+
+class _Beside(NamedTuple):
+    """The estimates beside a run: the value of ``run`` in JSON, and the table."""
+
+    data: Json
+    section: Section
+
+
+def _beside_run(
+    question: Question,
+    choice: Choice,
+    planned: PlannedRun,
+    memory: Sequence[Memory],
+    training: Training,
+    peak: Peak,
+) -> _Beside:
+    from perfscope.commands.plan_run import hold_against_run, run_data, run_section, speed_of
+
+    found = planned.measured
+    conventions: Sequence[Convention] = ()
+    if found.step_s and found.global_batch and found.seq_len:
+        step = _step(question, choice, found.global_batch * found.seq_len, found.step_s, peak.tflops)
+        conventions = compare(step._replace(seq_len=found.seq_len, gpus=found.gpus))
+    speed = speed_of(question, training.tflops_per_gpu, peak)
+    checkpoint_bytes = choice.stored_parameters * question.precision(peak.dtype).checkpoint
+    quantities = hold_against_run(
+        planned,
+        memory[0],
+        parameters=choice.stored_parameters,
+        checkpoint_bytes=checkpoint_bytes,
+        speed=speed,
+        conventions=conventions,
+    )
+    return _Beside(run_data(planned, quantities), run_section(planned, quantities))
 
 
 def _solve(question: Question, counted: Convention) -> Training:

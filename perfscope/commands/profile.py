@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,7 @@ def profile(
         modules=modules,
         nvml_hz=nvml_hz,
         nvml_path=attaching.find_pynvml(),
+        run_id=uuid.uuid4().hex,
     )
     environment = _prepare(config, command)
     started = launch.forwarding(command)
@@ -120,7 +122,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
     """
     try:
         boot = launch.prepare(config)
-        description = {**describe_run(command, os.environ), **describe_machine()}
+        description = {**describe_run(command, os.environ), **describe_machine(), "run_id": config.run_id}
         replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
     except FileExistsError:
         raise UsageError(

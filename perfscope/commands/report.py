@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Column, Json, Report, Section
 from perfscope.tables.published import Constant, Quantity
+from perfscope.units import parse_parameters
 
 app = typer.Typer(help="Keep published tables right: recompute their cells, regenerate their blocks.")
 
@@ -26,6 +28,8 @@ CheckpointingOption = Annotated[
 ]
 TensorParallelOption = Annotated[int | None, typer.Option(help="Tensor parallel size, where no column states it.")]
 GpusOption = Annotated[int | None, typer.Option(help="Number of GPUs, where no column states it.")]
+SizeOption = Annotated[str | None, typer.Option(help="Parameters of the model, where no column states them: 104B.")]
+GbsOption = Annotated[int | None, typer.Option(help="Global batch size, where no column states it.")]
 GpuOption = Annotated[str | None, typer.Option(help="The GPU, for columns that state a share of its peak.")]
 
 
@@ -39,6 +43,8 @@ def refresh(
     checkpointing: CheckpointingOption = None,
     tp: TensorParallelOption = None,
     gpus: GpusOption = None,
+    size: SizeOption = None,
+    gbs: GbsOption = None,
     gpu: GpuOption = None,
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
@@ -46,7 +52,7 @@ def refresh(
     from perfscope.regenerate.refresh import refresh_file
 
     peak = find_gpu(gpu).dense_16bit_tflops if gpu else None
-    return refresh_file(file, given(seq_len, checkpointing, tp, gpus), peak, check=check, to=format)
+    return refresh_file(file, given(seq_len, checkpointing, tp, gpus, size, gbs), peak, check=check, to=format)
 
 
 @app.command()
@@ -82,6 +88,8 @@ def table(
     checkpointing: CheckpointingOption = None,
     tp: TensorParallelOption = None,
     gpus: GpusOption = None,
+    size: SizeOption = None,
+    gbs: GbsOption = None,
     gpu: GpuOption = None,
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
@@ -92,7 +100,7 @@ def table(
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be added", hint=f"known: {', '.join(ADDED)}")
     peak = find_gpu(gpu).dense_16bit_tflops if gpu else None
-    constants = given(seq_len, checkpointing, tp, gpus)
+    constants = given(seq_len, checkpointing, tp, gpus, size, gbs)
     if differences:
         return Outcome(render(differing_cells(files, constants, peak), format))
     return Outcome(render(recomputed_tables(files, constants, peak, add or ()), format))
@@ -141,20 +149,60 @@ def environment(
     return Outcome(render(Report(f"Environment of {path}", data, tuple(sections)), format))
 
 
+@app.command()
+def overhead(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE.json", help="What `python -m benchmarks.overhead --json` wrote.")
+    ],
+    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+) -> Outcome:
+    """Print what perfscope itself cost where its benchmark ran, beside what it may cost."""
+    from perfscope.sources.overhead import read_overhead
+
+    machine, lines = read_overhead(path)
+    columns = (
+        Column("What"),
+        Column("With perfscope", 2),
+        Column("Bare", 2),
+        Column("Difference"),
+        Column("Limit"),
+        Column("Kept"),
+    )
+    kept = {True: "yes", False: "no", None: None}
+    rows = tuple(
+        (line.what, line.ours, line.bare, line.difference or None, line.limit or None, kept[line.kept])
+        for line in lines
+    )
+    data: dict[str, Json] = {
+        "schema": "perfscope/overhead/1",
+        "results": {"machine": machine, "lines": [asdict(line) for line in lines]},
+    }
+    section = Section("Overhead", columns, rows, (f"On {machine}. Medians, A and B in turn in one run.",))
+    return Outcome(render(Report(f"What perfscope cost: {path}", data, (section,)), format))
+
+
 def given(
-    seq_len: int | None, checkpointing: Checkpointing | None, tp: int | None, gpus: int | None
+    seq_len: int | None,
+    checkpointing: Checkpointing | None,
+    tp: int | None,
+    gpus: int | None,
+    size: str | None,
+    gbs: int | None,
 ) -> dict[Quantity, Constant]:
     """The constants that options set."""
     counts = {
         Quantity.SEQ_LEN: ("--seq-len", seq_len),
         Quantity.TENSOR_PARALLEL: ("--tp", tp),
         Quantity.GPUS: ("--gpus", gpus),
+        Quantity.GLOBAL_BATCH: ("--gbs", gbs),
     }
     constants = {
         quantity: Constant(require_positive(option, value), option)
         for quantity, (option, value) in counts.items()
         if value is not None
     }
+    if size is not None:
+        constants[Quantity.PARAMETERS] = Constant(parse_parameters(size), "--size")
     if checkpointing is not None:
         passes = 4 if checkpointing is Checkpointing.FULL else 3
         constants[Quantity.PASSES] = Constant(passes, f"--checkpointing {checkpointing}")

@@ -11,7 +11,7 @@ import typer
 
 from perfscope.analyzers import dlperf, logs, scaling_tables, steps, zero_stages
 from perfscope.analyzers.logs import Given
-from perfscope.analyzers.scaling import Scaling
+from perfscope.analyzers.scaling import Scaling, Series
 from perfscope.analyzers.scaling import analyze as study
 from perfscope.commands.options import FormatOption
 from perfscope.errors import MissingInput, PerfscopeError, SourceError, UsageError
@@ -177,13 +177,14 @@ def _profiled(path: Path) -> list[Path]:
 def _logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
     log = read_log(path)
     summary = logs.analyze(log, Given(warmup=warmup))
-    case = case_of(path, log)
+    case = case_of(path, log, summary.work.gpus)
     if case is None or summary.status == "unrecognised":
         return None
     precision = log.fact("precision")
     doubts = tuple(flag for flag in summary.flags if flag.startswith(("throughput-disagrees", "name-disagrees")))
     batch = summary.work.samples
-    micro, replicas = log.number("mbs"), log.number("dp")
+    layout = summary.work.layout
+    micro, replicas = layout.get("mbs"), layout.get("dp")
     if batch is None and micro is not None:
         batch = micro * (replicas or case.gpus) * (log.number("gas") or 1)
     return ScalingRun(
@@ -195,7 +196,7 @@ def _logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
         seq_len=log.number("seq_len"),
         zero_stage=log.number("zero_stage"),
         dp=replicas,
-        mp=log.number("tp"),
+        mp=layout.get("tp"),
         samples_per_s=summary.samples_per_s,
         device=device_beside(path),
         out_of_memory=log.out_of_memory is not None,
@@ -242,11 +243,34 @@ def _draw(found: Scaling, plot: Path | None) -> tuple[str, ...]:
     return (f"wrote {plot}",)
 
 
+def _label(series: Series, found: Scaling) -> str:
+    """The model, and whatever else tells the series from the others."""
+    parts = {
+        "model": series.setup.model,
+        "precision": series.setup.precision or "",
+        "sequence": f"sequence {series.setup.seq_len}" if series.setup.seq_len else "",
+        "zero": f"ZeRO {series.setup.zero_stage}" if series.setup.zero_stage is not None else "",
+        "kind": str(series.kind),
+        "batch": f"batch {series.constant:g}" if series.constant is not None else "",
+    }
+    if series is found.series[0] and len(found.series) == 1:
+        return parts["model"]
+    others = [other for other in found.series if other is not series]
+    differing = {
+        "precision": any(other.setup.precision != series.setup.precision for other in others),
+        "sequence": any(other.setup.seq_len != series.setup.seq_len for other in others),
+        "zero": any(other.setup.zero_stage != series.setup.zero_stage for other in others),
+        "kind": any(other.kind is not series.kind for other in others),
+        "batch": any((other.setup, other.kind) == (series.setup, series.kind) for other in others),
+    }
+    return ", ".join(part for name, part in parts.items() if part and differing.get(name, True))
+
+
 def _curves(found: Scaling) -> Iterator[Curve]:
     """Measured medians, the ideal line from the baseline, and every law up to the farthest prediction."""
     for place, series in enumerate(found.series):
         first, last = series.points[0], series.points[-1]
-        label = series.setup.model if len(found.series) == 1 else f"{series.setup.model}, {series.kind}"
+        label = _label(series, found)
         measured = tuple((float(point.case.gpus), point.median) for point in series.points)
         yield Curve(label, measured, marked=True, colour=place)
         far = float(max([last.case.gpus, *(one.gpus for fit in series.fits for one in fit.predictions)]))

@@ -97,6 +97,12 @@ def tflops(
         from perfscope.commands.tflops_log import with_deepspeed_config
 
         asked = with_deepspeed_config(asked, deepspeed_config)
+    traced = None
+    if trace:
+        from perfscope.commands.tflops_trace import read_traced_step, with_trace
+
+        traced = read_traced_step(trace)
+        asked = with_trace(asked, traced)
     choice = choose_model(
         size, model, dimensions, asked.seq_len or DEFAULT_SEQ_LEN, training_log.model if training_log else None
     )
@@ -106,7 +112,7 @@ def tflops(
         asked=asked,
         peak=resolve_peak(gpu, asked.dtype, peak),
         log=training_log,
-        trace=trace,
+        trace=traced,
     )
     report = to_report(answer)
     return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))

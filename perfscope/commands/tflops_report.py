@@ -16,8 +16,7 @@ from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_parameters, format_seconds
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from perfscope.commands.tflops_trace import TracedStep
     from perfscope.sources.megatron_log import TrainingLog
 
 
@@ -38,7 +37,7 @@ class Answer(NamedTuple):
     asked: Asked
     peak: Peak
     log: TrainingLog | None
-    trace: Path | None
+    trace: TracedStep | None
 
 
 def to_report(answer: Answer) -> Report:
@@ -63,9 +62,9 @@ def to_report(answer: Answer) -> Report:
         logged = hold_against(answer.log, answer.asked, result.seq_len, result.gpus, known, (*conventions, *others))
     counted = None
     if answer.trace:
-        from perfscope.commands.tflops_trace import cross_check
+        from perfscope.commands.tflops_trace import check_trace
 
-        counted = cross_check(answer.trace, step)
+        counted = check_trace(answer.trace, step)
     explanation = explain(step, conventions)
     assumed = (*_assumed(answer), *answer.peak.assumed, *answer.choice.notes)
     warnings = (*answer.peak.warnings, *_above_peak(answer))

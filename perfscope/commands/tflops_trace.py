@@ -7,11 +7,20 @@ from typing import NamedTuple
 
 from perfscope.analyzers.comparison import Step
 from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.counted import EXPLAINED, Counted, count
-from perfscope.analyzers.model_conventions import megatron_whole_attention, recomputed_products, recomputed_scores
-from perfscope.errors import MissingInput, UsageError
+from perfscope.analyzers.cross_check import cross_check
+from perfscope.analyzers.operations import Operations, measure
+from perfscope.commands.tflops_inputs import Asked
+from perfscope.errors import SourceError, UsageError
 from perfscope.report import Json
-from perfscope.sources.trace_products import read_products
+from perfscope.sources.trace import read_trace
+from perfscope.tables.trace import Events
+
+
+class TracedStep(NamedTuple):
+    """A trace and the operations of its steps."""
+
+    path: Path
+    operations: Operations
 
 
 class TraceAnswer(NamedTuple):
@@ -21,63 +30,51 @@ class TraceAnswer(NamedTuple):
     notes: tuple[str, ...]
 
 
-def cross_check(path: Path, step: Step) -> TraceAnswer:
-    """Count a trace's products and hold them against the formula.
+def read_traced_step(path: Path) -> TracedStep:
+    """Count a trace's products.
 
     Raises:
+        SourceError: The file cannot be read, or holds no training step.
         UsageError: The trace states no shapes.
     """
-    products = read_products(path)
-    try:
-        counted = count(products)
-    except MissingInput as missing:
-        raise UsageError(missing.problem) from None
-    per_token = counted.flops_per_step * step.gpus / step.tokens
-    formula = _formula(step, counted)
-    difference = None if formula is None else per_token / formula - 1
-    reasons = _reasons(step, counted, difference)
+    counted = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
+    if counted is None or not counted.flops_per_step:
+        raise UsageError(f"{path} states no shapes of matrix products", hint="profile with `--shapes`")
+    if not counted.steps:
+        raise SourceError(path, "holds no ProfilerStep, so how many steps it counts is not known")
+    return TracedStep(path, counted)
+
+
+def with_trace(asked: Asked, traced: TracedStep) -> Asked:
+    """Take from a trace what was recomputed, where it was not typed."""
+    seen = traced.operations.repeats.checkpointing
+    if asked.checkpointing is not None or seen is None:
+        return asked
+    return asked._replace(
+        checkpointing=seen, read=(*asked.read, f"activation checkpointing {seen}, from {traced.path}")
+    )
+
+
+def check_trace(traced: TracedStep, step: Step) -> TraceAnswer:
+    """Hold a trace's products against the formula."""
+    counted = traced.operations
+    checked = cross_check(step, [counted])
+    assert checked is not None
+    notes = (*_about_recomputation(step, counted), *checked.explanation)
     data: Json = {
-        "path": str(path),
-        "steps": products.steps,
-        "flops_per_token": per_token,
-        "tflops_per_gpu": counted.flops_per_step / (step.step_ns / 1e9) / 1e12,
-        "formula_flops_per_token": formula,
-        "difference": difference,
-        "recomputed": counted.recomputed,
-        "explanation": list(reasons),
+        "path": str(traced.path),
+        "steps": counted.steps,
+        "tflops_per_gpu": (counted.flops_per_step or 0.0) / (step.step_ns / 1e9) / 1e12,
+        **checked.data(),
+        "explanation": list(notes),
     }
-    return TraceAnswer(data, (_sentence(per_token, formula, difference), *reasons))
+    return TraceAnswer(data, (checked.sentence(), *notes))
 
 
-def _formula(step: Step, counted: Counted) -> int | None:
-    """The whole attention matrix, as kernels' shapes have it, and what the trace shows to be recomputed."""
-    if step.model is None:
-        return None
-    formula = megatron_whole_attention(step.model, step.seq_len)
-    if counted.recomputed:
-        formula += recomputed_products(step.model) + recomputed_scores(step.model, step.seq_len)
-    return formula
-
-
-def _sentence(per_token: float, formula: int | None, difference: float | None) -> str:
-    counted = f"The trace's shapes are {per_token / 1e9:.4g} GFLOP a token"
-    if formula is None or difference is None:
-        return f"{counted}; there are no dimensions to hold them against."
-    return f"{counted}; the formula with the whole attention matrix gives {formula / 1e9:.4g}: {difference:+.1%}."
-
-
-def _reasons(step: Step, counted: Counted, difference: float | None) -> tuple[str, ...]:
-    lines = []
-    asked = step.checkpointing is Checkpointing.FULL
-    if counted.recomputed is not None and counted.recomputed != asked:
-        seen = "Recomputation is in the trace" if counted.recomputed else "No recomputation is in the trace"
-        lines.append(f"{seen}, but --checkpointing is {step.checkpointing}: HFU is computed with the wrong one.")
-    if counted.without_shapes:
-        lines.append(f"{counted.without_shapes} products state no shapes and are not counted.")
-    if difference is None or abs(difference) <= EXPLAINED:
-        return tuple(lines)
-    if counted.attention_share == 0:
-        lines.append("No attention operator of PyTorch is in the trace: a kernel of another library is not counted.")
-    if not lines:
-        lines.append("More than 2 % apart: are the dimensions, --gbs, --seq-len or --gpus those of the traced run?")
-    return tuple(lines)
+def _about_recomputation(step: Step, counted: Operations) -> tuple[str, ...]:
+    """A trace that shows other recomputation than was asked for."""
+    seen = counted.repeats.checkpointing
+    if seen is None or seen is step.checkpointing:
+        return ()
+    shown = "No recomputation" if seen is Checkpointing.NONE else f"Recomputation (`{seen}`)"
+    return (f"{shown} is in the trace, but --checkpointing is {step.checkpointing}: HFU is of the wrong one.",)

@@ -6,7 +6,7 @@ the complete steps and over the pipelines that ran side by side.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 from perfscope.errors import MissingInput
@@ -17,7 +17,7 @@ from perfscope.pipeline.lanes import Bar, Chart, Lane, scaled_chart_of
 from perfscope.pipeline.layout import Pipeline
 from perfscope.pipeline.pieces import Piece, RankPieces, RankStep
 from perfscope.pipeline.recognise import Recognised, recognise
-from perfscope.pipeline.schedules import Kind
+from perfscope.pipeline.schedules import Block, Kind
 from perfscope.pipeline.simulator import Deadlock
 
 
@@ -100,7 +100,7 @@ def _step(label: str, row: Sequence[RankStep | None]) -> MeasuredStep:
         chunks=found.chunks if found else None,
         microbatches=found.plan.microbatches if found else forwards,
         parts=parts,
-        measured=_chart(label, pieces, parts),
+        measured=_chart(label, pieces, parts, found),
         ideal=scaled_chart_of("equal stages, no transfers", parts.ideal, parts.ticks_per_ns) if parts.ideal else None,
     )
 
@@ -118,18 +118,30 @@ def _parts(found: Recognised | None, row: Sequence[RankStep | None]) -> StepPart
         return without_schedule(pieces)
 
 
-def _chart(label: str, stages: Sequence[Sequence[Piece] | None], parts: StepParts) -> Chart:
+def _chart(label: str, stages: Sequence[Sequence[Piece] | None], parts: StepParts, found: Recognised | None) -> Chart:
     start = parts.start_ns
     lanes = []
-    counts: defaultdict[tuple[int, Kind], int] = defaultdict(int)
     for stage, pieces in enumerate(stages):
-        bars = []
-        for piece in pieces or ():
-            number = counts[stage, piece.kind] if piece.microbatch is None else piece.microbatch
-            counts[stage, piece.kind] += 1
-            bars.append(Bar(piece.kind, number, max(piece.start_ns - start, 0), max(piece.end_ns - start, 0)))
-        lanes.append(Lane(f"stage {stage}", tuple(bars)))
+        numbers = _microbatches(pieces or (), found.plan.orders[stage] if found else ())
+        bars = tuple(
+            Bar(piece.kind, number, max(piece.start_ns - start, 0), max(piece.end_ns - start, 0))
+            for piece, number in zip(pieces or (), numbers, strict=True)
+        )
+        lanes.append(Lane(f"stage {stage}", bars))
     return Chart(f"measured, step {label}", tuple(lanes), max(parts.section_ns or 0, _reach(lanes)))
+
+
+def _microbatches(pieces: Sequence[Piece], order: Sequence[Block]) -> list[int]:
+    """Which micro-batch each pass of a stage is: as marked, as the schedule has it, or in the order of its kind."""
+    ops = [op for block in order for op in block]
+    if len(ops) == len(pieces):
+        return [op.microbatch for op in ops]
+    counts: Counter[Kind] = Counter()
+    numbers = []
+    for piece in pieces:
+        numbers.append(counts[piece.kind] if piece.microbatch is None else piece.microbatch)
+        counts[piece.kind] += 1
+    return numbers
 
 
 def _reach(lanes: Sequence[Lane]) -> int:

@@ -22,7 +22,7 @@ from perfscope.sources.markdown import Grid, parse_markdown
 
 #: Commands that only read; anything else in a marker is refused.
 READING = ("analyze", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
-_READING_REPORTS = ("table", "runs", "environment")
+_READING_REPORTS = ("table", "runs", "environment", "overhead")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg")
 _ANSWERED = (0, 3, 4)
 _MOST_LINES = 8

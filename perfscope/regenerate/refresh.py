@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfscope.analyzers.contradictions import Contradiction
 from perfscope.analyzers.contradictions import analyze as find_contradictions
-from perfscope.analyzers.published import CheckedCell, Published, Verdict
+from perfscope.analyzers.published import CheckedCell, Published, Verdict, of_another_convention
 from perfscope.analyzers.published import analyze as check_tables
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
@@ -100,7 +100,10 @@ def to_report(
         f"{format_count(len(contradictions), 'contradiction')}"
     )
     sections = (*_sections(published, contradictions, counts, written=written), *_notes(file, published))
-    warnings = tuple(f"assumed {line}: no column, text or option states it" for line in published.assumed)
+    warnings = (
+        *(f"assumed {line}: no column, text or option states it" for line in published.assumed),
+        *of_another_convention(published),
+    )
     return Report(title, data, sections, warnings)
 
 

@@ -6,7 +6,9 @@ Inflating releases Python's global lock, so it costs no time of its own while th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Generic, TypeVar
@@ -16,8 +18,22 @@ _DEPTH = 2
 _LOOKS_UP_S = 0.05
 
 
+class Pace(Enum):
+    """When a producer works: AHEAD in a thread of its own, or IN_TURN where others keep the processors busy."""
+
+    AHEAD = "ahead"
+    IN_TURN = "in turn"
+
+
+def paced(items: Iterator[_T], pace: Pace) -> AbstractContextManager[Iterator[_T]]:
+    """The items of a producer; leave the context when no more of them are wanted."""
+    return Ahead(items) if pace is Pace.AHEAD else nullcontext(items)
+
+
 @dataclass(frozen=True, slots=True)
 class _Raised:
+    """What the producer raised."""
+
     error: BaseException
 
 
@@ -25,7 +41,7 @@ class _Finished:
     pass
 
 
-class Ahead(Generic[_T]):
+class Ahead(AbstractContextManager[Iterator[_T]], Generic[_T]):
     """The items of a producer, made ahead in a thread; leave the context to end the thread.
 
     What the producer raises is raised where its item would have come.

@@ -18,7 +18,7 @@ import numpy as np
 from perfscope.kernel_classes import classify, classify_copy
 from perfscope.sources.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args
 from perfscope.tables import Int64
-from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int32, Work
+from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int32, Work, distinct
 
 #: Below this a double of microseconds keeps every nanosecond.
 _EXACT_BELOW_US = 2.0**43
@@ -200,7 +200,7 @@ class Columns:
     def _work(self, name: Int32, category: Any, collective: Int64) -> Any:  # noqa: ANN401 - arrays of int8
         texts = list(self.names)
         of_kernel, of_copy = np.zeros(len(texts), np.int8), np.zeros(len(texts), np.int8)
-        for number in np.unique(name):
+        for number in distinct(name):
             of_kernel[number], of_copy[number] = classify(texts[number]), classify_copy(texts[number])
         work = np.where(category == KERNEL, of_kernel[name], of_copy[name])
         work[category == FILL] = Work.COPY

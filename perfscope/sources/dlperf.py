@@ -29,9 +29,11 @@ class Protocol(StrEnum):
 
 _CASE = re.compile(r"(\d+)n(\d+)g")
 _NAME = re.compile(r"([^_]+)_b(\d+)_([^_]+)_(\d+)\.log")
-_STEP = re.compile(rb"\[step (\d+)\]|\d+/(\d+), |global_step=(\d+)")
-_LATENCY = re.compile(rb"latency=([^\s,]+) ms/batch")
-_SPEED = re.compile(rb"SamplesPerSec=([^\s,]+)(.?)")
+_GLUON = re.compile(rb"(?:\[step (\d+)\](?:(?!\[step ).)*?)?latency=([^\s,]+) ms/batch")
+_DEEPSPEED = re.compile(
+    rb"(?:\b\d+/(?P<old>\d+), |global_step=(?P<new>\d+), )?(?:Running|RunningAvg)?"
+    rb"SamplesPerSec=(?P<speed>[-+\d.eE]+|nan|inf)(?:, *CurrSamplesPerSec=[^\s,]+)?"
+)
 _THEIR_LATENCY = re.compile(rb"latency=(\d+.\d+) ms/batch")
 
 
@@ -60,6 +62,7 @@ def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[Proto
             precision=name[3],
             run=int(name[4]),
             printed=(),
+            listed=_listed(path),
         )
         try:
             runs.append(_read(run, path, protocol))
@@ -82,19 +85,20 @@ def _logs(paths: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
+def _listed(path: Path) -> int:
+    """Where a log stands in its folder's own order, which ``glob`` keeps."""
+    return next(place for place, file in enumerate(path.parent.iterdir()) if file.name == path.name)
+
+
 def _read(run: ProtocolRun, path: Path, protocol: Protocol) -> ProtocolRun:
     printed: list[Printed] = []
     stops = _stops_at_name(run.case)
-    keyword = b"throughput=" if protocol is Protocol.MXNET_BERT else b"SamplesPerSec"
+    read = _latencies if protocol is Protocol.MXNET_BERT else _speeds
     for block in blocks(path):
-        for line in plain(block).split(b"\n"):
-            if keyword not in line:
-                continue
-            value, trouble = (_latency if protocol is Protocol.MXNET_BERT else _speed)(line)
+        for line in plain(block).splitlines(keepends=True):
+            values, trouble = read(line)
+            printed += values
             stops = stops or trouble
-            step = _STEP.search(line)
-            if value is not None:
-                printed.append(Printed(int(next(filter(None, step.groups()))) if step else None, value))
     return replace(run, printed=tuple(printed), stops=stops)
 
 
@@ -105,18 +109,42 @@ def _stops_at_name(case: Case) -> str | None:
     return None
 
 
-def _latency(line: bytes) -> tuple[float | None, str | None]:
-    match = _LATENCY.search(line)
-    value = number(match[1]) if match else None
-    if value is None or value <= 0 or not _THEIR_LATENCY.search(line):
-        return None, "a line with a throughput holds no latency, at which the original script stops"
-    return value, None
+def _latencies(line: bytes) -> tuple[list[Printed], str | None]:
+    """The latencies of a line, more than one where records are glued together."""
+    if b"throughput=" not in line:
+        return [], None
+    found = [
+        Printed(int(match[1]) if match[1] else None, value)
+        for match in _GLUON.finditer(line)
+        for value in (number(match[2]),)
+        if value is not None and value > 0
+    ]
+    if len(found) > 1:
+        return found, "records are glued on one line, of which the original script takes the first"
+    if not found or not _THEIR_LATENCY.search(line):
+        return found, "a line with a throughput holds no latency, at which the original script stops"
+    return found, None
 
 
-def _speed(line: bytes) -> tuple[float | None, str | None]:
-    match = _SPEED.search(line)
-    value = number(match[1]) if match else None
-    if match is None or value is None or value <= 0:
-        return None, "a line with SamplesPerSec holds no speed, at which the original script stops or writes NaN"
-    trouble = "a line goes on after its SamplesPerSec, as DeepSpeed's do since 0.4; the original script stops there"
-    return value, trouble if match[2].strip() else None
+def _speeds(line: bytes) -> tuple[list[Printed], str | None]:
+    """The speeds of a line, more than one where records are glued together."""
+    if b"SamplesPerSec" not in line:
+        return [], None
+    found = [(match, number(match["speed"])) for match in _DEEPSPEED.finditer(line)]
+    printed = [Printed(_step(match), value) for match, value in found if value is not None and value > 0]
+    if any(value == 0 for _, value in found):
+        return printed, "a line states 0 samples a second; it is left out, and the original script counts it"
+    if not printed:
+        return [], "a line with SamplesPerSec holds no speed, at which the original script stops or writes NaN"
+    if not line.endswith(b"\n"):
+        return printed, "the last line has no end, at which the original script stops"
+    if line[found[-1][0].end() :].strip() or len(found) > 1:
+        return printed, (
+            "a line goes on after its SamplesPerSec, as DeepSpeed's do since 0.4; the original script stops there"
+        )
+    return printed, None
+
+
+def _step(match: re.Match[bytes]) -> int | None:
+    step = match["old"] or match["new"]
+    return int(step) if step else None

@@ -21,7 +21,7 @@ _Q = Quantity
 # Fullmatched against the heading in lower case, without markup, "_" and "-", and without what stands in parentheses.
 _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.GPUS_PER_NODE, r"(num )?(gpus?|devices?)( num)?( per |/)node|gpus per node"),
-    (_Q.NODES, r"((num|number of|n|no\.? of) )?nodes?( num)?"),
+    (_Q.NODES, r"((num|number of|n|no\.? of) )?n?nodes?( num)?"),
     (
         _Q.GPUS,
         r"((num|number of|n|no\.? of|total) |#)?(gpus?|devices?)( num| count)?|gpus? type( ?& ?| and )num|world size",
@@ -40,16 +40,17 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.PASSES, r"passes"),
     (_Q.SAVE_SPEED, r"(save|checkpoint) (speed|gb/s)|gb/s of a save"),
     (_Q.PARAMETERS, r"(model ?)?size|m ?size|params?|parameters|(number of|num|#|n) ?(params|parameters)|model"),
-    (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*"),
-    (_Q.PEAK_FRACTION, r".*(percent|%|share|fraction).*\bpeak\b.*|mfu"),
-    (_Q.TFLOPS, r"(?!.*(aggregate|total|peak))(?!.*\bpercent).*\b(tera|t) ?flops?\b.*"),
+    (_Q.AGGREGATE_PFLOPS, r".*\b(aggregate|total)\b.*\b(peta|p) ?flop.*|(peta|p) ?flops? aggreg(ate)?"),
+    (_Q.PEAK_FRACTION, r".*(percent|%|share|fraction).*\bpeak\b.*|(tera|t) ?flops? %|mfu"),
+    (_Q.TFLOPS, r"(?!.*(aggregate|total|peak|%))(?!.*\bpercent).*\b(tera|t) ?flops?\b.*"),
     (_Q.SPEEDUP, r"speed ?ups?|acceleration|scaling factor"),
     (_Q.EFFICIENCY, r"((scaling|parallel|weak|strong) )?(scaling )?efficiency"),
     (_Q.TOKEN_RATE, r"(tokens?|tks?)( ?/ ?| per )s(ec(onds?)?)?|token throughput"),
     (_Q.RATE, r"(samples?|sequences?|seqs?|sentences?|images?|imgs?|examples?)( ?/ ?| per )s(ec(onds?)?)?"),
     (
         _Q.STEP_TIME,
-        r"(elapsed )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(it(er(ation)?)?|step) time|lat?n?tency.*|s/it(er)?",
+        r"(elapsed )?time( per | ?/ ?)?(it(er(ation)?)?|step)?|(it(er(ation)?)?|step) time|lat?n?tency.*"
+        r"|s(ec(ond)?s?)?(/| per )it(er(ation)?)?",
     ),
 )
 _UNITLESS_SPEED = re.compile(r"speed|through?t?put|thr?outhput|perf(ormance)?")
@@ -196,8 +197,8 @@ def _figure(cell: Cell, match: re.Match[str], unit: Fraction, offset: int = 0) -
     text = match["number"]
     start = cell.span.start + offset + match.start("number")
     digits = text.replace(",", "")
-    mantissa = re.split(r"[eE]", digits)[0]
-    decimals = len(mantissa.partition(".")[2])
+    mantissa, _, exponent = digits.lower().partition("e")
+    decimals = max(len(mantissa.partition(".")[2]) - int(exponent or 0), 0)
     span = Span(cell.span.line, start, start + len(text))
     return Figure(Fraction(digits) * unit, unit, decimals, text, span)
 

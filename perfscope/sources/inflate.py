@@ -16,9 +16,11 @@ from perfscope.sources.files import open_trace
 IsalError: Any = _IsalError  # its stub does not say that it is an exception
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
-_READ_BYTES = 1 << 20
-_GIVEN_BYTES = 16 << 20
+#: A megabyte when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
+_READ_BYTES = 64 << 10
+_GIVEN_BYTES = 4 << 20
 _CAREFUL_BYTES = 512
+_LARGEST_KEPT_BYTES = 31 << 20
 #: gzip cannot exceed 1032:1, traces reach 25:1; what is far above that is not one, and would fill the memory.
 _LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 << 20
@@ -39,6 +41,15 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
                 yield from chain((block,), _rest(file))
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed for the next block.
+
+    glibc maps and unmaps every large block anew until it has once freed a block of that size (mallopt(3), on
+    M_MMAP_THRESHOLD), which costs as much as inflating. The block that is freed here is never touched.
+    """
+    bytes(_LARGEST_KEPT_BYTES)
 
 
 def _rest(file: BinaryIO) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -216,7 +216,26 @@ def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | N
         return None
     cells = [tuple(row) for row in placed if row is not None]
     numbers = tuple(line + 1 for line, _ in rows)
-    return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:])
+    above = _rows_of_headings(cells)
+    headings = _joined(cells[:above]) if above > 1 else cells[0]
+    return Grid(title, numbers[0], numbers[-1], headings, tuple(cells[above:]), numbers[above:])
+
+
+def _rows_of_headings(cells: Sequence[Sequence[Cell]]) -> int:
+    """One; where the first is empty, all rows down to the first that holds a figure."""
+    if any(cell.text for cell in cells[0]):
+        return 1
+    numbered = [any(cell.text[:1].isdigit() for cell in row) for row in cells]
+    return numbered.index(True) if True in numbered else 1
+
+
+def _joined(rows: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
+    """Headings over several rows, each column's texts in one."""
+    columns = zip_longest(*rows)
+    return tuple(
+        Cell(" ".join(cell.text for cell in column if cell and cell.text), next(cell.span for cell in column if cell))
+        for column in columns
+    )
 
 
 def _place(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:
@@ -238,7 +257,11 @@ def _lookalikes(lines: Sequence[str], tokens: Sequence[Token], grids: Sequence[G
     for token in tokens:
         if token.type in ("fence", "code_block", "html_block") and token.map is not None:
             taken.update(range(token.map[0] + 1, token.map[1] + 1))
-    found = []
+    found = [
+        f"line {token.map[0] + 1}: a table in HTML is not read; write it as markdown"
+        for token in tokens
+        if token.type == "html_block" and token.map is not None and "<table" in token.content.lower()
+    ]
     for number, line in enumerate(lines[1:], 2):
         if number in taken or not _DELIMITER.fullmatch(line.rstrip()):
             continue

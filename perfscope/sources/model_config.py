@@ -65,6 +65,16 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
     Raises:
         UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
     """
+    try:
+        return _to_transformer(config, name)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError):
+        raise UsageError(
+            f"{name}: a value has another type than the key has in {config.get('model_type')!r}",
+            hint="is it the config.json of the model, as transformers writes it?",
+        ) from None
+
+
+def _to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
     family = _family(config, name)
     _refuse_unknown_parts(config, family, name)
     hidden = _need(config, _HIDDEN, name, "hidden size")
@@ -77,7 +87,7 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else _kv_heads(config, heads),
-        head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, hidden, heads, name),
+        head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, family, (hidden, heads), name),
         ffn=_ffn(config, family, hidden, name),
         mlp_matrices=GATED_MATRICES if family.gated else PLAIN_MATRICES,
         vocabulary=_need(config, ("vocab_size",), name, "vocabulary"),
@@ -93,7 +103,7 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
     model_type = config.get("model_type")
-    if model_type in FAMILIES:
+    if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[str(model_type)]
     parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
     if parts:
@@ -158,10 +168,11 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return _find(config, _KV_HEADS) or heads
 
 
-def _head_dim(config: Mapping[str, Any], hidden: int, heads: int, name: str) -> int:
-    stated = config.get("head_dim")
+def _head_dim(config: Mapping[str, Any], family: Family, sizes: tuple[int, int], name: str) -> int:
+    stated = config.get("head_dim", family.head_dim)
     if isinstance(stated, int):
         return stated
+    hidden, heads = sizes
     if heads < 1 or hidden % heads:
         raise UsageError(f"{name}: a hidden size of {hidden} does not divide into {heads} heads")
     return hidden // heads

@@ -26,6 +26,7 @@ class Family(NamedTuple):
         qk_norm: Norms of queries and keys: of one ``head``, or ``full`` over all heads.
         mixture: The architecture has experts.
         other_norms: Norms outside the layers.
+        head_dim: Dimensions of a head where the file does not say; absent where they are those of h / heads.
     """
 
     gated: bool = True
@@ -40,6 +41,7 @@ class Family(NamedTuple):
     qk_norm: str = ""
     mixture: bool = False
     other_norms: int = 1
+    head_dim: int | None = None
 
 
 _GPT2 = Family(gated=False, norm_vectors=2, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
@@ -104,22 +106,68 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(norm_vectors=0, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
     "olmo2": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
     "cohere": Family(norms=1, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
-    "gemma": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
-    "gemma2": Family(norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
+    "gemma": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, head_dim=256),
+    "gemma2": Family(
+        norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, head_dim=256
+    ),
     "gemma3_text": Family(
-        norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, qk_norm="head"
+        norms=4,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        tied=True,
+        qk_norm="head",
+        head_dim=256,
     ),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head"),
+    "qwen3": Family(
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", head_dim=128
+    ),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True),
     "qwen3_moe": Family(
         qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", mixture=True
     ),
     "mixtral": Family(mixture=True),
+    "arcee": Family(
+        gated=False,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        mlp_bias=("mlp_bias", False),
+    ),
+    "cohere2": Family(norms=1, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
+    "dots1": Family(
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", mixture=True
+    ),
+    "ernie4_5": Family(
+        qkv_bias=("use_bias", False),
+        out_bias=("use_bias", False),
+        mlp_bias=("use_bias", False),
+        tied=True,
+        head_dim=128,
+    ),
+    "exaone4": Family(qk_norm="head"),
+    "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
+    "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
+    "glm4_moe": Family(qkv_bias=("attention_bias", False), mixture=True),
+    "granitemoe": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mixture=True),
+    "hunyuan_v1_dense": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head"),
+    "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False), head_dim=128),
+    "minimax_m2": Family(qk_norm="full", mixture=True, head_dim=128),
+    "ministral": Family(),
+    "ministral3": Family(head_dim=128),
+    "olmo3": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
+    "phimoe": Family(
+        norm_vectors=2, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mixture=True
+    ),
+    "seed_oss": Family(
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_out_bias", False),
+        mlp_bias=("mlp_bias", False),
+        head_dim=128,
+    ),
     "olmoe": Family(
         qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full", mixture=True
     ),
-    "gpt_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mixture=True),
+    "gpt_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mixture=True, head_dim=64),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,

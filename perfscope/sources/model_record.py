@@ -38,6 +38,9 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         no_transformer=reason,
         dtype=record.compute_dtype or record.dtype,
         checkpointing=record.checkpointing,
+        weights_dtype=record.dtype,
+        zero_stage=record.zero_stage,
+        optimizer=record.optimizer,
     )
 
 

@@ -24,7 +24,9 @@ _LABELS = (
     Quantity.STEP_TIME,
     Quantity.RATE,
 )
-_ABSENT = frozenset({"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "oom", "fail", "failed"})
+_ABSENT = frozenset(
+    {"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "x", "xx", "xxx", "xxxx", "oom", "fail", "failed"}
+)
 _BATCH = (Quantity.MICRO_BATCH, Quantity.ACCUMULATION, Quantity.GLOBAL_BATCH)
 
 
@@ -168,7 +170,7 @@ def _row(
     group = tuple(
         _group_key(usable[index]) for index, column in enumerate(understood) if _groups(column, index, usable)
     )
-    label = _label(usable, headings, understood, places)
+    label = _label(usable, headings, understood, places) or " ".join(cell.text for cell in cells[:4] if cell.text)
     texts = tuple(cell.text for cell in cells)
     return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 

@@ -20,8 +20,12 @@ from perfscope.sources.masking import masked
 from perfscope.sources.micro_batches import read_micro_batches
 from perfscope.sources.model_record import read_model_record
 from perfscope.sources.nvml import read_gpus
+from perfscope.sources.visible_devices import device_of, devices_of, visible_devices
 from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
+from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.model import Model
+from perfscope.tables.saves import Saves, SaveTiming
+from perfscope.units import format_ranges
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
@@ -46,27 +50,30 @@ def read_run(path: Path) -> Run:
         raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
     damage: list[str] = []
     facts = _read_json(path / wire.RUN_FILE, damage)
+    gpus, gpu_notes = read_gpus(path, damage)
     ranks: list[Rank] = []
     steps: list[Steps] = []
     windows: list[Window] = []
     micro_batches: list[MicroBatches] = []
     models: list[Model] = []
+    timings: list[SaveTiming] = []
     for folder, rank, attempt in _rank_folders(path / wire.RANKS):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
+        saved = _read_lines(folder / wire.CHECKPOINTS_FILE, wire.CheckpointRecord, damage)
+        timings.extend(_save(number, rank, record) for number, record in enumerate(saved))
         micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
         events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
         windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
         notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
-        fact = _read_rank(folder, rank, attempt, notes, damage)
+        fact = _read_rank(folder, (rank, attempt), notes, gpus, damage)
         if fact is not None:
             ranks.append(fact)
         model = read_model_record(folder, rank, damage)
         if model is not None:
             models.append(model)
     damage += _missing_ranks(ranks)
-    gpus, gpu_notes = read_gpus(path, damage)
     return Run(
         path=str(path),
         command=tuple(str(word) for word in facts.get("command", ())),
@@ -79,6 +86,7 @@ def read_run(path: Path) -> Run:
         gpu_notes=gpu_notes,
         micro_batches=tuple(micro_batches),
         models=tuple(models),
+        saves=Saves(tuple(timings), _training_ns(steps)) if timings else None,
     )
 
 
@@ -90,8 +98,7 @@ def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     if not missing:
         return []
-    shown = ", ".join(str(rank) for rank in missing[:_MOST_SHOWN]) + (", ..." if len(missing) > _MOST_SHOWN else "")
-    return [f"{len(missing)} of {world_size} ranks never reported: {shown}"]
+    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing, _MOST_SHOWN)}"]
 
 
 def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
@@ -115,19 +122,24 @@ def _read_json(path: Path, damage: list[str]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_rank(folder: Path, rank: int, attempt: int, notes: tuple[str, ...], damage: list[str]) -> Rank | None:
+def _read_rank(
+    folder: Path, number: tuple[int, int], notes: tuple[str, ...], gpus: Sequence[GpuSamples], damage: list[str]
+) -> Rank | None:
     try:
         record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
     except (OSError, msgspec.MsgspecError):
         damage.append(f"{wire.RANKS}/{folder.name}/{wire.RANK_FILE} cannot be read")
         return None
     parallel = _read_json(folder / wire.PARALLEL_FILE, []).get("coordinates", {})
+    here = [gpu for gpu in gpus if gpu.host == record.host]
     return Rank(
-        rank=rank,
-        attempt=attempt,
+        rank=number[0],
+        attempt=number[1],
         world_size=record.world_size,
         host=record.host,
-        device_uuid=record.device_uuid,
+        device_uuid=device_of(record, here),
+        device_uuids=devices_of(record, here),
+        visible_uuids=visible_devices(record.visible_devices, record.device_order, here),
         device_type=record.device_type,
         device_name=record.device_name,
         notes=notes,
@@ -153,8 +165,8 @@ def _read_lines(path: Path, kind: Any, damage: list[str]) -> list[Any]:  # noqa:
 
 
 def _decoder(kind: Any) -> Any:  # noqa: ANN401 - as above
-    if kind is wire.StepRecord:
-        return msgspec.json.Decoder(wire.StepRecord).decode
+    if kind in (wire.StepRecord, wire.CheckpointRecord):
+        return msgspec.json.Decoder(kind).decode
     kinds = {"window": wire.WindowRecord, "note": wire.NoteRecord}
 
     def decode(line: bytes) -> object:
@@ -181,6 +193,9 @@ def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps
         tokens=masked([record.tokens for record in records]),
         global_samples=masked([record.global_samples for record in records]),
         data_wait_ns=masked([record.data_wait_ns for record in records]),
+        save_ns=masked([record.save_ns for record in records]),
+        draining=np.asarray([bool(record.draining) for record in records], np.bool_),
+        hook_ns=masked([record.hook_ns for record in records]),
         memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
     )
 
@@ -196,4 +211,26 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
         export_ns=record.export_ns,
         trace_bytes=record.trace_bytes,
         partial=record.partial,
+        release_ns=record.release_ns,
+        rss_before_bytes=record.rss_before_bytes,
+        rss_after_bytes=record.rss_after_bytes,
     )
+
+
+def _save(number: int, rank: int, record: wire.CheckpointRecord) -> SaveTiming:
+    return SaveTiming(
+        number=number,
+        rank=rank,
+        step=record.step,
+        blocked_ns=record.end_ns - record.start_ns,
+        drained_ns=None if record.drained_ns is None else record.drained_ns - record.start_ns,
+        size_bytes=record.size_bytes,
+        asynchronous=record.asynchronous,
+        source=record.source,
+        path=record.path,
+    )
+
+
+def _training_ns(tables: Sequence[Steps]) -> int | None:
+    """From the first step's end to the last one's, of the process that trained longest; None where none did."""
+    return max((int(table.end_ns[-1] - table.end_ns[0]) for table in tables), default=0) or None

@@ -1,4 +1,4 @@
-"""Constants that a report states in its text and not in a column: ``Seq length is 1024``, ``TP=4 in all of entries``.
+"""Constants that a report states in its text and not in a column: ``Seq length is 1024``, ``BS=1024, SIZE=104B``.
 
 The statement nearest in the document's own structure counts: under the table's own heading, else under a heading above
 it in the outline; a sequence length also from anywhere else. Two different ones in the same place are ambiguous, and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from perfscope.sources.markdown import Document, Grid, Heading
 from perfscope.tables.published import Constant, Quantity
@@ -23,10 +24,29 @@ _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
     (Quantity.PASSES, 1, re.compile(r"(?P<value>[34])\s*\*\s*2\s*\*\s*(?:\d{2,7}|\$?\w*seq\w*)\s*\*", re.I)),
     (Quantity.TENSOR_PARALLEL, 0, re.compile(r"(?<![\w*])TP(?:_SIZE)?\s*=\s*(?P<value>\d+)")),
     (Quantity.TENSOR_PARALLEL, 1, re.compile(r"tensor-model-parallel-size[ =](?P<value>\d+)")),
+    (
+        Quantity.PARAMETERS,
+        0,
+        re.compile(
+            r"(?<![\w*$-])(?:model[ _]?)?M?size`?\s*(?:is|=|:)\s*`?(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>[BM])\b", re.I
+        ),
+    ),
+    (Quantity.PARAMETERS, 1, re.compile(r"\$ms\s*=\s*(?P<value>\d+(?:\.\d+)?)\b")),
+    (
+        Quantity.GLOBAL_BATCH,
+        0,
+        re.compile(
+            r"(?<![\w*$-])(?:G?BS|glob(?:al)?[ _-](?:bs|batch(?:[ _-]size)?))`?\s*(?:is|=|:)\s*`?(?P<value>\d+)\b"
+            r"(?![.*])",
+            re.I,
+        ),
+    ),
+    (Quantity.GLOBAL_BATCH, 1, re.compile(r"\$gbs\s*=\s*(?P<value>\d+)\b")),
 )
 # What a report rarely changes between its sections; how a model is split, it does.
 _SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
 _BELOW_ALL = 7
+_LARGEST = 10**15
 _DP_IS_GPUS = re.compile(r"(?<![\w*])DP\s*=\s*(?:number of )?GPUs\b", re.I)
 
 
@@ -57,15 +77,22 @@ def statements(document: Document) -> list[Statement]:
         if number in inside:
             continue
         for quantity, rank, pattern in _PATTERNS:
-            found.extend(Statement(quantity, int(match["value"]), number, rank) for match in pattern.finditer(line))
-    return [statement for statement in found if 0 < statement.value < 10**9]
+            found.extend(Statement(quantity, _value(quantity, match), number, rank) for match in pattern.finditer(line))
+    return [statement for statement in found if 0 < statement.value < _LARGEST]
+
+
+def _value(quantity: Quantity, match: re.Match[str]) -> int:
+    if quantity is not Quantity.PARAMETERS:
+        return int(match["value"])
+    unit = (match.groupdict().get("unit") or "B").upper()
+    return int(Decimal(match["value"]) * (10**9 if unit == "B" else 10**6))
 
 
 def stated_for(document: Document, grid: Grid, found: Sequence[Statement]) -> Stated:
     """Say which of the statements hold for one table."""
     stated = Stated({}, {}, dp_is_gpus=_says_dp_is_gpus(document, grid))
     scopes = _scopes(document.headings, grid.line, len(document.lines))
-    for quantity in {statement.quantity for statement in found}:
+    for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
         everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
         for first, last in [*scopes, *everywhere]:
             here = [entry for entry in found if entry.quantity is quantity and first <= entry.line <= last]
@@ -76,18 +103,23 @@ def stated_for(document: Document, grid: Grid, found: Sequence[Statement]) -> St
 
 
 def _settle(stated: Stated, quantity: Quantity, here: Sequence[Statement], document: Document, grid: Grid) -> None:
-    best = min(entry.rank for entry in here)
-    here = [entry for entry in here if entry.rank == best]
-    if len({entry.value for entry in here}) > 1:
-        before, after = _neighbours(document, grid)
-        near = [entry for entry in here if before <= entry.line <= after]
-        here = near if len({entry.value for entry in near}) == 1 else here
+    before, after = _neighbours(document, grid)
+    near = _best([entry for entry in here if before <= entry.line <= after])
+    above = _best([entry for entry in near if entry.line < grid.line])
+    everywhere = _best(here)
+    here = next((some for some in (near, above, everywhere) if len({entry.value for entry in some}) == 1), everywhere)
     if len({entry.value for entry in here}) > 1:
         said = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
         stated.ambiguous[quantity] = f"the text states the {quantity} as {said}"
     else:
         nearest = min(here, key=lambda entry: abs(entry.line - grid.line))
         stated.constants[quantity] = Constant(nearest.value, f"line {nearest.line}")
+
+
+def _best(entries: Sequence[Statement]) -> list[Statement]:
+    """Those of the most trustworthy kind."""
+    best = min((entry.rank for entry in entries), default=0)
+    return [entry for entry in entries if entry.rank == best]
 
 
 def _scopes(headings: Sequence[Heading], line: int, last_line: int) -> list[tuple[int, int]]:

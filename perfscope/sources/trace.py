@@ -16,13 +16,16 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from perfscope.errors import NotATrace, SourceError
-from perfscope.sources.ahead import Ahead
+from perfscope.sources.ahead import Pace, paced
 from perfscope.sources.columns import Columns, TimesDoNotFit
-from perfscope.sources.inflate import read_blocks
+from perfscope.sources.files import is_url
+from perfscope.sources.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.products import ProductFinder
 from perfscope.sources.records import AnyEvent, Device, DistributedInfo, Event, EventInDigits, HostEvent, OurMetadata
 from perfscope.sources.salvage import FAILURES, decode_last, decode_one, mend, salvage
 from perfscope.sources.scan import DoesNotFit, Scanner
+from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import TRACE_METADATA
 
@@ -30,6 +33,7 @@ from perfscope.wire import TRACE_METADATA
 RankNames: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = 1 << 20
+_LONGEST_SPACE = 4096
 _LARGEST_HEAD_BYTES = 16 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
@@ -57,23 +61,31 @@ class _Content:
     columns: Columns
     document: _Document
     damage: tuple[str, ...]
+    products: Products | None = None
 
 
-def read_trace(path: str | os.PathLike[str], events: Events = ALL_EVENTS, ranks: RankNames = RANK_IN_NAME) -> Trace:
+def read_trace(
+    path: str | os.PathLike[str],
+    events: Events = ALL_EVENTS,
+    ranks: RankNames = RANK_IN_NAME,
+    pace: Pace = Pace.AHEAD,
+) -> Trace:
     """Read a trace; only the kinds of events that are asked for are decoded.
+
+    What comes over a network is always read ahead.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is no trace.
     """
     location = os.fspath(path)
     try:
-        content = _scan(location, events)
+        content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     return _to_trace(location, content, ranks)
 
 
-def _scan(path: str, events: Events) -> _Content:
+def _scan(path: str, events: Events, pace: Pace) -> _Content:
     """Find the wanted events block by block.
 
     Raises:
@@ -81,14 +93,16 @@ def _scan(path: str, events: Events) -> _Content:
         TimesDoNotFit: A time is too large for a double, which the first one was not.
     """
     damage: list[str] = []
-    with Ahead(read_blocks(path, damage)) as blocks:
+    keep_freed_memory()
+    with paced(read_blocks(path, damage), pace) as blocks:
         head = _read_head(blocks)
         start = start_of_events(head)
         layout = None if start is None else find_layout(head, start)
         if start is None or layout is None:
             raise DoesNotFit
         first = head.index(b"{", start)
-        scanner = Scanner(layout, events, at=first)
+        finder = ProductFinder() if Events.PRODUCTS in events else None
+        scanner = Scanner(layout, events, finder)
         columns = Columns(events)
         fits = times_fit_doubles(head, start)
         of_device = _Decoding(path, Event if fits else EventInDigits, layout.is_unambiguous)
@@ -96,6 +110,8 @@ def _scan(path: str, events: Events) -> _Content:
         for found in scanner.scan(chain((head[first:],), blocks)):
             columns.add(of_device.decode(found.device))
             columns.add(of_host.decode(found.host))
+    if finder:
+        finder.look_at_last(scanner.rest)
     last, tail, is_closed = decode_last(scanner.rest, of_device.decode_one)
     if tail and not is_closed:
         raise DoesNotFit
@@ -105,7 +121,8 @@ def _scan(path: str, events: Events) -> _Content:
         damage.append(f"{path}: is cut off after {count} events; what was not written is lost")
     damage.extend(of_device.damage())
     damage.extend(of_host.damage())
-    return _Content(columns, _document_around(head[:start], tail), tuple(damage))
+    products = finder.products() if finder else None
+    return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
 
 
 def _read_head(blocks: Iterator[bytes]) -> bytes:
@@ -185,6 +202,16 @@ def _parse(path: str, events: Events) -> _Content:
     raise AssertionError("times in digits always fit")
 
 
+def _products_of(events: bytes) -> Products | None:
+    """The products among events of whatever layout; absent where they cannot be read."""
+    finder = ProductFinder()
+    try:
+        finder.look_at_events(events)
+    except FAILURES:
+        return None
+    return finder.products()
+
+
 def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _Content:  # noqa: ANN401 - a type
     columns = Columns(events)
     if text.lstrip()[:1] == b"[":
@@ -194,7 +221,8 @@ def _parse_whole(text: bytes, kind: Any, events: Events, damage: list[str]) -> _
     if not document.events:
         raise msgspec.ValidationError("no events")
     columns.add(_decoder(list[kind])(document.events))
-    return _Content(columns, document, tuple(damage))
+    products = _products_of(bytes(document.events)) if Events.PRODUCTS in events else None
+    return _Content(columns, document, tuple(damage), products)
 
 
 def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) -> _Content:
@@ -203,7 +231,8 @@ def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) ->
         raise NotATrace(path, "is no trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     kind = Event if times_fit_doubles(text, start) else EventInDigits
     found = salvage(text, start - 1, _decoder(kind))
-    if not found.events and b'"traceEvents"' not in text:
+    holds_something_else = text[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
+    if not found.events and (holds_something_else or b'"traceEvents"' not in text):
         raise NotATrace(path, "is no trace", hint="it holds no event of torch.profiler")
     columns = Columns(events)
     columns.add(found.events)
@@ -250,6 +279,7 @@ def _to_trace(path: str, content: _Content, ranks: RankNames) -> Trace:
         groups=_groups(info, columns),
         collectives=tuple(columns.collectives),
         names=tuple(columns.names),
+        products=content.products,
         damage=(*content.damage, *dropped),
     )
 

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
     from perfscope.tables.gpus import GpuSamples
     from perfscope.tables.model import Model
+    from perfscope.tables.saves import Saves
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
+
+
+#: Steps that make a median.
+_FEW = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +45,9 @@ class Steps:
         tokens: Tokens this rank took in; masked where unknown.
         global_samples: Samples over all ranks as the framework states them; masked where unknown.
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
+        save_ns: How long checkpoint saves held training, which ``wall_ns`` leaves out; masked where none did.
+        draining: An asynchronous checkpoint save was writing beside the step.
+        hook_ns: Time that perfscope's hooks took; masked where it was not told.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """
 
@@ -56,10 +64,23 @@ class Steps:
     tokens: np.ma.MaskedArray[Any, Any]
     global_samples: np.ma.MaskedArray[Any, Any]
     data_wait_ns: np.ma.MaskedArray[Any, Any]
+    save_ns: np.ma.MaskedArray[Any, Any]
+    draining: Bool
+    hook_ns: np.ma.MaskedArray[Any, Any]
     memory_peak_bytes: np.ma.MaskedArray[Any, Any]
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def undisturbed(self) -> Bool:
+        """The steps that neither start-up nor a window nor a checkpoint save disturbed, as a mask.
+
+        Those beside an asynchronous save are among them where hardly any others are left: some jobs always save.
+        """
+        alone = (self.window == "") & (self.step > 1) & np.ma.getmaskarray(self.save_ns)
+        quiet = alone & ~self.draining
+        return np.asarray(quiet if quiet.sum() >= _FEW else alone, np.bool_)
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
@@ -68,7 +89,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One profiler window of one rank: which training steps its trace holds, and what it cost."""
+    """One profiler window of one rank: which training steps its trace holds, and what it cost.
+
+    See ``perfscope.wire.WindowRecord``; what it did not tell is absent.
+    """
 
     rank: int
     first_step: int
@@ -79,17 +103,27 @@ class Window:
     export_ns: int
     trace_bytes: int
     partial: bool
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Who a rank is: see ``perfscope.wire.RankRecord``."""
+    """Who a rank is: see ``perfscope.wire.RankRecord``.
+
+    ``device_uuid`` is NVML's own name of the device, of a GPU or of a MIG instance, where NVML was sampled, and
+    ``device_uuids`` are all that hold tensors of the process; ``visible_uuids`` are all devices that it could have
+    used, None where that is not known.
+    """
 
     rank: int
     attempt: int
     world_size: int
     host: str
     device_uuid: str | None
+    device_uuids: tuple[str, ...]
+    visible_uuids: tuple[str, ...] | None
     device_type: str | None
     device_name: str | None
     notes: tuple[str, ...]
@@ -151,6 +185,7 @@ class Run:
         gpu_notes: Why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
         models: What each rank trains, of those that told it.
+        saves: Checkpoint saves that the hooks timed; None where there was none.
     """
 
     path: str
@@ -164,6 +199,7 @@ class Run:
     gpu_notes: tuple[str, ...] = ()
     micro_batches: tuple[MicroBatches, ...] = ()
     models: tuple[Model, ...] = ()
+    saves: Saves | None = None
 
 
 def _frame(table: Any) -> pd.DataFrame:  # noqa: ANN401 - any of the tables above

@@ -33,7 +33,7 @@ class Iterations:
 
     Attributes:
         iteration: Number of the record's last iteration; masked where the log does not number them.
-        span: How many iterations the record is the mean of.
+        span: How many iterations the record is the mean of; the last one is ``iteration``.
         attempt: 0 before the first restart, 1 after it and so on.
         wall_ns: Mean time of one iteration; masked where the log does not tell it.
         disturbed: ``""``, ``"evaluation"`` or ``"save"``: what else the time contains.
@@ -65,6 +65,29 @@ class Iterations:
 
     def __len__(self) -> int:
         return len(self.span)
+
+    @property
+    def before(self) -> Int64:
+        """How many iterations of its attempt are over when a record's mean begins."""
+        numbers = np.ma.getdata(self.iteration)
+        done = np.cumsum(self.span) - self.span
+        before = np.zeros(len(self), np.int64)
+        for first in np.flatnonzero(np.diff(self.attempt, prepend=-1)):
+            rows = self.attempt == self.attempt[first]
+            numbered = not np.ma.getmaskarray(self.iteration)[rows].any()
+            place = numbers - self.span if numbered else done
+            before[rows] = (place - place[first])[rows]
+        return before
+
+    @property
+    def new(self) -> Int64:
+        """How many of a record's iterations no earlier one holds: one can be printed by itself, and in a mean again."""
+        before = self.before
+        follows = self.attempt[1:] == self.attempt[:-1]
+        again = np.where(follows, np.maximum((before + self.span)[:-1] - before[1:], 0), 0)
+        new = self.span.copy()
+        new[1:] -= np.minimum(again, new[1:])
+        return new
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
@@ -121,10 +144,11 @@ class Save:
 
     Attributes:
         iteration: After which iteration; absent where the log does not say.
-        wall_ns: How long it took; absent where the log does not tell.
+        wall_ns: How long it held training; absent where the log does not tell.
         source: What told the time: ``timer`` or ``timestamps``; absent without a time.
         path: Where to, as the log has it.
         asynchronous: Training went on meanwhile; absent where the log does not say.
+        drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not tell.
     """
 
     iteration: int | None
@@ -132,6 +156,7 @@ class Save:
     source: str | None
     path: str | None
     asynchronous: bool | None = None
+    drained_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

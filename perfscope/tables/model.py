@@ -46,6 +46,9 @@ class Model:
         no_transformer: Why its own description could not be used; empty where it has none.
         dtype: The type that matrix products are computed in, as far as it is known.
         checkpointing: Which activations are recomputed; absent where nothing was seen of it.
+        weights_dtype: The type of most parameters; absent where it is not known.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
+        optimizer: Class of the optimizer; absent likewise.
     """
 
     rank: int
@@ -57,3 +60,6 @@ class Model:
     no_transformer: str
     dtype: str | None
     checkpointing: str | None
+    weights_dtype: str | None = None
+    zero_stage: int | None = None
+    optimizer: str | None = None

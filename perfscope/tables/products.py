@@ -1,4 +1,4 @@
-"""The matrix products of a trace, by operator and shapes."""
+"""The matrix products of a trace, by operator and shapes, and the order in which layers ran forward and backward."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ class Products:
     """All products of a trace.
 
     Attributes:
-        path: The trace.
-        steps: Training steps that it holds.
         products: What was multiplied.
         without_shapes: Calls whose shapes the trace does not state.
+        in_order: Calls that tell forward from backward, in the order of their start: attention, softmaxes, activations.
     """
 
-    path: str
-    steps: int
     products: Sequence[Product]
     without_shapes: int
+    in_order: Sequence[str]

@@ -18,6 +18,7 @@ class SaveTiming:
         size_bytes: What was written; absent where unknown.
         asynchronous: Whether writing went on beside training; absent where unknown.
         source: What told the time.
+        path: Where to; absent where unknown.
     """
 
     number: int
@@ -28,6 +29,7 @@ class SaveTiming:
     size_bytes: int | None
     asynchronous: bool | None
     source: str
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class ProtocolRun:
         run: Number of the run, from the file's name.
         printed: Every line's figure, in the order of the file.
         stops: Why the original script stops with an error at this log; absent where it does not.
+        listed: Its place in the folder's own order, in which the original script adds runs up.
     """
 
     path: str
@@ -57,6 +58,7 @@ class ProtocolRun:
     run: int
     printed: tuple[Printed, ...]
     stops: str | None = None
+    listed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

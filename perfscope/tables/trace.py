@@ -20,6 +20,8 @@ from perfscope.tables import Bool, Int64
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.tables.products import Products
+
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
 
@@ -35,12 +37,14 @@ class Events(Flag):
         CALLS: Calls into the CUDA (HIP, XPU) runtime and driver, launches among them.
         ANNOTATIONS: What user code and frameworks marked: ``ProfilerStep#N``, ``Forward 3``, ``nccl:all_reduce``.
         OPERATORS: Operators of the framework, such as ``aten::mm``.
+        PRODUCTS: Of the operators those that multiply, by their shapes, for ``Trace.products``.
     """
 
     DEVICE = auto()
     CALLS = auto()
     ANNOTATIONS = auto()
     OPERATORS = auto()
+    PRODUCTS = auto()
 
 
 NO_EVENTS = Events(0)
@@ -202,6 +206,7 @@ class Trace:
         operators: Operators of the framework; empty unless they were asked for.
         groups: Process groups, by name.
         collectives: What the profiler says of communication kernels.
+        products: What was multiplied; absent unless it was asked for.
         damage: What is lost or doubtful, in words.
     """
 
@@ -219,6 +224,7 @@ class Trace:
     operators: HostSpans
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
+    products: Products | None = None
     damage: tuple[str, ...] = ()
 
     @cached_property
@@ -228,6 +234,13 @@ class Trace:
         Where calls share a correlation, the first one counts.
         """
         return join(self.device.correlation, self.calls.correlation)
+
+    @cached_property
+    def process(self) -> int:
+        """The id of the process that was profiled, or ABSENT; the windows of one run have the same."""
+        return next(
+            (int(spans.process[0]) for spans in (self.calls, self.annotations, self.operators) if len(spans)), ABSENT
+        )
 
     @cached_property
     def steps(self) -> HostSpans:
@@ -262,6 +275,15 @@ def join(keys: Int64, table: Int64) -> Int64:
     ordered = table[order]
     place = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
     return np.where((ordered[place] == keys) & (keys != ABSENT), order[place], ABSENT)
+
+
+def distinct(values: Int64 | Int32) -> list[int]:
+    """The different values of a column, in order."""
+    ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    found: list[int] = ordered[is_first].tolist()
+    return found
 
 
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:

@@ -39,10 +39,26 @@ def test_every_key_that_a_guide_names_is_printed(guide: Path) -> None:
     document = (
         answer("tflops", "--size", "52B", "--gbs", 1024, "--time", 127)
         if guide.name == "tflops.md"
-        else answer("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--gpu", "a100-40", "--tflops", 45)
+        else answer("plan", "--run", ROOT / "fixtures" / "runs" / "h200_zero1", "--zero", 1, "--tflops", 430)
     )
-    printed = set(document)
-    for value in document.values():
-        rows = value if isinstance(value, list) else [value]
-        printed |= {key for row in rows if isinstance(row, dict) for key in row}
-    assert keys <= printed
+    assert keys <= names_in(document)
+
+
+def names_in(value: object) -> set[str]:
+    """Every key of a document, and the values of its keys ``name``."""
+    if isinstance(value, list):
+        return set().union(*(names_in(each) for each in value))
+    if not isinstance(value, dict):
+        return set()
+    return {*value, str(value.get("name"))}.union(*(names_in(each) for each in value.values()))
+
+
+def test_the_table_beside_a_run_is_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = GUIDES[1].read_text().partition("## Beside a run")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"```sh\nperfscope (.*)\n```", text)
+    printed = [re.split(r" *\| *", line) for line in ask(*shlex.split(command)).stdout.splitlines()]
+    rows = [re.split(r" *\| *", line)[1:5] for line in text.splitlines() if re.match(r"\| [A-Z]", line)]
+    assert len(rows) == 3
+    for row in rows:
+        assert row in [line[1:5] for line in printed]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profile, record_function
 
 from perfscope import wire
 from perfscope.analyzers import mfu
@@ -22,6 +23,7 @@ from perfscope.sources.run import read_run
 from perfscope.tables.model import Model
 from perfscope.transformer import Transformer, total_parameters
 from perfscope.workloads.gpt import Gpt, GptConfig
+from tests.flops.making import answer
 from tests.flops.networks import Decoder, Shape, counted_flops_per_token
 
 GPT = Shape(layers=3)
@@ -203,7 +205,7 @@ def test_without_a_peak_there_is_no_mfu_and_a_reason(tmp_path: Path, device: str
 
 def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
-    whole = mfu.analyze(read_run(run)).parameters
+    whole = mfu.analyze(read_run(run)).trained.parameters
     for rank in range(2):
         folder = run / wire.RANKS / wire.rank_folder(rank)
         stage: nn.Module = (
@@ -212,8 +214,8 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
         (folder / wire.MODEL_FILE).write_bytes(wire.to_line(describe_model(torch, stage)))
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
     result = mfu.analyze(read_run(run))
-    assert result.parameters != whole
-    assert result.parameters == sum(
+    assert result.trained.parameters != whole
+    assert result.trained.parameters == sum(
         parameter.numel()
         for module in (Decoder(Shape()), Decoder(Shape()).attentions)
         for parameter in module.parameters()
@@ -239,3 +241,27 @@ def test_the_headline_is_half_of_the_attention_matrix(tmp_path: Path) -> None:
     model = inferred(tmp_path, Decoder(GPT))
     whole, half = megatron_whole_attention(model, 96), megatron_core(model, 96)
     assert np.isclose(whole - half, 3 * 96 * 2 * GPT.layers * GPT.hidden)
+
+
+def test_a_run_is_held_against_the_shapes_of_its_trace(tmp_path: Path) -> None:
+    """The run's 2 ranks train 4 sequences of 128 tokens each; rank 0's trace has one such step."""
+    run = run_folder(tmp_path, "NVIDIA H200", checkpointing="selective")
+    (run / wire.TRACES).mkdir()
+    torch.manual_seed(0)
+    network = Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128))
+    with profile(record_shapes=True) as profiler, record_function("ProfilerStep#4"):
+        network(torch.randint(512, (4, 129))).logsumexp(-1).sum().backward()
+    profiler.export_chrome_trace(str(run / wire.TRACES / "node_1.1.pt.trace.json"))
+    result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
+    layers, hidden, vocabulary, seq_len = 3, 64, 512, 128
+    per_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * hidden * seq_len
+    assert result["counted"]["flops_per_token"] == per_token
+    assert result["counted"]["difference"] == pytest.approx(0)
+    assert result["counted"]["explanation"] == []
+    # What the trace shows goes before what the model says.
+    assert result["checkpointing"] == "none"
+    assert any("The model says `selective`" in note for note in result["notes"])
+
+
+def test_without_shapes_there_is_nothing_to_hold_a_run_against(tmp_path: Path) -> None:
+    assert answer("analyze", run_folder(tmp_path, "NVIDIA H200"), "--only", "mfu")["results"]["mfu"]["counted"] is None

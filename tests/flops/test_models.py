@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfscope.errors import UsageError
 from perfscope.sources.model_config import to_transformer
 from perfscope.sources.model_families import FAMILIES
 from perfscope.sources.presets import find_preset, preset_names
@@ -96,6 +99,46 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
     ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413376),
     ("olmoe", {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, 413616),
     ("gpt_oss", {**_WIDE, "num_local_experts": 4, "num_experts_per_tok": 2}, 449508),
+    ("arcee", _GROUPED, 105408),
+    ("arcee", {**_WIDE, "attention_bias": True, "mlp_bias": True}, 137568),
+    ("cohere2", _WIDE, 160256),
+    ("cohere2", {**_GROUPED, "attention_bias": True}, 130016),
+    ("ernie4_5", _GROUPED, 590528),
+    ("ernie4_5", {**_WIDE, "use_bias": True}, 162368),
+    ("exaone4", _WIDE, 166944),
+    ("glm", _GROUPED, 601536),
+    ("glm", {**_WIDE, "attention_bias": True}, 167424),
+    ("glm4", {**_GROUPED, "attention_bias": True}, 601920),
+    (
+        "glm4_moe",
+        {
+            **_WIDE,
+            **_MIXTURE,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+        },
+        198656,
+    ),
+    ("granitemoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413376),
+    ("hunyuan_v1_dense", _WIDE, 166944),
+    ("hunyuan_v1_dense", {**_WIDE, "attention_bias": True, "tie_word_embeddings": True}, 161312),
+    ("internlm3", _GROUPED, 596928),
+    ("internlm3", {**_WIDE, "qkv_bias": True, "bias": True}, 168768),
+    ("minimax_m2", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 878016),
+    ("ministral", _WIDE, 166848),
+    ("ministral3", _GROUPED, 596928),
+    ("dots1", {**_WIDE, **_MIXTURE, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}, 198176),
+    ("olmo3", {**_GROUPED, "attention_bias": True}, 136848),
+    ("phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 413824),
+    ("seed_oss", _GROUPED, 601536),
+    ("seed_oss", {**_WIDE, "attention_out_bias": True, "mlp_bias": True}, 168768),
+    ("qwen3", _GROUPED, 597696),
+    ("gemma", _GROUPED, 1082048),
+    ("gemma2", _GROUPED, 1082432),
+    ("gemma3_text", _GROUPED, 1083968),
+    ("gpt_oss", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, 635556),
     ("deepseek_v2", {**_LATENT, "q_lora_rank": None}, 177392),
     ("deepseek_v3", {**_LATENT, "q_lora_rank": 24}, 170552),
     ("kimi_k2", {**_LATENT, "q_lora_rank": 24}, 170552),
@@ -216,6 +259,30 @@ def test_a_config_json_that_is_not_understood_is_refused_by_its_part(
     line = refused("tflops", "--model", _config(tmp_path, **keys), *STEP)
     assert said in line
     assert line.count("\n") <= 2
+
+
+@given(
+    kind=st.sampled_from(sorted(FAMILIES)),
+    key=st.sampled_from(sorted({key for _, keys, _ in BUILT_BY_TRANSFORMERS for key in keys} | {"layer_types"})),
+    value=st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 3),
+        st.floats(),
+        st.text(max_size=2),
+        st.lists(st.integers(), max_size=2),
+    ),
+)
+def test_a_value_of_another_type_is_refused_or_read_and_never_breaks(kind: str, key: str, value: object) -> None:
+    keys = next(keys for other, keys, _ in BUILT_BY_TRANSFORMERS if other == kind)
+    refusal = ""
+    parameters: tuple[int, int] = (0, 0)
+    try:
+        model, _ = to_transformer({"model_type": kind, **keys, key: value}, "config.json")
+        parameters = total_parameters(model), active_parameters(model)
+    except UsageError as error:
+        refusal = error.problem
+    assert refusal.startswith("config.json") or parameters[0] >= parameters[1] > 0
 
 
 def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:

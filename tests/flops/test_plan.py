@@ -12,6 +12,7 @@ from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.memory import (
     Attention,
     Layout,
+    Loss,
     Optimizer,
     activations,
     estimate,
@@ -160,12 +161,43 @@ def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> Non
     model = preset("gpt3-1.3b")
     sbh = 2048 * model.hidden
     kept = {
-        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form))
+        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
         for form in (Checkpointing.NONE, Checkpointing.FULL)
     }
+    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
     assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) - sbh * 2 * model.layers
+        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
     )
+
+
+def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
+    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
+    model = preset("llama3-8b")
+    head = {
+        loss: activations(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activations(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        for loss in Loss
+    }
+    logits = 8192 * 128256
+    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+
+
+def test_the_fuller_end_of_a_pipeline_counts() -> None:
+    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
+    llama = preset("llama3-8b")
+    few, many = (
+        estimate(
+            llama,
+            layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            parameters=total_parameters(llama),
+            seq_len=8192,
+            precision=mixed_precision(Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
+    )
+    assert few.activations > 14 * 8192 * 128256
+    assert many.activations == activations(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
 def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
@@ -287,6 +319,8 @@ def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path)
         (("--model", "llama3-8b", "--gpus", 3, "--tp", 3), "32 heads do not divide into 3"),
         (("--model", "llama3-8b", "--gpus", 64, "--pp", 64), "32 layers do not fill 64"),
         (("--model", "13B", "--gpus", 4, "--zero", 4), "stage of ZeRO"),
+        (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
+        (("--model", "13B", "--gpus", 8, "--tp", 4, "--gbs", 7), "micro-batches of 1 on 2"),
         (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
         (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),
         (("--model", "llama3-8b", "--gpus", 4, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),

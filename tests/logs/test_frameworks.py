@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ class TestDeepSpeed:
         log = read(tmp_path, batch, line.format(12, 8.0), line.format(22, 4.0))
         assert log.iterations.samples_per_s.tolist() == pytest.approx([8.0, 8 / 3])
         assert seconds(log) == pytest.approx([1.0, 3.0])
+
+    def test_lines_that_jump_about_are_no_running_means(self, tmp_path: Path) -> None:
+        draw = random.Random(0)
+        speeds = [draw.gauss(100.0, 5.0) for _ in range(200)]
+        means = [n / sum(1 / speed for speed in speeds[:n]) for n in range(1, 201)]
+        lines = "[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{}, SamplesPerSec={}\n"
+        for values in (means, speeds):  # either way the speed of each step comes out
+            log = read(tmp_path, *(lines.format(step, value) for step, value in enumerate(values, 3)))
+            assert log.iterations.samples_per_s.tolist() == pytest.approx(speeds, rel=1e-9)
 
     def test_the_step_lines_dates_tell_the_time_where_nothing_else_does(self, tmp_path: Path) -> None:
         line = (
@@ -85,8 +95,30 @@ class TestDeepSpeed:
         log = read(
             tmp_path, "[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 16\n"
         )
-        assert log.number("gpus") is None
+        assert (log.number("gpus"), log.number("dp")) == (None, 16)
         assert log.framework == "deepspeed"
+
+    def test_a_name_gives_the_batch_that_makes_a_time_of_a_speed(self, tmp_path: Path) -> None:
+        (tmp_path / "1n8g").mkdir()
+        lines = [
+            f"[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{n}, SamplesPerSec=128.0\n" for n in (3, 4, 5)
+        ]
+        log = read(tmp_path, *lines, name="1n8g/gpt2-small_b8_fp16_1.log")
+        assert seconds(log) == [0.5, 0.5, 0.5]
+
+    def test_its_speed_is_believed_with_accumulation_where_its_timers_confirm_it(self, tmp_path: Path) -> None:
+        setup = '    "train_batch_size": 64, \n    "gradient_accumulation_steps": 2, \n'
+        timers = (
+            "[Rank 0] time (ms) | fwd: 300.00 | bwd: 600.00 | bwd_inner: 570.00 | bwd_allreduce: 20.00 | step: 50.00\n"
+        )
+        for speed, expected in (("64.0", 1.0), ("128.0", 0.95)):  # 128 would be two micro-steps a step
+            lines = [
+                deepspeed(step, f"10:00:0{step},000", f"RunningAvgSamplesPerSec=64.0, CurrSamplesPerSec={speed}")
+                + timers
+                for step in (3, 4, 5)
+            ]
+            log = read(tmp_path, setup, *lines)
+            assert seconds(log) == [expected] * 3
 
 
 class TestHuggingFace:
@@ -106,6 +138,36 @@ class TestHuggingFace:
         assert log.iterations.span.tolist() == [25]
         assert [log.number(name) for name in ("gbs", "mbs", "gas")] == [224, 8, 4]
         assert log.number("parameters") == 7_615_616_512
+
+    def test_every_gpu_is_a_replica(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, self.END)
+        assert (log.number("dp"), log.number("gpus")) == (7, 7)
+
+    def test_another_size_of_gpt2_is_its_overridden_configuration(self, tmp_path: Path) -> None:
+        shell = "+ CMD='--config_overrides n_embd=1,n_layer=1'\n"
+        config = (
+            '  "n_embd": 768,\n  "vocab_size": 50257\n'
+            "INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=1024,gradient_checkpointing=true\n"
+        )
+        log = read(
+            tmp_path,
+            shell,
+            config,
+            self.START.replace("  Number of trainable parameters = 7,615,616,512\n", ""),
+            self.END,
+        )
+        names = ("hidden", "layers", "heads", "seq_len", "vocab")
+        assert [log.number(name) for name in names] == [7168, 40, 32, 1024, 50257]
+        fact = log.fact("checkpointing")
+        assert fact is not None
+        assert fact.value == "full"
+
+    def test_the_first_loss_is_kept(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, "{'loss': 3.5, 'epoch': 0.1}\n{'loss': '2.5', 'epoch': 0.2}\n", self.END)
+        fact = log.fact("first_loss")
+        assert fact is not None
+        assert fact.value == 3.5
+        assert log.iterations.loss.tolist() == [2.5]
 
     def test_the_slowest_node_counts(self, tmp_path: Path) -> None:
         log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
@@ -177,6 +239,51 @@ class TestTorchtitan:
         log = read(tmp_path, start, titan(10, "22:30:50,000"))
         assert [log.number(name) for name in ("gpus", "tp", "mbs", "gbs", "seq_len")] == [8, 2, 1, 4, 8192]
 
+    def test_the_lines_of_2024_and_of_2026(self, tmp_path: Path) -> None:
+        lines = [
+            f"2024-05-01 10:00:{n:02d},000 - root - INFO - step: {n * 10:2d}  loss:  8.1234  memory: 37.12GiB(46.40%)  "
+            "wps: 5,801  mfu: 34.04%\n"
+            for n in (1, 4)
+        ]
+        log = read(tmp_path, *lines)
+        assert (log.framework, seconds(log)) == ("torchtitan", [None, 0.1])
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [5801.0, 5801.0]
+        head = "[rank0]:[titan] 2026-08-01 10:00:00,000 - root - INFO - "
+        start = (
+            f"{head}Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=4\n"
+            f"{head}Applied full activation checkpointing to the model\n"
+            f"{head}Trainer is initialized with 8192 tokens per DP rank, 131072 tokens per train step, gradient "
+            "accumulation steps 2, maximum context length 8192, total steps 1000 (warmup 200)\n"
+            f"{head}Training starts at step 1\n"
+        )
+        log = read(tmp_path, start, titan(1, "10:00:05,000"))
+        names = ("gpus", "dp", "tp", "ep", "seq_len", "gbs", "gas", "train_iterations")
+        assert [log.number(name) for name in names] == [16, 8, 2, 4, 8192, 16, 2, 1000]
+
+    def test_a_line_of_validation_is_no_step(self, tmp_path: Path) -> None:
+        validation = titan(25, "22:31:10,000").replace("step: 25", "validate step: 25")
+        log = read(
+            tmp_path, titan(10, "22:30:50,000"), titan(20, "22:31:04,000"), validation, titan(30, "22:31:19,000")
+        )
+        assert log.iterations.iteration.tolist() == [10, 20, 30]
+        assert log.iterations.disturbed.tolist() == ["", "", "evaluation"]
+
+    def test_saves_of_every_year(self, tmp_path: Path) -> None:
+        head = "[rank0]:[titan] 2025-06-16 22:30:55,000 - root - INFO - "
+        texts = (
+            ("Finished saving the checkpoint in 4.25 seconds", None),
+            ("Finished saving the checkpoint at step 10 in 4.25 seconds", None),
+            ("Finished saving the checkpoint (or staging if async is enabled)in 4.25 seconds.", None),
+            ("Finished staging the checkpoint in 4.25 seconds.", True),
+            ("Last step checkpoint completed in 4.25s", None),
+        )
+        for text, asynchronous in texts:
+            log = read(tmp_path, titan(10, "22:30:50,000"), f"{head}{text}\n", titan(20, "22:31:04,000"))
+            assert [(save.wall_ns, save.asynchronous) for save in log.saves] == [(4_250_000_000, asynchronous)]
+            assert log.iterations.disturbed.tolist() == ["", "save"]
+        behind = f"{head}Finish saving the checkpoint in the background process in 9.00 seconds.\n"
+        assert read(tmp_path, titan(10, "22:30:50,000"), behind).saves == ()
+
     def test_a_line_without_a_gradient_norm_and_with_a_clash_of_runs(self, tmp_path: Path) -> None:
         line = "[rank0]:[titan] 2025-06-16 22:30:48,735 - root - INFO - step: {}  loss:  6.1384  memory: 49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%\n"
         log = read(tmp_path, line.format(200), line.format(210).replace("48,735", "58,735"))
@@ -244,3 +351,22 @@ class TestOneFlow:
         line = "[rank:0] iter: {}/1200, loss: 0.1, latency(ms): {} | 2021-12-01 13:19:02.625\n"
         log = read(tmp_path, line.format(100, 81.58), line.format(200, 10.5))
         assert seconds(log) == [0.08158, 0.0105]
+
+
+class TestStepsOfEpochs:
+    def test_a_step_that_counts_anew_in_each_epoch_is_no_restart(self, tmp_path: Path) -> None:
+        composer = "[epoch={0}][batch={1}/3]:\n\t Train throughput/samples_per_sec: 32.0\n\t Train time/sample: 0\n"
+        nemo = "\rEpoch {0}: :  60%|###  | {1}/3 [00:01<00:01, global_step={1}.0, train_step_timing in s=0.5]"
+        oneflow = "train: epoch {0}, iter {1}, loss: 6.9, top_1: 0.1, samples/s: 100.0 15979339{0}{1}.0\n"
+        for index, line in enumerate((composer, nemo, oneflow)):
+            lines = [line.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
+            log = read(tmp_path, *lines, "\n", name=f"{index}.log")
+            assert log.iterations.iteration.tolist() == list(range(1, 10)), line
+            assert set(log.iterations.attempt.tolist()) == {0}
+
+    def test_torchtune_states_its_throughput_alone(self, tmp_path: Path) -> None:
+        line = "Step {} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.5 grad_norm:1.2\n"
+        log = read(tmp_path, *(line.format(n) for n in (1, 2)))
+        assert (log.framework, seconds(log)) == ("torchtune", [None, None])
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [1234.5, 1234.5]
+        assert log.memory.reserved_bytes == int(12.5 * 2**30)

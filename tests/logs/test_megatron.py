@@ -28,6 +28,7 @@ def test_a_line_of_2022_is_in_seconds(tmp_path: Path) -> None:
         "samples per second: 9.490 | TFLOPs: 145.31 |\n"
     )
     log = read(tmp_path, line)
+    assert log.framework == "megatron-deepspeed"
     assert seconds(log) == [215.82]
     assert log.iterations.samples_per_s.tolist() == [9.49]
     assert log.iterations.tflops_per_gpu.tolist() == [145.31]
@@ -136,6 +137,73 @@ def test_a_save_without_a_timer_is_timed_by_its_dates(tmp_path: Path) -> None:
     )
     [save] = log.saves
     assert (save.wall_ns, save.source) == (4_984_698_000, "timestamps")
+
+
+def test_timers_of_every_option_are_read(tmp_path: Path) -> None:
+    dots = "forward-backward ................................: "
+    largest = f"max time across ranks (ms):\n    {dots}700.12\n"
+    ranks = (
+        "times across ranks (ms):\n  forward-backward:\n     rank  0: 700.10\n     rank  1: 710.20\n"
+        "  optimizer:\n     rank  0: 40.00\n"
+    )
+    both = f"(min, max) time across ranks (ms):\n    {dots}(600.00, 650.50)\n"
+    for index, (text, expected) in enumerate([(largest, 700.12), (ranks, 710.2), (both, 650.5)]):
+        log = read(tmp_path, megatron(10, 812.0), text, megatron(20, 812.0), name=f"{index}.log")
+        timer = log.timers[0]
+        assert (timer.name, timer.lines, timer.mean_ns / 1e6) == ("forward-backward", 1, expected)
+    [_, optimizer] = read(tmp_path, megatron(10, 812.0), ranks).timers
+    assert (optimizer.name, optimizer.mean_ns) == ("optimizer", 40_000_000)
+
+
+def test_a_save_is_timed_by_a_line_a_rank(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "[2026-11-21 00:35:41.000000] saving checkpoint at iteration      10 to /ckpt in torch format\n",
+        "  [2026-11-21 00:35:46.000000] successfully saved checkpoint from iteration      10 to /ckpt\n",
+        "times across ranks (ms):\n  save-checkpoint:\n     rank  0: 81611.24\n     rank 31: 81611.82\n",
+    )
+    assert [(save.wall_ns, save.source) for save in log.saves] == [(81_611_820_000, "timer")]
+
+
+def test_the_first_iteration_may_be_printed_by_itself_and_counted_again(tmp_path: Path) -> None:
+    stamp = " [2026-11-21 00:35:21.604905]"
+    interval = "  log_interval ............ 10\n"
+    fresh = read(tmp_path, interval, *(megatron(n, 100.0, prefix=stamp) for n in (1, 10, 20, 30)))
+    assert fresh.iterations.span.tolist() == [1, 10, 10, 10]
+    assert fresh.iterations.before.tolist() == [0, 0, 10, 20]
+    assert fresh.iterations.new.sum() == 30
+    resumed = read(tmp_path, interval, *(megatron(n, 100.0, prefix=stamp) for n in (1004, 1010, 1020, 1030)))
+    assert resumed.iterations.span.tolist() == [1, 7, 10, 10]
+    assert resumed.iterations.new.sum() == 27
+    older = read(tmp_path, interval, *(megatron(n, 100.0) for n in (10, 20, 30)))
+    assert older.iterations.before.tolist() == [0, 10, 20]
+
+
+def test_an_interval_that_the_arguments_state_wrongly_is_not_believed(tmp_path: Path) -> None:
+    log = read(tmp_path, "  log_interval ............ 10\n", *(megatron(n, 100.0) for n in (1, 2, 3)))
+    assert log.iterations.new.sum() == 3
+
+
+def test_a_stage_of_zero_means_nothing_without_deepspeed(tmp_path: Path) -> None:
+    arguments = "  deepspeed ................ {}\n  zero_stage ............... 1\n"
+    assert read(tmp_path, arguments.format("False"), megatron(1, 100.0)).number("zero_stage") is None
+    assert read(tmp_path, arguments.format("True"), megatron(1, 100.0)).number("zero_stage") == 1
+
+
+def test_an_asynchronous_save_holds_training_until_it_is_scheduled(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "[2026-11-21 00:35:41.000000] saving checkpoint at iteration      10 to /ckpt in torch_dist format\n",
+        "  [2026-11-21 00:35:41.500000] scheduled an async checkpoint save at iteration      10 to /ckpt\n",
+        megatron(11, 100.0),
+        "[2026-11-21 00:35:51.000000] saving checkpoint at iteration      20 to /ckpt in torch_dist format\n",
+        "  [2026-11-21 00:35:51.250000] scheduled an async checkpoint save at iteration      20 to /ckpt\n",
+        "  [2026-11-21 00:35:53.000000] successfully saved checkpoint from iteration      10 to /ckpt\n",
+    )
+    assert [(save.iteration, save.wall_ns, save.drained_ns, save.asynchronous) for save in log.saves] == [
+        (10, 500_000_000, 12_000_000_000, True),
+        (20, 250_000_000, None, True),
+    ]
 
 
 def test_the_save_timer_of_2021(tmp_path: Path) -> None:

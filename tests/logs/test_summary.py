@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.conventions import Checkpointing
 from perfscope.analyzers.logs import Given, LogSummary, analyze
 from perfscope.sources.joblog import read_log
-from tests.logs.lines import gluon, megatron, neox, read
+from tests.logs.lines import gluon, megatron, neox, read, titan
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "logs"
 EVALUATION = " validation loss at iteration 2 | lm loss value: 7.0E+00 | \n"
@@ -31,6 +31,49 @@ def test_the_first_record_is_warm_up_and_the_mean_of_all_has_it(tmp_path: Path) 
     assert result.times.mean_s == pytest.approx(0.2)
     assert result.times.mean_all_s == 0.375
     assert result.times.warmup == 1
+
+
+def test_a_mean_that_holds_the_first_iteration_is_warm_up_too(tmp_path: Path) -> None:
+    stamp = " [2026-11-21 00:35:21.604905]"
+    times = [(1, 9000.0), (10, 1630.8), (20, 812.0), (30, 812.0)]
+    lines = ["  log_interval ............ 10\n", *(megatron(n, ms, prefix=stamp) for n, ms in times)]
+    result = summary(tmp_path, *lines)
+    assert (result.iterations, result.times.max_s, result.times.warmup) == (30, 0.812, 2)
+    assert summary(tmp_path, *lines, given=Given(warmup=11)).times.records == 1
+    assert result.times.mean_all_s == pytest.approx((9 + 1.6308 + 0.812 * 2) / 4)  # of lines, as the one-liner's
+
+
+def test_what_is_not_stated_follows_from_what_is(tmp_path: Path) -> None:
+    banner = (
+        "using world size: 16, data-parallel size: 4, tensor-model-parallel size: 2, pipeline-model-parallel size: 2\n"
+    )
+    result = summary(tmp_path, banner, "  micro_batch_size ......... 1\n", megatron(1, 100.0, batch=32))
+    assert (result.work.layout["gas"], result.data()["gas"]) == (8, 8)
+    nodes = "batch_size_per_device = 32\ngpu_num_per_node = 8\nnum_nodes = 2\n"
+    line = "step: {}, total_loss: 9.1, throughput: 1.0 {}.0\n"
+    result = summary(tmp_path, nodes, line.format(10, 1598056510), line.format(20, 1598056530))
+    assert (result.work.gpus, result.work.samples, result.samples_per_s) == (16, 512, 256.0)
+
+
+def test_tokens_a_second_that_the_batch_contradicts_are_flagged(tmp_path: Path) -> None:
+    start = (
+        "[titan] 2025-06-16 22:30:00,000 - root - INFO - Building device mesh with parallelism: dp_shard=8, tp=1\n"
+        "[titan] 2025-06-16 22:30:01,000 - root - INFO - Training starts at step 1, with local batch size 1, "
+        "global batch size 8, sequence length 8192, total steps 1000 (warmup 200)\n"
+    )
+    for tps, expected in (("5,900", False), ("47,200", True)):  # 8 x 8192 tokens in 1.4 s on 8 GPUs are 5851 a GPU
+        lines = [titan(10, "22:30:50,000", tps), titan(20, "22:31:04,000", tps)]
+        assert ("throughput-disagrees" in codes(summary(tmp_path, start, *lines))) == expected
+
+
+def test_hugging_faces_speed_is_explained_by_its_last_batch(tmp_path: Path) -> None:
+    log = (
+        "***** Running training *****\n  Num examples = 1000\n  Num Epochs = 1\n"
+        "  Total train batch size (w. parallel, distributed & accumulation) = 512\n  Total optimization steps = 2\n"
+        "{'train_runtime': 273.0, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007}\n"
+    )
+    [flag] = [flag for flag in summary(tmp_path, log).flags if flag.startswith("throughput-disagrees")]
+    assert flag.endswith("it counts 1000 examples in 2 steps, whose last batch is not full")
 
 
 def test_every_start_warms_up(tmp_path: Path) -> None:

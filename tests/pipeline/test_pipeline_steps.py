@@ -95,7 +95,19 @@ def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
     nothing = np.ma.MaskedArray(np.zeros(5, np.int64), mask=True)
     windows = np.array(["", "", "", "profiled", "profiled"])
     numbers = np.arange(1, 6)
-    steps = Steps(0, 0, numbers, numbers, nothing, windows, windows, windows == "x", *(nothing,) * 6)
+    steps = Steps(
+        0,
+        0,
+        numbers,
+        numbers,
+        nothing,
+        windows,
+        windows,
+        windows == "x",
+        *(nothing,) * 6,
+        windows == "x",
+        *(nothing,) * 2,
+    )
     found = analyze(_run(records, (steps,)))
     assert found.steps == (2, 3)
     assert found.section_ns == 5 * 12000

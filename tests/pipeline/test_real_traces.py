@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perfscope.commands.bubble import bubble
+from perfscope.engine import Plan, analyze
 from perfscope.renderers import Format
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "pipeline"
@@ -61,6 +62,7 @@ def _kernels(name: str, rank: int) -> list[tuple[float, float, str, bool, float]
     """Start, end, name, whether the autograd thread launched it, and launch time; by the json module alone."""
     text = gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes())
     events = json.loads(text)["traceEvents"]
+    events = [one for one in events if "cat" in one]
     calls = {one["args"]["correlation"]: one for one in events if one["cat"] in ("cuda_runtime", "cuda_driver")}
     annotated = next(one["tid"] for one in events if one["name"].startswith("ProfilerStep"))
     found = []
@@ -114,3 +116,90 @@ def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one(tmp_path: 
     assert "equal stages, no transfers" in text
     drawn = (tmp_path / "steps.svg").read_text("utf-8")
     assert drawn.count(">stage 3<") == 2
+
+
+MARKED = {
+    "megatron_pp2_m4": ("1f1b", 4, 1),
+    "megatron_pp2_interleaved_m4": ("interleaved", 4, 2),
+    "ds_pp2_m8": ("1f1b", 8, 1),
+}
+
+
+def _without_marks(name: str, folder: Path) -> Path:
+    """The same traces as if the hooks had not been there, under other file names."""
+    for rank in range(2):
+        document = json.loads(gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes()))
+        kept = [one for one in document["traceEvents"] if not one["name"].startswith("perfscope: ")]
+        assert len(kept) < len(document["traceEvents"])
+        document["traceEvents"] = kept
+        (folder / f"x{1 - rank}.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: Path) -> None:
+    marked = _measured(name)
+    bare = json.loads(bubble([_without_marks(name, tmp_path)], format=Format.JSON).text)["pipeline_bubble"]
+    schedule, microbatches, chunks = MARKED[name]
+    for found in (marked, bare):
+        assert (found["schedule"], found["microbatches"], found["virtual_stages"]) == (schedule, microbatches, chunks)
+        assert [row["rank"] for row in found["stages"]] == [0, 1]
+    assert len(bare["notes"]) > len(marked["notes"])
+    assert bare["fraction_of_total"] == pytest.approx(marked["fraction_of_total"], abs=0.006)
+    assert bare["schedule_fraction_of_total"] == pytest.approx(marked["schedule_fraction_of_total"], abs=0.002)
+
+
+def test_an_interleaved_picture_numbers_micro_batches_by_the_schedule(tmp_path: Path) -> None:
+    """Four micro-batches through two chunks: eight forward passes a stage, numbered 0 to 3 twice."""
+    text = bubble([_without_marks("megatron_pp2_interleaved_m4", tmp_path)]).text
+    measured = text.partition("measured, step")[2].splitlines()[1:3]
+    drawn = set("".join(line.partition("|")[2] for line in measured))
+    assert drawn == set("0123abcd.|")
+
+
+def _passes(name: str, rank: int) -> list[tuple[str, float, float]]:
+    """The hooks' marks of one rank: its words, begin and end on the host."""
+    text = gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes())
+    return sorted(
+        (one["name"].removeprefix("perfscope: "), one["ts"], one["ts"] + one["dur"])
+        for one in json.loads(text)["traceEvents"]
+        if one["name"].startswith("perfscope: ") and one["cat"] == "user_annotation"
+    )
+
+
+def test_the_first_backward_pass_of_a_step_is_the_quickest() -> None:
+    """Why the slope of DeepSpeed's step times leaves less for filling and draining than the clock shows."""
+    kernels = _kernels("ds_pp2_m8", 1)
+    work: dict[str, float] = {}
+    for words, begin, until in _passes("ds_pp2_m8", 1):
+        if words.startswith("backward"):
+            own = [(one[0], one[1]) for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
+            work[words] = work.get(words, 0.0) + _covered_us(own) / 2
+    first, *others = (work[words] for words in sorted(work))
+    assert len(others) == 7
+    assert first < min(others)
+    assert first < 0.95 * sum(others[1:]) / 6
+
+
+def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
+    """On 1F1B's last stage nothing but filling and draining idles it before its first and after its last pass."""
+    passes = _passes("ds_pp2_m8", 1)
+    begins = sorted(begin for words, begin, _ in passes if words.startswith("forward 0 "))
+    untils = sorted(until for words, _, until in passes if words.startswith("backward 7 "))
+    found = _measured("ds_pp2_m8")
+    kernels = _kernels("ds_pp2_m8", 1)
+    for step, begin, until in zip(found["steps"], begins, untils, strict=True):
+        own = [one for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
+        waited_us = step["section_us"] - (max(one[1] for one in own) - min(one[0] for one in own))
+        assert waited_us / step["section_us"] == pytest.approx(0.113, abs=0.005)
+    assert found["schedule_fraction_of_total"] == pytest.approx(0.113, abs=0.015)
+
+
+def test_batched_transfers_without_metadata_are_the_pipeline_axis() -> None:
+    """Megatron's SendRecv kernels name no group; its groups say that the rank is in a pipeline."""
+    analysis = analyze([FIXTURES / "megatron_pp2_m4"], Plan(only=frozenset({"overlap"})))
+    groups = analysis.results["overlap"].data()["groups"]
+    assert {(one["axis"], one["description"]) for one in groups if one["point_to_point"]} == {("PP", None)}
+    batched = sum(one["communication_us"] for one in groups if one["point_to_point"])
+    spans = [span for rank in range(2) for span in _kernels("megatron_pp2_m4", rank) if "SendRecv" in span[2]]
+    assert batched == pytest.approx(sum(end - start for start, end, *_ in spans), rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from perfscope.analyzers import dlperf
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.dlperf import Protocol, read_protocol
+from perfscope.tables.scaling import Case, Printed, ProtocolRun
 from tests.scaling.benchmark import (
     deepspeed_line,
     gluon_line,
@@ -176,3 +178,69 @@ def test_too_short_a_deepspeed_log_is_no_not_a_number(tmp_path: Path) -> None:
 def test_rounding_is_numpys(value: float, numpys: float) -> None:
     # 2.675 lies below the tie, so Python gives 2.67; times a hundred it is the tie itself, and NumPy gives 2.68.
     assert dlperf._rounded(value) == numpys
+
+
+def test_a_last_line_without_its_end_stops_the_script_and_not_us(tmp_path: Path) -> None:
+    path = write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
+    path.write_text(path.read_text().removesuffix("\n"))
+    result = deepspeed(tmp_path)
+    assert result.speeds["gpt2-small"][0].median == 20.0
+    assert any("the last line has no end, at which the original script stops" in note for note in result.notes)
+
+
+def test_a_speed_of_zero_is_left_out_and_named(tmp_path: Path) -> None:
+    write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 190 + ["0.0"] * 8)
+    result = deepspeed(tmp_path)
+    assert result.speeds["gpt2-small"][0].median == 20.0
+    assert any("the original script counts it" in note for note in result.notes)
+
+
+def test_records_glued_on_one_line_are_all_read(tmp_path: Path) -> None:
+    write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
+    path = write_gluon(tmp_path / "mx" / "1n1g", 1, 1, ["100.0"] * 199 + ["900.0"])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]) + lines[-2].rstrip("\n") + lines[-1])
+    result = mxnet(tmp_path / "mx")
+    assert result.speeds["bert"][0].median == round((99 * 320 + 32000 / 900) / 100, 2)
+    assert any("glued on one line" in note for note in result.notes)
+    path = tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:100]) + lines[100].rstrip("\n") + "".join(lines[101:]))
+    runs, _ = read_protocol([tmp_path / "1n1g"], Protocol.DEEPSPEED)
+    assert len(runs[0].printed) == 198
+
+
+def test_two_logs_of_one_run_are_named(tmp_path: Path) -> None:
+    path = write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    path.with_name("bert_b32_fp16_1.log").write_text(path.read_text())
+    assert any("is run 1 too; one of them counts" in note for note in mxnet(tmp_path).notes)
+
+
+def test_runs_are_added_up_in_the_folders_order_where_that_decides_a_tie() -> None:
+    # A mean of four runs can be a tie in its third decimal, which the order of adding up decides.
+    speeds = {1: 598.51, 2: 571.99, 3: 424.18, 4: 466.54}
+    orders = {}
+    for order in itertools.permutations(speeds):
+        total = 0.0
+        for run in order:
+            total += speeds[run]
+        orders[order] = numpys_round(total / 4)
+    assert set(orders.values()) == {515.3, 515.31}
+    for order, average in orders.items():
+        result = dlperf.deepspeed(
+            [
+                ProtocolRun(
+                    path=f"{run}.log",
+                    case=Case(1, 1),
+                    model="gpt2",
+                    batch_per_gpu=1,
+                    precision="fp16",
+                    run=run,
+                    printed=tuple(Printed(step, speed) for step in range(3, 201)),
+                    listed=order.index(run),
+                )
+                for run, speed in speeds.items()
+            ]
+        )
+        assert result.speeds["gpt2"][0].average == average
+        assert any("is a tie" in note for note in result.notes) == (average != orders[1, 2, 3, 4])

@@ -1,4 +1,7 @@
-"""DeepSpeed: 8 steps of 2 accumulated micro-batches of 3 samples; ZeRO stage 3 steps its optimizer by sub-groups."""
+"""DeepSpeed: 8 steps of 2 accumulated micro-batches of 3 samples; ZeRO stage 3 steps its optimizer by sub-groups.
+
+With --save it saves a checkpoint after the 7th step.
+"""
 
 import argparse
 
@@ -8,7 +11,9 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--stage", type=int)
 parser.add_argument("--local_rank", type=int)
-stage = parser.parse_args().stage
+parser.add_argument("--save")
+arguments = parser.parse_args()
+stage = arguments.stage
 torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
 engine, *_ = deepspeed.initialize(
@@ -22,8 +27,10 @@ engine, *_ = deepspeed.initialize(
         "steps_per_print": 10**9,
     },
 )
-for _ in range(8 * 2):
+for micro_batch in range(8 * 2):
     loss = engine(torch.randn(3, 32)).square().mean()
     engine.backward(loss)
     engine.step()
+    if arguments.save and micro_batch == 13:
+        engine.save_checkpoint(arguments.save)
 torch.distributed.destroy_process_group()

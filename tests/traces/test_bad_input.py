@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import perfscope
-from tests.traces.making import call, distributed, kernel, step, write
+from tests.traces.making import call, compact, distributed, kernel, kineto, step, write
 
 
 @pytest.mark.parametrize(
@@ -19,11 +20,13 @@ from tests.traces.making import call, distributed, kernel, step, write
         (b"not json at all", "bad.json is no trace"),
         (b'{"model": "gpt"}', "bad.json is no trace"),
         (b'{"traceEvents": 5}', "bad.json is no trace"),
+        (b'{"traceEvents": ["a", 5, null, [1]]}', "bad.json is no trace"),
+        (b'{"traceEvents":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
         (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
         (gzip.compress(b" " * (8 << 20)) * 40, "bad.json inflates to more than 250 times its size"),
         (b"\x1f\x8b\x08\x00\x00", "bad.json is empty"),
     ],
-    ids=["empty", "text", "other", "odd", "deep", "bomb", "stump"],
+    ids=["empty", "text", "other", "odd", "no events", "deep events", "deep", "bomb", "stump"],
 )
 def test_one_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "bad.json").write_bytes(content)
@@ -31,6 +34,20 @@ def test_one_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, p
     assert (answer.code, answer.stdout) == (1, "")
     assert answer.stderr.startswith(f"perfscope: {problem}")
     assert len(answer.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("layout", [kineto, compact])
+def test_an_event_that_is_nested_too_deeply_is_told_and_left_out(tmp_path: Path, layout: Callable[..., str]) -> None:
+    deep = kernel("deep", 20, 30, nested="@deep@")
+    path = write(
+        tmp_path / "rank0.json", [kernel("gemm", 0, 10), deep, kernel("gemm", 40, 50)], layout, **distributed(0)
+    )
+    path.write_text(path.read_text().replace('"@deep@"', "[" * 10_000 + "]" * 10_000))
+    answer = perfscope("analyze", "--only", "breakdown", "--format", "json", "rank0.json", cwd=tmp_path)
+    assert answer.code == 4
+    assert answer.stderr == "perfscope: warning: rank0.json: 1 of its events cannot be read and are left out\n"
+    (entry,) = json.loads(answer.stdout)["results"]["breakdown"]["ranks"]
+    assert (entry["device_events"], entry["compute_us"], entry["damaged"]) == (2, 0.02, True)
 
 
 def test_a_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:

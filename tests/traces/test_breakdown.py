@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import breakdown
+from perfscope.analyzers import breakdown, idle
 from perfscope.errors import MissingInput
 from perfscope.sources.trace import read_trace
 from tests.traces.making import Event, call, copy, distributed, kernel, step, write
@@ -115,6 +115,14 @@ def test_devices_of_one_process_are_told_apart(tmp_path: Path) -> None:
     assert [(entry["rank"], entry["device"], entry["window_us"]) for entry in found] == [(0, 0, 0.1), (0, 1, 0.3)]
 
 
+def test_people_are_told_the_device_where_a_process_drives_several(tmp_path: Path) -> None:
+    events = [kernel("gemm", 0, 100), kernel("gemm", 20, 100, device=1), kernel("gemm", 300, 400, device=1)]
+    trace = read_trace(write(tmp_path / "rank3.json", events))
+    for analyzer in (breakdown, idle):
+        section = analyzer.analyze([analyzer.measure(trace)]).sections()[0]
+        assert [row[0] for row in section.rows[:2]] == ["3 device 0", "3 device 1"]
+
+
 def test_windows_of_one_rank_are_added_and_copies_of_one_are_not(tmp_path: Path) -> None:
     def measured(name: str, start: int) -> Any:
         path = write(tmp_path / name, [kernel("gemm", start, start + 100)], **distributed(0))
@@ -124,6 +132,32 @@ def test_windows_of_one_rank_are_added_and_copies_of_one_are_not(tmp_path: Path)
     (entry,) = breakdown.analyze([later, first]).ranks
     assert (entry.total.window, entry.events) == (200, 2)
     assert len(breakdown.analyze([first, double]).ranks) == 2
+
+
+def test_two_runs_of_one_rank_stay_apart_and_are_told(tmp_path: Path) -> None:
+    def measured(name: str, start: int, process: int) -> Any:
+        launch = call("cudaLaunchKernel", start, start + 1, launch=1, pid=process)
+        path = write(tmp_path / name, [launch, kernel("gemm", start, start + 100, launch=1)], **distributed(0))
+        return breakdown.measure(read_trace(path))
+
+    windows = [measured("a.json", 0, 41), measured("c.json", 900, 41)]
+    other_run = [measured("b.json", 500, 57), measured("d.json", 1500, 57)]
+    found = breakdown.analyze([*windows, *other_run])
+    assert [(rank.process, rank.total.window, rank.events) for rank in found.ranks] == [(41, 200, 2), (57, 200, 2)]
+    assert any(note.startswith("Rank 0: traces of several processes") for note in found.notes)
+    assert not any("several processes" in note for note in breakdown.analyze(windows).notes)
+
+
+def test_the_hosts_time_of_a_step_stands_beside_the_devices(tmp_path: Path) -> None:
+    """The host is in the step for 100 ns, its kernel runs for 250 ns: the step is bound by the device."""
+    entry = only(
+        tmp_path,
+        step(1, 0, 100),
+        call("cudaLaunchKernel", 90, 95, launch=1),
+        kernel("late", 150, 400, launch=1),
+    )
+    (found,) = entry["steps"]
+    assert (found["host_us"], found["window_us"]) == (0.1, 0.25)
 
 
 def test_a_marker_on_the_device_or_a_synchronisation_is_no_work(tmp_path: Path) -> None:

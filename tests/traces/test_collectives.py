@@ -277,3 +277,28 @@ def test_two_windows_of_a_rank_are_one_sequence(tmp_path: Path) -> None:
             partials.append(collectives.measure(read_trace(path)) or ())
     (found,) = collectives.analyze(partials).operations
     assert (found.calls, found.wait) == (2, 20 * US)
+
+
+def test_collectives_of_two_runs_are_matched_each_among_its_own(tmp_path: Path) -> None:
+    """In the first run rank 1 comes 10 us later, in the second one rank 0 comes 30 us later; process ids differ."""
+    partials = []
+    for rank, process, start in ((0, 41, 1000), (1, 42, 1010), (0, 57, 5030), (1, 58, 5000)):
+        end = 1050 if start < 5000 else 5090
+        launch = call("cudaLaunchKernel", start * US - 5, start * US - 4, launch=1, pid=process)
+        path = write(
+            tmp_path / f"{rank}-{process}.json",
+            [launch, made("allreduce", start, end, launch=1)],
+            **distributed(rank, 2, [WORLD]),
+        )
+        partials.append(collectives.measure(read_trace(path)) or ())
+    (found,) = collectives.analyze(partials).operations
+    assert (found.calls, found.wait) == (2, 40 * US)
+    groups = stragglers.analyze(partials).groups
+    assert sorted(group.slowest.rank for group in groups) == [0, 1]
+
+
+def test_devices_of_one_process_wait_for_each_other_like_ranks(tmp_path: Path) -> None:
+    """Device 1 comes 10 us later than device 0 of the same process."""
+    events = [made("allreduce", 1000, 1050), made("allreduce", 1010, 1050, device=1)]
+    (found,) = operations(tmp_path, events)
+    assert (found["ranks_seen"], found["calls"], found["wait_us"]) == (2, 1, 10)

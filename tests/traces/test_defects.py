@@ -12,6 +12,8 @@ import pytest
 from perfscope.analyzers import breakdown
 from perfscope.engine import Analysis, analyze
 from perfscope.sources.trace import read_trace
+from perfscope.tables.trace import frame
+from tests.conftest import ROOT
 from tests.traces.making import Event, call, compact, copy, distributed, kernel, step, write
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -91,6 +93,15 @@ def test_without_communication_overlap_is_absent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["void SyncBatchNormKernel<float>(float*)", "void gemm_with_dma_prefetch(float*)"])
 def test_sync_and_dma_in_a_name_do_not_make_it_something_else(tmp_path: Path, name: str) -> None:
     assert only(tmp_path, kernel(name, 0, 100))["compute_us"] == 0.1
+
+
+def test_tables_are_frames_of_the_pandas_that_is_installed() -> None:
+    """A tool that packs its columns into narrow types by hand fails to load on pandas 3."""
+    trace = read_trace(ROOT / "fixtures" / "traces" / "ddp4" / "rank0.pt.trace.json.gz")
+    table = frame(trace, trace.device)
+    assert len(table) == len(trace.device)
+    assert int(table["duration_ns"].sum()) == int(trace.device.duration_ns.sum())
+    assert table["name"].str.contains("nccl").any()
 
 
 def test_a_copy_of_hip_is_a_copy(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import kernels, overlap
+from perfscope.analyzers import kernels, overlap, pipeline_bubble
 from perfscope.kernel_classes import classify, classify_copy, short_name
+from perfscope.pipeline.marks import marks_in
 from perfscope.process_groups import role_of
 from perfscope.sources.trace import read_trace
 from perfscope.tables.trace import Work
@@ -92,6 +93,7 @@ def test_metadata_is_believed_before_names(tmp_path: Path) -> None:
         ("TENSOR_MODEL_PARALLEL_GROUP", "TP"),
         ("PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
         ("EMBEDDING_GROUP", "PP"),
+        ("MODEL_PARALLEL_GROUP", "MP"),
         ("DATA_PARALLEL_GROUP_WITH_CP", "DP"),
         ("EXPERT_DATA_PARALLEL_GROUP", "DP"),
         ("CONTEXT_PARALLEL_GROUP", "CP"),
@@ -175,3 +177,14 @@ def test_names_are_shortened_for_tables_only() -> None:
     assert short_name("x" * 100) == "x" * 57 + "..."
     assert short_name("odd)") == "odd)"
     assert short_name("") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PP:2F3", "Forward 3", "perfscope: forward 1 stage 0 device 0 of 4", "ncclDevKernel_SendRecv(ncclDevKernelArgs)"],
+)
+def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> None:
+    """What measures pipelines is imported for such traces alone; whatever it knows must therefore be noticed."""
+    assert marks_in((name,)) or "SendRecv" in name
+    assert pipeline_bubble._SPEAKS_OF_A_PIPELINE.search(name)
+    assert not pipeline_bubble._SPEAKS_OF_A_PIPELINE.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")

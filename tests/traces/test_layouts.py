@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.sources import inflate, trace
-from perfscope.sources.scan import DoesNotFit
+from perfscope.sources.ahead import Pace
+from perfscope.sources.records import KIND
+from perfscope.sources.scan import _TELLING_LETTERS, DoesNotFit
 from perfscope.sources.trace import read_trace
-from perfscope.tables.trace import ALL_EVENTS, Trace
+from perfscope.tables.trace import ALL_EVENTS, Events, Trace
 from tests.conftest import ROOT
 from tests.traces.making import (
     LAYOUTS,
@@ -42,9 +44,9 @@ def parsed(path: Path) -> Trace:
     return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), trace.RANK_IN_NAME)
 
 
-def scanned(path: Path) -> Trace:
+def scanned(path: Path, pace: Pace = Pace.IN_TURN) -> Trace:
     """What scanning gives; an error where the layout does not fit."""
-    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS), trace.RANK_IN_NAME)
+    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), trace.RANK_IN_NAME)
 
 
 def rows(one: Trace) -> dict[str, list[tuple[Any, ...]]]:
@@ -70,7 +72,7 @@ def same(one: Trace, other: Trace) -> bool:
     "path", sorted(FIXTURES.rglob("*.json.gz")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
 def test_real_traces_are_scanned_and_lose_nothing(path: Path) -> None:
-    assert same(scanned(path), parsed(path))
+    assert all(same(scanned(path, pace), parsed(path)) for pace in Pace)
 
 
 def test_traces_are_scanned_piece_by_piece_wherever_the_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +173,14 @@ def test_metadata_may_come_after_the_events(tmp_path: Path) -> None:
     path.write_text(in_microseconds(compact(content)))
     found = read_trace(path)
     assert (found.rank, found.world_size, found.base_ns, len(found.device)) == (3, 8, 5, 4)
+
+
+def test_the_telling_letters_of_a_category_tell_its_kind() -> None:
+    """The scanner sorts events by two letters of their category: no two kinds may share them."""
+    kinds: dict[tuple[str, ...], set[Events]] = {}
+    for name, kind in KIND.items():
+        kinds.setdefault(tuple(f'{name}"'[place] for place in _TELLING_LETTERS), set()).add(kind)
+    assert all(len(kind) == 1 for kind in kinds.values())
 
 
 def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:

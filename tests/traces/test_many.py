@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.many_traces import copies
 from perfscope.engine import Analysis, Plan, analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.measuring import Measured, Task, measure
@@ -51,15 +52,28 @@ def told(*arguments: str | Path, cwd: Path) -> str:
     return answer.stdout
 
 
-def test_all_engines_give_the_same_bytes(tmp_path: Path) -> None:
+def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="dask is an extra")
-    shutil.copytree(FIXTURES / "ddp4", tmp_path / "traces")
+    copies(tmp_path / "traces", 8, cut=4)
     answers = {
         engine: told("--engine", engine, "--workers", "2", "traces", cwd=tmp_path)
         for engine in ("serial", "process", "dask")
     }
     assert answers["serial"] == answers["process"] == answers["dask"]
-    assert len(json.loads(answers["serial"])["results"]["breakdown"]["ranks"]) == 2
+    document = json.loads(answers["serial"])
+    ranks = document["results"]["breakdown"]["ranks"]
+    assert [(entry["rank"], entry["damaged"]) for entry in ranks] == [(rank, rank == 4) for rank in range(8)]
+    assert any("rank00004.pt.trace.json.gz: its gzip stream is cut off" in line for line in document["warnings"])
+    assert document["results"]["collectives"]["operations"][0]["group_size"] == 8
+
+
+def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> None:
+    distributed_ = pytest.importorskip("distributed", reason="dask is an extra")
+    (tmp_path / "traces").mkdir()
+    job(tmp_path / "traces", 3)
+    with distributed_.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
+    assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
 
 def breaks_on(victim: str, marks: Path, path: str) -> Measured:
@@ -280,7 +294,9 @@ def test_a_hundred_copies_with_one_cut_short_on_dask(tmp_path: Path) -> None:
     answer = perfscope("analyze", "--engine", "dask", "--workers", "2", "--format", "json", "traces", cwd=tmp_path)
     assert answer.code == 4
     document = json.loads(answer.stdout)
-    assert len(document["results"]["breakdown"]["ranks"]) in (99, 100)
+    found = document["results"]["breakdown"]["ranks"]
+    assert [entry["rank"] for entry in found if entry["damaged"]] == [50]
+    assert len(found) == 100
     assert any("rank050.json.gz" in line for line in document["warnings"])
 
 

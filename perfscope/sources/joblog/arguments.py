@@ -40,6 +40,7 @@ _DEEPSPEED = {
     b"gradient_accumulation_steps": "gas",
     b"zero_optimization_stage": "zero_stage",
     b"steps_per_print": "steps_per_print",
+    b"world_size": "dp",
 }
 _BANNER = {
     b"data-parallel": "dp",
@@ -60,6 +61,8 @@ def _argument(draft: Draft, hit: Hit) -> None:
     draft.evidence["arguments"] += 1
     if name in _ARGUMENTS:
         draft.note_number(_ARGUMENTS[name], value, "arguments")
+    elif name == b"deepspeed" and value == b"False":
+        draft.scratch["without deepspeed"] = True
     elif name in _DTYPES and value == b"True":
         draft.note("precision", _DTYPES[name], "arguments")
     elif name == b"checkpoint_activations":

@@ -1,13 +1,16 @@
 """DeepSpeed's own lines, from 0.3 to today: throughput, pipeline, step and launch lines.
 
 ``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is a mean from the third step on, not the speed of the
-moment; the speed since the line before is worked out of two such means. It counts samples of the whole job. With
-gradient accumulation some versions count micro-steps, so the figure is compared with every other source in the log.
+moment; the speed since the line before is worked out of two such means. Lines that jump about as no mean does are taken
+as they are. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so the
+figure is compared with every other source in the log.
 """
 
 from __future__ import annotations
 
 import re
+
+import numpy as np
 
 from perfscope.sources.joblog.draft import NS_PER_S, Draft, Hit, Rule, label_of, mention, number
 from perfscope.sources.joblog.series import Record
@@ -21,6 +24,9 @@ _UNTIMED_STEPS = 2
 _HALF_A_MS = 0.0005
 _SURE = 0.4
 _MEANS = "means of SamplesPerSec"
+_AS_PRINTED = "SamplesPerSec as it is printed"
+_FEWEST_LINES = 12
+_SETTLED = 0.6
 
 
 def _samples_per_second(draft: Draft, hit: Hit) -> None:
@@ -30,9 +36,11 @@ def _samples_per_second(draft: Draft, hit: Hit) -> None:
     if mean is None or mean <= 0:
         draft.unreadable += 1
         return
+    label = label_of(hit.text, hit.line)
     if now is None:
+        draft.of(_AS_PRINTED).add(Record(iteration=step, samples_per_s=mean), label)
         now = _since_last(draft, step, mean) if hit["epoch"] in (b"", b"0") else mean
-    draft.of(THROUGHPUT).add(Record(iteration=step, samples_per_s=now), label_of(hit.text, hit.line))
+    draft.of(THROUGHPUT).add(Record(iteration=step, samples_per_s=now), label)
 
 
 def _since_last(draft: Draft, step: int, mean: float) -> float:
@@ -44,6 +52,19 @@ def _since_last(draft: Draft, step: int, mean: float) -> float:
     before, mean_before = known
     spent = (step - _UNTIMED_STEPS) / mean - max(before - _UNTIMED_STEPS, 0) / mean_before
     return (step - before) / spent if spent > 0 else mean
+
+
+def close(draft: Draft) -> None:
+    """Decide whether the lines are running means: those move ever less, as one step is ever less of them."""
+    printed = draft.series.pop(_AS_PRINTED, None)
+    if printed is None or len(printed) < _FEWEST_LINES:
+        return
+    speeds = printed.iterations(1).samples_per_s.compressed()
+    moves = np.abs(np.diff(speeds))
+    third = len(moves) // 3
+    early, late = float(moves[:third].mean()), float(moves[-third:].mean())
+    if late > _SETTLED * early:
+        draft.series[THROUGHPUT] = printed
 
 
 def _pipeline(draft: Draft, hit: Hit) -> None:

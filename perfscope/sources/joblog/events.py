@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from perfscope.sources.joblog.draft import GIB, MIB, NS_PER_MS, Draft, Hit, Rule, ending, number
 from perfscope.tables.joblog import Disturbance, Save
 
 _SAVING = "saving since"
+_RANKS = 1 << 16
+_RANK = re.compile(rb" rank +\d+: ([\d.]+)")
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": 1024, b"bytes": 1, b"MB": MIB, b"GB": GIB}
 
 
@@ -21,18 +24,34 @@ def _saving(draft: Draft, hit: Hit) -> None:
     draft.disturb(Disturbance.SAVE)
     iteration = number(hit[1])
     draft.save(Save(None if iteration is None else int(iteration), None, None, _path(hit[2])))
-    draft.scratch[_SAVING] = hit.timestamp_ns
+    if hit.timestamp_ns is not None:
+        _begun(draft)[len(draft.saves) - 1] = hit.timestamp_ns
 
 
 def _saved(draft: Draft, hit: Hit) -> None:
-    begun, ended = draft.scratch.pop(_SAVING, None), hit.timestamp_ns
-    if isinstance(begun, int) and ended is not None and ended >= begun:
+    """``successfully saved checkpoint from iteration 10``: a later save may have begun since."""
+    iteration, ended = number(hit[1]), hit.timestamp_ns
+    place = next((place for place, save in enumerate(draft.saves) if save.iteration == iteration), len(draft.saves) - 1)
+    begun = _begun(draft).pop(place, None)
+    if begun is None or ended is None or ended < begun:
+        return
+    if draft.saves[place].asynchronous:
+        draft.saves[place] = replace(draft.saves[place], drained_ns=ended - begun)
+    elif place == len(draft.saves) - 1:
         draft.time_last_save(ended - begun, "timestamps")
 
 
+def _begun(draft: Draft) -> dict[int, int]:
+    """When each save began that has not ended, by its place in the list."""
+    begun = draft.scratch.setdefault(_SAVING, {})
+    assert isinstance(begun, dict)
+    return begun
+
+
 def _save_timer(draft: Draft, hit: Hit) -> None:
-    """The slowest rank's time: the second of a pair (min, max)."""
-    slowest = number(hit["slowest"] or hit["only"])
+    """The slowest rank's time: the second of a pair (min, max), the only one, or the largest of a line a rank."""
+    ranks = [number(text) for text in _RANK.findall(hit["ranks"])]
+    slowest = max((time for time in ranks if time is not None), default=number(hit["slowest"] or hit["only"]))
     if slowest is not None and slowest > 0:
         draft.time_last_save(round(slowest * NS_PER_MS), "timer")
 
@@ -47,27 +66,25 @@ def _deepspeed_saving(draft: Draft, hit: Hit) -> None:
     same = draft.saves and iteration is not None and draft.saves[-1].iteration == iteration
     if not same:
         draft.save(Save(iteration, None, None, _path(path)))
-        draft.scratch[_SAVING] = begun
+        if begun is not None:
+            _begun(draft)[len(draft.saves) - 1] = begun
         draft.disturb(Disturbance.SAVE)
 
 
 def _deepspeed_saved(draft: Draft, hit: Hit) -> None:
-    begun, ended = draft.scratch.get(_SAVING), hit.timestamp_ns
-    if isinstance(begun, int) and ended is not None and ended >= begun and draft.saves:
+    begun, ended = _begun(draft).get(len(draft.saves) - 1), hit.timestamp_ns
+    if begun is not None and ended is not None and ended >= begun:
         draft.time_last_save(ended - begun, "timestamps")
 
 
-def _titan_saved(draft: Draft, hit: Hit) -> None:
-    seconds = number(hit[1])
-    if seconds is not None:
-        draft.save(Save(None, round(seconds * 10**9), "timer", None, asynchronous=b"staging" in hit[0]))
-        draft.disturb(Disturbance.SAVE)
-
-
-def _asynchronous(draft: Draft, _hit: Hit) -> None:
-    if draft.saves:
-        last = draft.saves[-1]
-        draft.saves[-1] = Save(last.iteration, last.wall_ns, last.source, last.path, asynchronous=True)
+def _asynchronous(draft: Draft, hit: Hit) -> None:
+    """``scheduled an async checkpoint save``: from here on training goes on."""
+    if not draft.saves:
+        return
+    draft.saves[-1] = replace(draft.saves[-1], asynchronous=True)
+    begun, scheduled = _begun(draft).get(len(draft.saves) - 1), hit.timestamp_ns
+    if begun is not None and scheduled is not None and scheduled >= begun:
+        draft.time_last_save(scheduled - begun, "timestamps")
 
 
 def _evaluation(draft: Draft, _hit: Hit) -> None:
@@ -120,16 +137,23 @@ RULES = (
         re.compile(rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?"),
         _saving,
     ),
-    Rule(b"successfully saved checkpoint", re.compile(rb"successfully saved checkpoint"), _saved),
+    Rule(
+        b"successfully saved checkpoint",
+        re.compile(rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?"),
+        _saved,
+    ),
     Rule(
         b"save-checkpoint",
-        re.compile(rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+))"),
+        re.compile(
+            rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
+            rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))"
+        ),
         _save_timer,
+        reach=_RANKS,
     ),
     Rule(b"an async checkpoint save", re.compile(rb"scheduled an async checkpoint save"), _asynchronous),
     Rule(b"Saving model checkpoint:", re.compile(rb"Saving model checkpoint: (\S+)"), _deepspeed_saving),
     Rule(b"[Torch] Saved ", re.compile(rb"\[Torch\] Saved (\S+)"), _deepspeed_saved),
-    Rule(b"heckpoint in ", re.compile(rb"(?:saving|staging)[^\n]* checkpoint in ([\d.]+) seconds"), _titan_saved),
     Rule(b"validation loss at ", re.compile(rb"validation loss at (?:iteration )?"), _evaluation),
     Rule(b"validation results at ", re.compile(rb"validation results at iteration"), _evaluation),
     Rule(

@@ -15,6 +15,7 @@ from perfscope.sources.joblog import (
     oneflow,
     timers,
     torchtitan,
+    torchtune,
 )
 from perfscope.sources.joblog.draft import GIB, NS_PER_S, Draft
 from perfscope.sources.joblog.names import read_name
@@ -31,6 +32,7 @@ _SOURCES = {
     oneflow.LATENCY: "oneflow",
     oneflow.STAMPS: "oneflow",
     torchtitan.SOURCE: "torchtitan",
+    torchtune.SOURCE: "torchtune",
     hf_trainer.RUN: "hf-trainer",
     hf_trainer.BAR: "hf-trainer",
     deepspeed.THROUGHPUT: "deepspeed",
@@ -39,6 +41,7 @@ _SOURCES = {
 }
 #: Where micro-steps may have been counted, DeepSpeed's throughput is the last resort.
 _DOUBTFUL = deepspeed.THROUGHPUT
+_ALIKE = 0.25
 _EVIDENCE = ("torchtitan", "gluon-nlp", "nemo", "composer", "oneflow", "hf-trainer")
 
 
@@ -50,6 +53,8 @@ def finish(draft: Draft, path: Path) -> JobLog:
     total_of_records = draft.scratch.get("train iterations")
     if isinstance(total_of_records, int):
         draft.note("train_iterations", total_of_records, "records")
+    if draft.scratch.get("without deepspeed"):
+        draft.forget("zero_stage")  # an argument that nothing heeds
     _note_shards(draft)
     _note_trainer(draft)
     _note_total_memory(draft)
@@ -90,7 +95,9 @@ def _note_shards(draft: Draft) -> None:
 
 
 def _note_trainer(draft: Draft) -> None:
-    """Hugging Face's run time as one record: a mean over all steps."""
+    """Hugging Face's run time as one record: a mean over all steps; its data parallel is all that it knows."""
+    if draft.evidence["hf-trainer"]:
+        _note_replicas(draft)
     runtime, examples_per_s = draft.scratch.get("hf runtime_s"), draft.scratch.get("hf samples_per_s")
     if not isinstance(runtime, float):
         return
@@ -100,9 +107,21 @@ def _note_trainer(draft: Draft) -> None:
         draft.remark("steps-unknown", "train_runtime is known, the number of steps is not: no step time")
         return
     loss = draft.scratch.get("last loss")
+    first = draft.scratch.get("first loss")
+    if isinstance(first, float):
+        draft.note("first_loss", first, "records")
     record = Record(steps, round(runtime / steps * NS_PER_S), samples_per_s=speed)
     record.loss = loss if isinstance(loss, float) else None
     draft.of(hf_trainer.RUN).add(record)
+
+
+def _note_replicas(draft: Draft) -> None:
+    batch, micro, accumulated = (draft.number(name) for name in ("gbs", "mbs", "gas"))
+    if batch and micro and accumulated and batch % (micro * accumulated) == 0:
+        replicas = batch // (micro * accumulated)
+        draft.note("dp", replicas, "records")
+        if not draft.has("tp") and not draft.has("pp"):
+            draft.note("gpus", replicas, "records")
 
 
 def _steps_of_bar(draft: Draft) -> int | None:
@@ -128,25 +147,44 @@ def _note_total_memory(draft: Draft) -> None:
         draft.see_memory(total=total[0].value * GIB)
 
 
+def _batch(draft: Draft) -> int | None:
+    """Global batch; of micro-batches without a word on accumulation, one."""
+    whole, micro = draft.number("gbs"), draft.number("mbs")
+    if whole is not None or micro is None:
+        return whole
+    gpus, tensor, pipeline = draft.number("gpus"), draft.number("tp") or 1, draft.number("pp") or 1
+    replicas = draft.number("dp") or (gpus // (tensor * pipeline) if gpus else None)
+    return micro * replicas * (draft.number("gas") or 1) if replicas else None
+
+
 def _best(draft: Draft) -> str | None:
-    batch = draft.number("gbs")
+    batch = _batch(draft)
     if batch is not None and deepspeed.THROUGHPUT in draft.series:
         draft.series[deepspeed.THROUGHPUT].time_by(batch)
     timed = [source for source in _SOURCES if source in draft.series and draft.series[source].median_ns() is not None]
     if "hf-trainer" not in draft.evidence:
         timed = [source for source in timed if source != hf_trainer.BAR]
-    if _DOUBTFUL in timed and draft.number("gas") != 1 and timed[-1] != _DOUBTFUL:
-        timed.remove(_DOUBTFUL)
+    if _DOUBTFUL in timed and draft.number("gas") != 1 and timed != [_DOUBTFUL] and not _confirmed(draft, timed):
+        timed = [*(source for source in timed if source != _DOUBTFUL), _DOUBTFUL]
     if timed:
         return timed[0]
     return next((source for source in _SOURCES if source in draft.series and len(draft.series[source])), None)
+
+
+def _confirmed(draft: Draft, timed: list[str]) -> bool:
+    """Whether another source gives about the same time: what is doubted is a factor of the accumulation steps."""
+    doubtful = draft.series[_DOUBTFUL].median_ns() or 0
+    others = [draft.series[source].median_ns() or 0 for source in timed if source != _DOUBTFUL]
+    return any(abs(other - doubtful) <= _ALIKE * doubtful for other in others)
 
 
 def _interval(draft: Draft, source: str | None, series: Series) -> int:
     if source == hf_trainer.RUN:
         return series.last or 1
     stated = draft.number("log_interval") if source == megatron.SOURCE else None
-    return stated or series.interval()
+    if stated is None or series.has_intervals:
+        return min(stated or series.interval(), series.interval())
+    return stated
 
 
 def _others(draft: Draft, chosen: str | None) -> tuple[Other, ...]:

@@ -23,6 +23,8 @@ _START = {
     b"Gradient Accumulation steps": "gas",
     b"Total optimization steps": "train_iterations",
 }
+_GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
+_SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _FINAL = {b"train_runtime": "runtime", b"train_samples_per_second": "samples", b"train_steps_per_second": "steps"}
 _DICTIONARY = 500
@@ -37,6 +39,23 @@ def _begin(draft: Draft, _hit: Hit) -> None:
 def _fact(draft: Draft, hit: Hit) -> None:
     draft.evidence["hf-trainer"] += 1
     draft.note_number(_START[hit[1]], hit[2], "log")
+
+
+def _overridden(draft: Draft, hit: Hit) -> None:
+    """``Overriding config: n_embd=7168,n_layer=40,n_positions=1024``: GPT-2 in another size; its length is the most."""
+    draft.evidence["hf-trainer"] += 1
+    for name, value in _SETTING.findall(hit[1]):
+        if name in _GPT2:
+            draft.note_number(_GPT2[name], value, "log")
+        elif name == b"gradient_checkpointing":
+            draft.note("checkpointing", "full" if value.lower() == b"true" else "none", "log")
+    vocabulary = draft.scratch.get("hf vocabulary")
+    if isinstance(vocabulary, int):
+        draft.note("vocab", vocabulary, "log")
+
+
+def _vocabulary(draft: Draft, hit: Hit) -> None:
+    draft.scratch["hf vocabulary"] = int(hit[1])
 
 
 def _bar(draft: Draft, hit: Hit) -> None:
@@ -93,6 +112,8 @@ def _finish(draft: Draft, runtime: float | None, samples: float | None, steps: f
 RULES = (
     Rule(b"***** Running training *****", re.compile(rb"\*{5} Running training \*{5}"), _begin),
     *(Rule(anchor, re.compile(rb"(" + re.escape(anchor) + rb")[^=\n]*= ([\d,]+)"), _fact) for anchor in _START),
+    Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _overridden),
+    Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _vocabulary),
     Rule(
         b"it/s",
         re.compile(

@@ -4,9 +4,10 @@ One line, cells between bars::
 
     iteration   10/  1000 | consumed samples:  40 | elapsed time per iteration (ms): 5837.9 | ...
 
-The time is the mean over ``log_interval`` iterations. Cells come and go with the version; the unit has been ms and s;
-a forerunner of one version printed ``samples per second`` a thousand times too small. A record may be glued to another
-one, broken over lines, or cut off.
+The time is the mean over ``log_interval`` iterations. A version that dates its lines prints the first iteration of a
+start by itself and counts it again in the mean of the next line. Cells come and go with the version; the unit has been
+ms and s; a forerunner of one version printed ``samples per second`` a thousand times too small. A record may be glued
+to another one, broken over lines, or cut off.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def add(draft: Draft, hit: Hit) -> None:
         draft.unreadable += 1
         return
     series = draft.of(SOURCE)
-    series.clock_runs_on = b"[" not in before or _STAMPED.search(before) is None
+    stamped = b"[" in before and _STAMPED.search(before) is not None
+    series.clock_runs_on, series.starts_over = not stamped, stamped
     if series.add(record, label_of(hit.text, hit.line) if before.strip() else None):
         draft.scratch["train iterations"] = int(hit[2])
 
@@ -163,6 +165,8 @@ def _fill(draft: Draft, record: Record, key: bytes, text: bytes) -> None:
     if key in _TIMES:
         record.wall_ns = round(value * _TIMES[key]) if value > 0 else None
     elif key in _FLOATS:
+        if key == b"samplespersecond":
+            draft.evidence["deepspeed"] += 1  # Megatron-LM itself never printed it
         if key != b"lossscale" or value > 0:
             setattr(record, _FLOATS[key], value)
     elif key in _COUNTS:

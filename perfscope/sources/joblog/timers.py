@@ -1,8 +1,9 @@
 """Timer lines: which part of an iteration took how long.
 
 Megatron prints one line of all timers of one rank (2021), or a line a timer with the minimum and maximum over ranks
-(today). DeepSpeed prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so
-that only ``fwd + bwd + step`` is a sum. At a step of its FLOPs profiler a value can be negative.
+(today; ``--timing-log-option`` also knows a line a timer with the maximum, and a line a rank). DeepSpeed prints
+micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so that only
+``fwd + bwd + step`` is a sum. At a step of its FLOPs profiler a value can be negative.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ _CELL = re.compile(rb"([\w/-]+): *(-?[\d.]+)")
 _SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
 _SAVE = b"save-checkpoint"
 _ENOUGH = 20_000
+_RANKS = 1 << 18
+_RANK = re.compile(rb" rank +\d+: ([\d.]+)\s*$")
+_NAME = re.compile(rb"  ([\w/-]+):\s*$")
 
 
 def _line(draft: Draft, hit: Hit) -> None:
@@ -42,6 +46,23 @@ def _pair(draft: Draft, hit: Hit) -> None:
     _part(draft, hit[1], number(hit[2]))
 
 
+def _ranks(draft: Draft, hit: Hit) -> None:
+    """A line a timer, and below it a line a rank."""
+    slowest: dict[bytes, float] = {}
+    name = b""
+    for line in hit[0].split(b"\n")[1:]:
+        rank, heading = _RANK.search(line), _NAME.search(line)
+        time = number(rank[1]) if rank else None
+        if time is not None and name:
+            slowest[name] = max(time, slowest.get(name, 0.0))
+        elif heading:
+            name = heading[1]
+        else:
+            break
+    for timer, time in slowest.items():
+        _part(draft, timer, time)
+
+
 def _part(draft: Draft, name: bytes, value: float | None) -> None:
     if value is None or name == _SAVE:
         return
@@ -54,5 +75,11 @@ def _part(draft: Draft, name: bytes, value: float | None) -> None:
 
 RULES = (
     Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]*)"), _line),
-    Rule(b"..: (", re.compile(rb"\s{2,4}([\w/-]+) \.{2,}: \([\d.]+, *([\d.]+)\)"), _pair),
+    Rule(b"..: ", re.compile(rb"\s{2,4}([\w/-]+) \.{2,}: (?:\([\d.]+, *)?([\d.]+)\)?\s*$", re.MULTILINE), _pair),
+    Rule(
+        b"times across ranks (ms):",
+        re.compile(rb"times across ranks \(ms\):(?:\n[^\n]{1,120})*"),
+        _ranks,
+        reach=_RANKS,
+    ),
 )

@@ -1,0 +1,111 @@
+"""The training commands of the pipeline benchmark: torch.distributed.pipelining, DeepSpeed and Megatron-core.
+
+Megatron's training script is not part of its wheel; ``--megatron`` names the folder of a checkout that holds
+``pretrain_gpt.py``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOADS = ROOT / "perfscope" / "workloads"
+STEPS = 16
+LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len": 1024, "micro-batch": 4}
+TINY = {"layers": 8, "hidden": 64, "heads": 2, "vocabulary": 256, "seq-len": 64, "micro-batch": 2}
+_MEGATRON_ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
+_MEGATRON_WARMUP = 3
+#: Plain kernels of torch, so that no extension has to be built; data are made up.
+_MEGATRON_WORDS = (
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --lr 1e-4 --bf16 --transformer-impl local "
+    "--no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
+    "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend unfused --log-interval 1 --log-throughput "
+    "--eval-iters 0 --eval-interval 1000 --split 100,0,0 --ckpt-format torch"
+)
+
+
+class Framework(StrEnum):
+    """What trains the pipeline."""
+
+    TORCH = "torch"
+    DEEPSPEED = "deepspeed"
+    MEGATRON = "megatron"
+
+
+#: What else each framework is run with, at one number of micro-batches.
+OTHER_SCHEDULES = {
+    Framework.TORCH: ("gpipe", "interleaved", "zb-h1", "zbv"),
+    Framework.DEEPSPEED: (),
+    Framework.MEGATRON: ("interleaved",),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One training run: its framework, schedule and micro-batches, on how many ranks, and the model's size.
+
+    Attributes:
+        scripts: The folder of Megatron's ``pretrain_gpt.py``.
+    """
+
+    framework: Framework
+    schedule: str
+    microbatches: int
+    ranks: int
+    size: Mapping[str, int]
+    scripts: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What the run's folder is called."""
+        return f"{self.framework}_{self.schedule}_m{self.microbatches}"
+
+    def command(self) -> list[str]:
+        """The training command, for subprocess."""
+        if self.framework is Framework.MEGATRON:
+            return [*self._torchrun(), *self._megatron()]
+        words = [f"--{name}={value}" for name, value in self.size.items()]
+        words += [f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
+        if self.framework is Framework.DEEPSPEED:
+            script = str(WORKLOADS / "gpt_deepspeed_pipeline.py")
+            return [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(self.ranks), script, *words]
+        return [*self._torchrun(), str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
+
+    def median_step_ms(self, printed: str) -> float:
+        """The median step of an undisturbed run, as the training script itself printed it.
+
+        Raises:
+            ValueError: It printed none.
+        """
+        if self.framework is Framework.MEGATRON:
+            steps = sorted(float(text) for text in _MEGATRON_ITERATION.findall(printed)[_MEGATRON_WARMUP:])
+            if steps:
+                return steps[len(steps) // 2]
+        elif match := re.search(r"median step ([\d.]+) ms", printed):
+            return float(match[1])
+        raise ValueError(f"{self.name} printed no time of a step")
+
+    def _torchrun(self) -> list[str]:
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+
+    def _megatron(self) -> list[str]:
+        if self.scripts is None:
+            raise SystemExit("--megatron is needed: the folder that holds pretrain_gpt.py")
+        size = self.size
+        chunks = ["--num-layers-per-virtual-pipeline-stage", str(size["layers"] // self.ranks // 2)]
+        return [
+            str(self.scripts / "pretrain_gpt.py"),
+            *_MEGATRON_WORDS.split(),
+            *("--num-layers", str(size["layers"]), "--hidden-size", str(size["hidden"])),
+            *("--num-attention-heads", str(size["heads"]), "--seq-length", str(size["seq-len"])),
+            *("--max-position-embeddings", str(size["seq-len"]), "--train-iters", str(STEPS)),
+            *("--micro-batch-size", str(size["micro-batch"])),
+            *("--global-batch-size", str(size["micro-batch"] * self.microbatches)),
+            *("--pipeline-model-parallel-size", str(self.ranks)),
+            *(chunks if self.schedule == "interleaved" else []),
+        ]

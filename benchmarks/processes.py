@@ -1,0 +1,119 @@
+"""A command as a fresh process, and what it cost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_LONGEST_COMPLAINT = 160
+
+
+@dataclass
+class Tool:
+    """One command to measure.
+
+    Attributes:
+        name: What tables call it.
+        command: What runs.
+        problem: Why it cannot run; empty where it can.
+        wall_s: Wall time of each round.
+        cpu_s: Processor time of each round, of the process and all that it waited for.
+        peak_mb: Peak resident memory of its largest process in each round, in 10**6 bytes.
+    """
+
+    name: str
+    command: Sequence[str]
+    problem: str = ""
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    peak_mb: list[float] = field(default_factory=list)
+
+    def run(self, answered: Sequence[int] = (0,)) -> str:
+        """Run it once, and give what it printed; another exit code than those that are answers is a problem."""
+        began = time.perf_counter()
+        with subprocess.Popen(
+            list(self.command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            printed = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in answered:
+            last = (printed.strip().splitlines() or [""])[-1]
+            self.problem = f"exit code {process.returncode} {last}"[:_LONGEST_COMPLAINT]
+            return printed
+        self.wall_s.append(round(time.perf_counter() - began, 4))
+        self.cpu_s.append(round(usage.ru_utime + usage.ru_stime, 4))
+        self.peak_mb.append(round(usage.ru_maxrss * 1024 / 1e6, 1))
+        return printed
+
+    def data(self) -> dict[str, Any]:
+        """The figures, without the command's paths."""
+        return {name: value for name, value in asdict(self).items() if name != "command"}
+
+
+def take_turns(
+    tools: Sequence[Tool],
+    rounds: int,
+    slow_s: float = float("inf"),
+    slow_rounds: int = 0,
+    answered: Sequence[int] = (0,),
+) -> None:
+    """Run each tool in each round, so that a busy moment hits all alike; one that is slow in the first runs less often.
+
+    Slow is what takes more than so many seconds of the processor.
+    """
+    for number in range(rounds):
+        for tool in tools:
+            is_slow = bool(tool.cpu_s) and tool.cpu_s[0] > slow_s
+            if not tool.problem and (number < slow_rounds or not is_slow):
+                tool.run(answered)
+
+
+def environment(folder: Path, *requirements: str) -> tuple[Path, str]:
+    """The interpreter of an environment with these packages, and what went wrong in making it."""
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if ready.exists():
+        return python, ""
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        complaint = (answer.stderr.strip().splitlines() or [""])[-1]
+        return python, f"not installed: {complaint}"[:_LONGEST_COMPLAINT]
+    ready.touch()
+    return python, ""
+
+
+def best(figures: Mapping[str, Any], what: str = "wall_s") -> float | None:
+    """The least of a tool's rounds; None where it did not run."""
+    values = figures[what]
+    return min(values) if values else None
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import platform
+
+    with Path("/proc/cpuinfo").open() as file:
+        model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return {
+        "processors": len(os.sched_getaffinity(0)),
+        "model": model or platform.machine(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 1),
+    }

@@ -1,0 +1,188 @@
+"""Copies a part of a run, from a folder or over ssh, into a folder of its own.
+
+Over ssh nothing but GNU find and tar is needed on the other host. A file appears under its name only when it is whole,
+so that a copy that was interrupted goes on with the files that are missing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol
+
+from perfscope import wire
+from perfscope.errors import PerfscopeError, SourceError, UsageError
+
+_REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+_LIST_TIMEOUT_S = 120
+_UNFINISHED = (".tmp", ".partial")
+
+
+class Unreachable(PerfscopeError):
+    """A part cannot be had now; the others can."""
+
+
+class Part(Protocol):
+    """A part of a run."""
+
+    @property
+    def name(self) -> str:
+        """As it was typed."""
+        ...
+
+    def list_files(self) -> dict[str, int]:
+        """The size of each file, by its path below the part."""
+        ...
+
+    def copy(self, files: Sequence[str], folder: Path) -> None:
+        """Copy files into a folder."""
+        ...
+
+
+def part_of(name: str, ssh: Sequence[str] = ()) -> Part:
+    """What was typed as a part: a folder that exists, else HOST:PATH.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if Path(name).is_dir():
+        return LocalPart(name)
+    match = _REMOTE.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name} is no folder", hint="name a run's folder, or HOST:PATH for one on another host")
+    if match["host"].startswith("-"):
+        raise UsageError(f"{match['host']} is no host")
+    return RemotePart(name, match["host"], match["path"], tuple(ssh) or _SSH)
+
+
+def fetch(part: Part, folder: Path, there: Iterable[str]) -> tuple[int, int]:
+    """Copy what is missing of a part.
+
+    Args:
+        part: The part.
+        folder: Where to; what lies there whole is not copied again.
+        there: Files that are not wanted, because the run has them.
+
+    Returns:
+        How many files were copied, and their bytes.
+
+    Raises:
+        Unreachable: The other host does not answer, or the part is not there.
+        SourceError: The part is no run.
+    """
+    listed = {name: size for name, size in part.list_files().items() if _is_wanted(name)}
+    if not any(name == wire.RUN_FILE or name.startswith(f"{wire.RANKS}/") for name in listed):
+        raise SourceError(part.name, "is no part of a run", hint="it has neither run.json nor ranks/")
+    unwanted = set(there)
+    missing = [
+        name
+        for name, size in sorted(listed.items())
+        if name not in unwanted and not ((folder / name).is_file() and (folder / name).stat().st_size == size)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    if missing:
+        part.copy(missing, folder)
+    for name in missing:
+        if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
+            raise Unreachable(f"{part.name}: {name} did not arrive whole", hint="run the same command again")
+    return len(missing), sum(listed[name] for name in missing)
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether a file is data: no boot folder, nothing hidden, nothing that is being written."""
+    return not any(piece.startswith(".") for piece in PurePosixPath(name).parts) and not name.endswith(_UNFINISHED)
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """A part in a folder of this machine."""
+
+    name: str
+
+    def list_files(self) -> dict[str, int]:
+        """See ``Part``."""
+        root = Path(self.name)
+        files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
+
+    def copy(self, files: Sequence[str], folder: Path) -> None:
+        """See ``Part``."""
+        for name in files:
+            with (Path(self.name) / name).open("rb") as source:
+                _write_whole(source, folder / name)
+
+
+@dataclass(frozen=True)
+class RemotePart:
+    """A part on another host."""
+
+    name: str
+    host: str
+    path: str
+    ssh: tuple[str, ...]
+
+    def list_files(self) -> dict[str, int]:
+        """See ``Part``."""
+        command = f"cd {self._quoted()} && find . -type f -printf '%s %P\\0'"
+        try:
+            answer = subprocess.run(
+                [*self.ssh, self.host, command], capture_output=True, timeout=_LIST_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{self.name}: no answer in {_LIST_TIMEOUT_S} s") from None
+        except OSError as error:
+            raise Unreachable(f"{self.ssh[0]} cannot be started: {error.strerror}") from None
+        if answer.returncode != 0:
+            said = answer.stderr.decode(errors="replace").strip().splitlines()
+            raise Unreachable(f"{self.name}: {said[-1] if said else f'ssh ended with {answer.returncode}'}")
+        entries = [entry.split(" ", 1) for entry in answer.stdout.decode(errors="surrogateescape").split("\0") if entry]
+        return {name: int(size) for size, name in entries}
+
+    def copy(self, files: Sequence[str], folder: Path) -> None:
+        """See ``Part``."""
+        command = f"cd {self._quoted()} && tar --no-recursion --null -T - -cf -"
+        with subprocess.Popen(
+            [*self.ssh, self.host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"".join(b"./" + name.encode(errors="surrogateescape") + b"\0" for name in files))
+            process.stdin.close()
+            try:
+                self._unpack(process.stdout, frozenset(files), folder)
+            except (tarfile.TarError, EOFError) as error:
+                process.kill()
+                raise Unreachable(
+                    f"{self.name}: the copy broke off: {error}", hint="run the same command again"
+                ) from None
+
+    def _unpack(self, stream: IO[bytes], files: frozenset[str], folder: Path) -> None:
+        """Write the members that were asked for; whatever else an archive may hold is left in it."""
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                name = member.name.removeprefix("./")
+                source = archive.extractfile(member) if name in files and member.isreg() else None
+                if source is not None and ".." not in PurePosixPath(name).parts and not name.startswith("/"):
+                    _write_whole(source, folder / name)
+
+    def _quoted(self) -> str:
+        """The path for the other host's shell, which is to expand a leading ``~`` and nothing else."""
+        home, slash, rest = self.path.partition("/")
+        if re.fullmatch(r"~[\w.-]*", home):
+            return f"{home}{slash}{shlex.quote(rest) if rest else ''}"
+        return shlex.quote(self.path)
+
+
+def _write_whole(source: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.partial")
+    with unfinished.open("wb") as file:
+        shutil.copyfileobj(source, file, 2**20)
+    unfinished.replace(target)

@@ -1,0 +1,157 @@
+"""Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
+
+Only operators that multiply are looked at, and of nested ones the innermost, so that each product is found once; and
+those whose backward pass has an operator of its own, because their order tells what ran forward twice. Four letters of
+every operator's name are compared at once, so that the many others cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from operator import itemgetter
+
+import msgspec
+import numpy as np
+
+from perfscope.tables import Int64
+from perfscope.tables.products import Product, Products
+
+_MULTIPLYING = (
+    r"mm|addmm|_addmm_activation|bmm|baddbmm|_scaled_mm|_grouped_mm|_scaled_grouped_mm|"
+    # Written out as products of its own where PyTorch has no kernel for it (_math).
+    r"_scaled_dot_product_(?!attention_math)\w*attention\w*|_flash_attn_(?:varlen_)?(?:forward|backward)"
+)
+_IN_PASSES = r"_softmax(?:_backward_data)?|gelu(?:_backward)?|silu(?:_backward)?|relu|threshold_backward"
+_OPERATOR = rf'(?:aten::|flash_attn::)(?:(?P<product>{_MULTIPLYING})|(?P<pass>{_IN_PASSES}))"'
+_NAME = re.compile(_OPERATOR.encode())
+#: Letters 7 to 10 of the names, behind ``aten::``.
+_LETTERS = (
+    b'mm",', b"addm", b"_add", b'bmm"', b"badd", b"_sca", b"_gro", b"attn", b"_sof", b"gelu", b"silu", b"relu", b"thre",
+)  # fmt: skip
+_BEFORE = len("aten::")
+_CODE_BYTES = 4
+_CODES = np.array(sorted(int.from_bytes(letters, "little") for letters in _LETTERS), np.uint32)
+#: The category ``cpu_op``, which ``cpu_instant_event`` is not.
+_OPERATORS = tuple(np.uint32(int.from_bytes(letters, "little")) for letters in (b"cpu_", b'op",'))
+_UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
+_LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
+_DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
+_START = re.compile(rb'"ts":\s*"?([\d.]+)')
+
+
+_CATEGORIES = ("cpu_op", "Operator")
+
+
+class _Args(msgspec.Struct, gc=False, rename={"dims": "Input Dims"}):
+    """The arguments of an operator, as far as they are wanted."""
+
+    dims: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Event(msgspec.Struct, gc=False):
+    """One event, as far as it is wanted."""
+
+    cat: str = ""
+    name: str = ""
+    ts: float | str | None = None
+    args: _Args | None = None
+
+
+class ProductFinder:
+    """Collects the products of a trace, text by text."""
+
+    def __init__(self) -> None:
+        self._until_name: int | None = None
+        self._found: Counter[tuple[bytes, bytes]] = Counter()
+        self._in_order: list[tuple[float, str]] = []
+        self._without = 0
+        self._fits = True
+
+    def look(self, text: bytes, categories: Int64, stops: Int64) -> None:
+        """Look at events: where the first letters of their categories stand, and where each of them ends."""
+        if not self._fits or not len(categories):
+            return
+        # Four letters at any byte, seen as one number.
+        letters = np.ndarray((len(text) - _CODE_BYTES + 1,), "<u4", text, 0, (1,))
+        chosen = letters[categories] == _OPERATORS[0]
+        categories, stops = categories[chosen], stops[chosen]
+        chosen = letters[categories + _CODE_BYTES] == _OPERATORS[1]
+        categories, stops = categories[chosen], stops[chosen]
+        if not len(categories):
+            return
+        if self._until_name is None:
+            match = _UNTIL_NAME.match(text, int(categories[0]))
+            if match is None:
+                self._fits = False
+                return
+            # An exporter writes every event alike.
+            self._until_name = len(match[0])
+        names = categories + self._until_name
+        seen = letters[np.minimum(names + _BEFORE, len(letters) - 1)]
+        chosen = _CODES[np.minimum(np.searchsorted(_CODES, seen), len(_CODES) - 1)] == seen
+        for place, stop in zip(names[chosen].tolist(), stops[chosen].tolist(), strict=True):
+            match = _NAME.match(text, place)
+            if match is not None:
+                self._take(text, match, stop)
+
+    def look_at_last(self, text: bytes) -> None:
+        """Look at the last event and what follows it."""
+        operator = _LAST.search(text)
+        match = _NAME.match(text, operator.end()) if operator else None
+        if match is not None:
+            self._take(text, match, len(text))
+
+    def look_at_events(self, events: bytes) -> None:
+        """Look at a list of events in JSON, of whatever layout.
+
+        Raises:
+            msgspec.MsgspecError: It cannot be read.
+        """
+        for event in msgspec.json.decode(events, type=list[_Event]):
+            match = _NAME.match(event.name.encode() + b'"') if event.cat in _CATEGORIES else None
+            if match is not None:
+                self._count(match, bytes(event.args.dims) if event.args else b"", _number(event.ts))
+
+    def _take(self, text: bytes, match: re.Match[bytes], end: int) -> None:
+        dims = _DIMS.search(text, match.end(), end) if match["product"] else None
+        start = _START.search(text, match.end(), end) if _tells_passes(match) else None
+        self._count(match, dims[1] if dims else b"", float(start[1]) if start else 0.0)
+
+    def _count(self, match: re.Match[bytes], dims: bytes, start_us: float) -> None:
+        operator = match["product"]
+        if _tells_passes(match):
+            self._in_order.append((start_us, (operator or match["pass"]).decode()))
+        if operator is not None and dims:
+            self._found[operator, dims] += 1
+        elif operator is not None:
+            self._without += 1
+
+    def products(self) -> Products | None:
+        """What was found; absent where the events are written in another order than the finder knows."""
+        if not self._fits:
+            return None
+        return Products(
+            products=tuple(
+                Product(operator.decode(), _shapes(dims), count) for (operator, dims), count in self._found.items()
+            ),
+            without_shapes=self._without,
+            in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),
+        )
+
+
+def _tells_passes(match: re.Match[bytes]) -> bool:
+    return match["product"] is None or b"attention" in match["product"] or b"attn" in match["product"]
+
+
+def _number(time: float | str | None) -> float:
+    return float(time or 0.0)
+
+
+def _shapes(text: bytes) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the inputs; a list of tensors, which no product takes first, counts as none."""
+    return tuple(
+        tuple(size for size in shape if isinstance(size, int)) if isinstance(shape, list) else ()
+        for shape in json.loads(text)
+    )

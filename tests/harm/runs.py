@@ -1,0 +1,110 @@
+"""Runs the same training with and without perfscope in every way that it can end, three runs at a time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import SCRIPTS, Ended, environment, profile, run
+
+LAUNCHERS = ("python", "torchrun", "deepspeed")
+ENDINGS = ("none", "raise", "exit", "_exit", "SIGTERM", "SIGINT", "SIGKILL", "SIGSEGV")
+DISKS = ("full", "readonly")
+WINDOW = "3-4"
+INSIDE, AFTER = 3, 7  # steps at which a run ends: in the window, and three after it
+
+_DISK = "300m"  # the capture writes no trace where less than 256 MiB are free
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Attributes:
+        launcher: What starts it.
+        how: What happens to it.
+        when: After which step.
+        captured: Whether it runs below ``perfscope profile``.
+    """
+
+    launcher: str
+    how: str
+    when: int
+    captured: bool
+
+
+CASES = tuple(
+    Case(launcher, how, when, captured)
+    for launcher in LAUNCHERS
+    for how in (*ENDINGS, *DISKS)
+    for when in ((INSIDE, AFTER) if launcher == "python" and how not in ("none", *DISKS) else (AFTER,))
+    for captured in (False, True)
+)
+
+
+class Runs:
+    """Every case, run once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(3)
+        self._ended: dict[Case, Future[Ended]] = {}
+
+    def start(self) -> None:
+        """Start all cases, in the order of the tests that ask for them."""
+        for case in CASES:
+            self._ended[case] = self._pool.submit(self._run, case)
+
+    def ended(self, case: Case) -> Ended:
+        """How a case ended; waits for it."""
+        return self._ended[case].result()
+
+    def folder(self, case: Case) -> Path:
+        """Where a case ran."""
+        return self._folder / f"{case.launcher}-{case.how}-{case.when}-{'with' if case.captured else 'without'}"
+
+    def close(self) -> None:
+        """Leave nothing mounted or running."""
+        self._pool.shutdown(cancel_futures=True)
+        for case in CASES:
+            if (self.folder(case) / "disk").is_mount():
+                subprocess.run(["umount", self.folder(case) / "disk"], check=True)
+
+    def _run(self, case: Case) -> Ended:
+        folder = self.folder(case)
+        (folder / "disk").mkdir(parents=True)
+        words: list[str | Path] = [SCRIPTS / "harmed.py", case.launcher, case.how, "--when", str(case.when)]
+        if case.how in DISKS:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder / "disk")]
+            subprocess.run(mount, check=True)  # needs root, as the sandbox of the tests gives it
+            words += ["--disk", folder / "disk"]
+        command = [*launcher(case.launcher, ranks=2 if case.launcher == "torchrun" else 1), *words]
+        if not case.captured:
+            return run(command, folder)
+        # The supervisor is the same for every launcher: these cases show it, the others become the command.
+        is_supervised = case.launcher == "python" and case.when == AFTER
+        options = ["--steps", WINDOW, *([] if is_supervised else ["--exec"])]
+        return profile(*command, cwd=folder, run_dir="disk/RUN", options=options)
+
+
+def launcher(name: str, ranks: int) -> list[str | Path]:
+    """The words before a script."""
+    commands: dict[str, list[str | Path]] = {
+        "python": [sys.executable],
+        "torchrun": ["torchrun", "--standalone", "--nproc_per_node", str(ranks)],
+        "deepspeed": ["deepspeed", "--num_gpus", str(ranks), "--master_port", environment()["MASTER_PORT"]],
+    }
+    return commands[name]
+
+
+def own_output(ended: Ended) -> list[str]:
+    """What the script printed: the lines of launchers tell times and process ids."""
+    return [
+        line
+        for line in ended.stdout.splitlines()
+        if not re.match(r"\[\d{4}-|\[W|\[rank|Using|Emitting|ninja|Load", line)
+    ]

@@ -1,0 +1,1 @@
+"""Runs over several hosts, and how their parts come together."""

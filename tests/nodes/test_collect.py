@@ -1,0 +1,250 @@
+"""Parts of a run come together whole, or nothing is changed and the reason is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope import wire
+from perfscope.commands import collect as command
+from perfscope.commands.collect import collect
+from perfscope.errors import PerfscopeError, SourceError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from tests.conftest import analysis, perfscope
+
+S = 10**9
+BEGAN = 1_800_000_000 * S
+
+
+def part(
+    root: Path,
+    host: str,
+    ranks: list[int],
+    *,
+    world_size: int = 4,
+    run_id: str | None = "one",
+    described: bool = False,
+    began_s: float = 0,
+    ahead_s: float = 0,
+    steps: int = 10,
+    attempt: int = 0,
+    pid: int = 100,
+    rendezvous: str | None = "node1:29500",
+) -> Path:
+    """What a host holds: ranks with a step a second, whose monotonic clock began at 0, and a trace and NVML samples."""
+    began_ns = BEGAN + int((began_s + ahead_s) * S)
+    for rank in ranks:
+        folder = root / wire.RANKS / wire.rank_folder(rank, attempt)
+        folder.mkdir(parents=True)
+        record = wire.RankRecord(
+            rank, world_size, host, pid + rank, began_ns, 0, "3.11", run_id=run_id, rendezvous=rendezvous
+        )
+        (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
+        lines = [wire.StepRecord(step, step * S, "deepspeed", wall_ns=S) for step in range(1, steps + 1)]
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        (folder / wire.EVENTS_FILE).touch()
+        trace = root / wire.TRACES / f"{host}_{pid + rank}.17.pt.trace.json.gz"
+        trace.parent.mkdir(exist_ok=True)
+        trace.write_bytes(b"trace of rank %d" % rank)
+    (root / wire.NVML).mkdir(exist_ok=True)
+    (root / wire.NVML / f"{host}.jsonl").write_text(json.dumps({"note": f"none on {host}"}) + "\n")
+    if described:
+        facts = {"command": ["train"], "host": host, "run_id": run_id, "started_ns": began_ns}
+        (root / wire.RUN_FILE).write_text(json.dumps(facts))
+        (root / wire.BOOT).mkdir(exist_ok=True)
+        (root / wire.BOOT / "config.json").write_text("{}")
+    return root
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def bring(*parts: Path, into: Path) -> tuple[int, dict[str, Any], str]:
+    outcome: Outcome = collect([str(one) for one in parts], into, None, Format.JSON)
+    return outcome.exit_code, json.loads(outcome.text), "\n".join(outcome.notes)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    return (
+        part(tmp_path / "a", "node1", [0, 1], described=True),
+        part(tmp_path / "b", "node2", [2, 3]),
+    )
+
+
+def test_two_parts_become_a_run_that_analyze_reads(two: tuple[Path, Path], tmp_path: Path) -> None:
+    code, answer, _ = bring(*two, into=tmp_path / "whole")
+    assert (code, answer["ranks"], answer["missing_ranks"]) == (0, [0, 1, 2, 3], [])
+    whole = files(tmp_path / "whole")
+    for name, content in [*files(two[0]).items(), *files(two[1]).items()]:
+        assert name.startswith((".boot", "run.json")) or whole[name] == content
+    assert not any(name.startswith(".") for name in whole)
+    assert not list(tmp_path.glob(".*"))
+    assert analysis(tmp_path / "whole")["results"]["steps"]["count"] == 10
+
+
+def test_the_parts_stay_as_they_are_and_again_changes_nothing(two: tuple[Path, Path], tmp_path: Path) -> None:
+    before = [files(one) for one in two]
+    bring(*two, into=tmp_path / "whole")
+    whole = files(tmp_path / "whole")
+    code, answer, _ = bring(*two, into=tmp_path / "whole")
+    assert code == 0
+    assert [files(one) for one in two] == before
+    changed = {name for name, content in files(tmp_path / "whole").items() if whole.get(name) != content}
+    assert changed <= {wire.COLLECTED_FILE}
+    assert {one["ranks"][0] for one in answer["parts"]} == {0, 2}
+
+
+def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple[Path, Path], tmp_path: Path) -> None:
+    bring(two[0], into=tmp_path / "whole")
+    with (two[0] / wire.RANKS / "00001" / wire.STEPS_FILE).open("ab") as file:
+        file.write(wire.to_line(wire.StepRecord(11, 11 * S, "deepspeed")))
+    code, answer, said = bring(two[0], two[1], into=tmp_path / "whole")
+    assert (code, answer["missing_ranks"]) == (0, []), said
+    assert files(tmp_path / "whole" / wire.RANKS)["00001/steps.jsonl"].count(b"\n") == 11
+
+
+def test_a_missing_rank_is_named_and_what_is_there_is_collected(two: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.rmtree(two[1] / wire.RANKS / "00003")
+    code, answer, said = bring(*two, into=tmp_path / "whole")
+    assert (code, answer["missing_ranks"]) == (4, [3])
+    assert "1 of 4 ranks are missing: 3" in said
+
+
+def test_a_part_of_another_run_is_refused_and_nothing_is_changed(two: tuple[Path, Path], tmp_path: Path) -> None:
+    other = part(tmp_path / "c", "node3", [2, 3], run_id="another", rendezvous="node3:29500")
+    with pytest.raises(SourceError, match="is not of the same run") as error:
+        bring(two[0], other, into=tmp_path / "whole")
+    assert "run another" in error.value.problem
+    assert not (tmp_path / "whole").exists()
+    bring(*two, into=tmp_path / "whole")
+    whole = files(tmp_path / "whole")
+    with pytest.raises(SourceError, match="is not of the same run"):
+        bring(other, into=tmp_path / "whole")
+    assert {name: content for name, content in files(tmp_path / "whole").items() if ".collect/" not in name} == whole
+
+
+def test_hosts_that_each_ran_profile_are_one_run_where_their_ranks_met_at_one_time(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", "node1", [0, 1], described=True, run_id="x")
+    other = part(tmp_path / "b", "node2", [2, 3], described=True, run_id="y", began_s=1)
+    code, answer, said = bring(one, other, into=tmp_path / "whole")
+    assert (code, answer["missing_ranks"]) == (0, []), said
+    whole = tmp_path / "whole"
+    assert json.loads((whole / wire.RUN_FILE).read_bytes())["host"] == "node1"
+    assert sorted(path.name for path in (whole / wire.HOSTS).iterdir()) == ["node1.json", "node2.json"]
+    bring(one, other, into=whole)  # again, with the descriptions in their places
+    later = part(tmp_path / "c", "node2", [2, 3], described=True, run_id="z", began_s=3600)
+    with pytest.raises(SourceError, match="is not of the same run"):
+        bring(one, later, into=tmp_path / "other")
+
+
+def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path, Path], tmp_path: Path) -> None:
+    bring(*two, into=tmp_path / "whole")
+    steps = two[1] / wire.RANKS / "00002" / wire.STEPS_FILE
+    steps.write_bytes(steps.read_bytes().replace(b"deepspeed", b"optimizer"))
+    before = files(tmp_path / "whole")
+    with pytest.raises(SourceError, match="is there with other content"):
+        bring(two[1], into=tmp_path / "whole")
+    assert {name: content for name, content in files(tmp_path / "whole").items() if ".collect/" not in name} == before
+
+
+def test_a_rank_that_moved_to_another_host_after_a_restart_has_two_attempts_in_order_of_time(tmp_path: Path) -> None:
+    first = part(tmp_path / "a", "node1", [0], world_size=2)
+    second = part(tmp_path / "b", "node2", [0, 1], world_size=2, began_s=20)
+    for parts in ([first, second], [second, first]):
+        whole = tmp_path / f"whole-{parts[0].name}"
+        for one in parts:
+            bring(one, into=whole)
+        hosts = {
+            folder.name: json.loads((folder / wire.RANK_FILE).read_bytes())["host"]
+            for folder in (whole / wire.RANKS).iterdir()
+        }
+        assert hosts == {"00000": "node1", "00000.1": "node2", "00001": "node2"}
+
+
+def test_two_processes_that_were_one_rank_at_once_are_a_contradiction(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", "node1", [0, 1])
+    other = part(tmp_path / "b", "node2", [1, 2])
+    with pytest.raises(SourceError, match="are rank 1 at the same time: process 101 on node1 and 101 on node2"):
+        bring(one, other, into=tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+
+
+def test_clocks_are_compared_by_the_ends_of_common_steps(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", "node1", [0, 1])
+    other = part(tmp_path / "b", "node2", [2, 3], ahead_s=-7.5)
+    code, answer, said = bring(one, other, into=tmp_path / "whole")
+    assert answer["clocks"] == [{"host": "node2", "ahead_s": -7.5, "steps": 10}]
+    assert "the clock of node2 is 7.5 s behind" in said
+    assert code == 4
+    shutil.rmtree(tmp_path / "whole")
+    other = part(tmp_path / "c", "node2", [2, 3], ahead_s=0.02)
+    code, answer, said = bring(one, other, into=tmp_path / "whole")
+    assert (code, said) == (0, "")
+
+
+def test_a_copy_that_was_interrupted_goes_on(
+    two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_merge", fail)
+        with pytest.raises(KeyboardInterrupt):
+            bring(*two, into=tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    code, answer, _ = bring(*two, into=tmp_path / "whole")
+    assert code == 0
+    assert [one["copied_files"] for one in answer["parts"]] == [0, 0]
+    assert analysis(tmp_path / "whole")["results"]["steps"]["count"] == 10
+
+
+def test_half_a_file_that_is_being_written_is_not_taken(two: tuple[Path, Path], tmp_path: Path) -> None:
+    (two[1] / wire.TRACES / ".tmp-x.pt.trace.json").write_text("{")
+    (two[1] / wire.TRACES / "x.pt.trace.json.gz.tmp").write_text("{")
+    bring(*two, into=tmp_path / "whole")
+    assert len(list((tmp_path / "whole" / wire.TRACES).iterdir())) == 4
+
+
+def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Path) -> None:
+    one, other = part(tmp_path / "a", "node1", [0, 1]), part(tmp_path / "b", "node2", [2, 3])
+    (other / wire.NVML / "node2.jsonl").rename(other / wire.NVML / "node1.jsonl")
+    for _ in range(2):
+        bring(one, other, into=tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "whole" / wire.NVML).iterdir()) == ["node1.1.jsonl", "node1.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "nowhere is no folder"),
+        (["-oProxyCommand=x:path"], "is no host"),
+        (["whole"], "is both a part and the whole run"),
+        (["empty"], "is no part of a run"),
+    ],
+)
+def test_what_cannot_be_right_is_said(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    part(tmp_path / "whole", "node1", [0])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PerfscopeError, match=says):
+        collect(words, tmp_path / ("whole" if words == ["whole"] else "new"), None, Format.JSON)
+
+
+def test_a_host_that_does_not_answer_keeps_nobody_else(two: tuple[Path, Path], tmp_path: Path) -> None:
+    ended = perfscope(
+        "collect", two[0], "nowhere.invalid:/run", "-o", tmp_path / "whole", "--ssh", "false", cwd=tmp_path
+    )
+    assert ended.code == 4
+    assert "warning: nowhere.invalid:/run: ssh ended with 1" in ended.stderr
+    assert "2 of 4 ranks are missing: 2-3" in ended.stderr
+    assert (tmp_path / "whole" / wire.RANKS / "00001").is_dir()

@@ -1,0 +1,152 @@
+/* A libnvidia-ml.so.1 that behaves as FAKE_NVML says, as NVML's documentation tells that the real one does.
+
+   FAKE_NVML is a list of words: gpus=2, mig=1 (the GPU of that number is in MIG mode, with two instances), energy_us=3000
+   and pcie_us=20000 (how long those calls take), lost=0@1500 (that GPU is lost that many milliseconds after the start),
+   throttle=4, counter_percent=100 (what the energy counter shows of the true energy), capped (a power limit below the
+   default), no_fields, no_init. -DWITHOUT_ENERGY and -DWITHOUT_EVENT_REASONS leave functions out, as old drivers do.
+
+   Power is 400 W with a swing of 200 W every 2 s, so that its integral is known in closed form. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, LOST = 15 };
+typedef struct { int index, instance; } Device;
+typedef struct { unsigned id, scope; long long at, latency; unsigned type; int code; union { double d; unsigned long long u; } value; } Field;
+
+static Device devices[8], instances[8][2];
+static double started;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+static const char *word(const char *name) {
+    const char *text = getenv("FAKE_NVML");
+    size_t length = strlen(name);
+    while (text && *text) {
+        if (!strncmp(text, name, length) && strchr("= ", text[length])) return text + length + (text[length] == '=');
+        text = strchr(text, ' ');
+        text = text ? text + 1 : NULL;
+    }
+    return NULL;
+}
+
+static long number(const char *name, long otherwise) {
+    const char *text = word(name);
+    return text ? atol(text) : otherwise;
+}
+
+static int lost(const Device *device) {
+    const char *text = word("lost");
+    if (!text || atol(text) != device->index) return 0;
+    return now() - started > atol(strchr(text, '@') + 1) / 1e3;
+}
+
+static int in_mig_mode(const Device *device) { return number("mig", -1) == device->index; }
+#define ALIVE if (lost(device)) return LOST
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    if (word("no_init")) return DRIVER_NOT_LOADED;
+    started = now();
+    for (int index = 0; index < 8; index++) {
+        devices[index] = (Device){index, -1};
+        instances[index][0] = (Device){index, 0};
+        instances[index][1] = (Device){index, 1};
+    }
+    return OK;
+}
+
+int nvmlSystemGetDriverVersion(char *text, unsigned length) { snprintf(text, length, "999.1"); return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = number("gpus", 2); return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) { *device = &devices[index]; return OK; }
+
+int nvmlDeviceGetUUID(Device *device, char *text, unsigned length) {
+    if (device->instance < 0) snprintf(text, length, "GPU-0000000%d-aaaa-bbbb-cccc-000000000000", device->index);
+    else snprintf(text, length, "MIG-1000000%d-aaaa-bbbb-cccc-00000000000%d", device->index, device->instance);
+    return OK;
+}
+
+int nvmlDeviceGetName(Device *device, char *text, unsigned length) {
+    snprintf(text, length, device->instance < 0 ? "Imagined GPU" : "Imagined GPU MIG 3g.40gb");
+    return OK;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(Device *device, unsigned *mw) { ALIVE; *mw = word("capped") ? 500000 : 700000; return OK; }
+int nvmlDeviceGetPowerManagementDefaultLimit(Device *device, unsigned *mw) { ALIVE; *mw = 700000; return OK; }
+int nvmlDeviceGetMaxClockInfo(Device *device, unsigned kind, unsigned *mhz) { ALIVE; (void)kind; *mhz = 1980; return OK; }
+int nvmlDeviceGetClockInfo(Device *device, unsigned kind, unsigned *mhz) { ALIVE; (void)kind; *mhz = 1755; return OK; }
+int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *celsius) { ALIVE; (void)sensor; *celsius = 61; return OK; }
+
+int nvmlDeviceGetMemoryInfo(Device *device, unsigned long long *info) {
+    ALIVE;
+    unsigned long long total = device->instance < 0 ? 80000000000ULL : 40000000000ULL;
+    info[0] = total; info[1] = total - 5000000000ULL; info[2] = 5000000000ULL;
+    return OK;
+}
+
+int nvmlDeviceGetUtilizationRates(Device *device, unsigned *rates) {
+    ALIVE;
+    if (in_mig_mode(device)) return NOT_SUPPORTED;
+    rates[0] = 97; rates[1] = 40;
+    return OK;
+}
+
+int nvmlDeviceGetPowerUsage(Device *device, unsigned *mw) { ALIVE; *mw = 400000 + 200000 * sin(M_PI * now()); return OK; }
+
+#ifndef WITHOUT_EVENT_REASONS
+int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = number("throttle", 0); return OK; }
+#endif
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = number("throttle", 0); return OK; }
+
+#ifndef WITHOUT_ENERGY
+int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *mj) {
+    ALIVE;
+    usleep(number("energy_us", 0));
+    double joules = 400 * now() - 200 / M_PI * cos(M_PI * now());
+    *mj = joules * 1e3 * number("counter_percent", 100) / 100;
+    return OK;
+}
+#endif
+
+int nvmlDeviceGetPcieThroughput(Device *device, unsigned direction, unsigned *kilobytes) {
+    ALIVE;
+    usleep(number("pcie_us", 0));
+    *kilobytes = direction ? 7000 : 3000;
+    return OK;
+}
+
+int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
+    ALIVE;
+    if (word("no_fields")) return NOT_SUPPORTED;
+    for (int place = 0; place < count; place++) {
+        unsigned id = fields[place].id;
+        fields[place].type = 3;
+        fields[place].code = id == 138 || id == 139 || id == 74 ? OK : NOT_SUPPORTED; /* no PCIe counters: some GPUs have none */
+        fields[place].value.u = id == 74 ? (now() - started) * 5e8 : (now() - started) * (id == 138 ? 2e6 : 1e6);
+    }
+    return OK;
+}
+
+int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
+    if (device->instance >= 0) return INVALID;
+    *current = *pending = in_mig_mode(device);
+    return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) { (void)device; *count = 7; return OK; }
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **instance) {
+    if (index > 1) return NOT_FOUND;
+    *instance = &instances[device->index][index];
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) { *id = 1 + device->instance; return OK; }
+int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) { (void)device; *id = 0; return OK; }

@@ -1,0 +1,1 @@
+"""A run's traces open as they are in TensorBoard, HTA and Perfetto."""
