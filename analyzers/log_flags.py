@@ -39,7 +39,7 @@ def flags_of(log: JobLog, work: Work, median_s: float | None, tflops: float | No
 
 def _logged_speed(log: JobLog, samples: int | None) -> Iterator[str]:
     rows = log.iterations
-    timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s)
+    timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s) & (rows.disturbed == "")
     stated = np.ma.getdata(rows.samples_per_s)[timed]
     batch = np.where(np.ma.getmaskarray(rows.samples), samples or 0, np.ma.getdata(rows.samples))[timed]
     right = batch / (np.ma.getdata(rows.wall_ns)[timed] / _NS_PER_S)

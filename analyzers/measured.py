@@ -20,7 +20,7 @@ class MeasuredRun(NamedTuple):
 
     Attributes:
         gpus: Ranks of the job.
-        tensor, pipeline: Degrees of parallelism, 1 where no rank told another place.
+        tensor, pipeline, context: Degrees of parallelism, 1 where no rank told another place.
         zero: Stage of ZeRO.
         seq_len: Tokens in a sequence.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
@@ -36,6 +36,7 @@ class MeasuredRun(NamedTuple):
     gpus: int
     tensor: int
     pipeline: int
+    context: int
     zero: int | None
     seq_len: int | None
     micro_batch: int | None
@@ -72,6 +73,7 @@ def measured(run: Run) -> MeasuredRun:
         gpus=max(rank.world_size for rank in run.ranks),
         tensor=_degree(run, "tp"),
         pipeline=_degree(run, "pp"),
+        context=_degree(run, "cp"),
         zero=zero,
         seq_len=seq_len,
         micro_batch=_micro_batch(run, times),

@@ -239,7 +239,7 @@ class RankRecord:
     device_type: str | None = None
     device_name: str | None = None
     device_uuid: str | None = None
-    device_uuids: tuple[str, ...] = ()
+    device_uuids: tuple[str, ...] | None = None
     device_index: int | None = None
     visible_devices: str | None = None
     device_order: str | None = None

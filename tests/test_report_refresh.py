@@ -484,3 +484,13 @@ def test_constants_are_listed_in_one_order(refresh: Any) -> None:
     answer, _ = refresh(NODES, "--check", "--format", "json")
     kinds = [list(dict.fromkeys(entry["quantity"] for entry in answer.data["constants"]))]
     assert kinds == [["sequence length", "passes", "parameters", "global batch size"]]
+
+
+def test_digits_before_an_exponent_are_digits_of_the_number(refresh: Any) -> None:
+    answer, _ = refresh(TABLE.replace("   46.7 | a", " 4.97e1 | a"), "--check", "--format", "json")
+    assert by_row(answer)[5] == ("4.97e1", "49.7", "rounded")
+
+
+def test_a_row_with_too_many_cells_is_named_by_its_first(refresh: Any) -> None:
+    answer, _ = refresh(TABLE.replace("| a     |", "| a | b |"), "--check", "--format", "json")
+    assert answer.data["results"]["not_recomputed"][0]["row"] == "64 52B 1 16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from perfscope.measuring import Measured
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report, Section
+from perfscope.sources.files import is_url
 from perfscope.workers import Engine, available_workers, in_processes, in_this_process, on_dask
 
 DAMAGED_INPUT = 4
@@ -47,7 +49,9 @@ def analyze(
         with_operators=operators,
         ranks=_rank_names(rank),
     )
-    analysis = run_analyzers(paths, plan)
+    # Workers that run already have a working folder of their own.
+    locations = [path if scheduler is None or is_url(path) else os.path.abspath(path) for path in paths]  # noqa: PTH100 - a pattern is no path
+    analysis = run_analyzers(locations, plan)
     report = to_report(analysis)
     return Outcome(
         render(report, format),

@@ -102,6 +102,7 @@ def read_planned_run(path: Path) -> tuple[PlannedRun, Question]:
         zero=found.zero,
         tensor=found.tensor,
         pipeline=found.pipeline,
+        context=found.context,
         micro_batch=found.micro_batch,
         global_batch=found.global_batch,
         dtype=Dtype(device.dtype) if device.dtype in set(Dtype) else None,
@@ -112,7 +113,10 @@ def read_planned_run(path: Path) -> tuple[PlannedRun, Question]:
 
 def asked_of_run(asked: Question, of_run: Question, path: Path) -> Question:
     """Take from a run what was not typed."""
-    names = ("checkpointing", "seq_len", "zero", "tensor", "pipeline", "micro_batch", "global_batch", "dtype", "states")
+    names = (
+        "checkpointing", "seq_len", "zero", "tensor", "pipeline", "context", "micro_batch", "global_batch", "dtype",
+        "states",
+    )  # fmt: skip
     taken = {
         name: getattr(of_run, name)
         for name in names

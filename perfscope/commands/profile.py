@@ -74,10 +74,11 @@ def profile(
         run_id=uuid.uuid4().hex,
     )
     environment = _prepare(config, command)
+    started = launch.forwarding(command)
     if replace:
-        os.execve(executable, command, environment)
+        os.execve(executable, started, environment)
     try:
-        ending = run(command, executable, environment)
+        ending = run(started, executable, environment)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
     return _end(config, ending)
@@ -129,7 +130,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
         ) from None
     except OSError as error:
         raise UsageError(f"{config.run_dir} cannot be written: {error.strerror}", hint="nothing was started") from None
-    for doubt in launch.doubts(command):
+    for doubt in launch.doubts(command, os.environ):
         sys.stderr.write(f"perfscope: warning: {doubt}\n")
     return launch.environment(config, boot, os.environ)
 

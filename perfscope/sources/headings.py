@@ -197,8 +197,8 @@ def _figure(cell: Cell, match: re.Match[str], unit: Fraction, offset: int = 0) -
     text = match["number"]
     start = cell.span.start + offset + match.start("number")
     digits = text.replace(",", "")
-    mantissa = re.split(r"[eE]", digits)[0]
-    decimals = len(mantissa.partition(".")[2])
+    mantissa, _, exponent = digits.lower().partition("e")
+    decimals = max(len(mantissa.partition(".")[2]) - int(exponent or 0), 0)
     span = Span(cell.span.line, start, start + len(text))
     return Figure(Fraction(digits) * unit, unit, decimals, text, span)
 

@@ -170,7 +170,7 @@ def _row(
     group = tuple(
         _group_key(usable[index]) for index, column in enumerate(understood) if _groups(column, index, usable)
     )
-    label = _label(usable, headings, understood, places)
+    label = _label(usable, headings, understood, places) or " ".join(cell.text for cell in cells[:4] if cell.text)
     texts = tuple(cell.text for cell in cells)
     return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 

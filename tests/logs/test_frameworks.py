@@ -351,3 +351,22 @@ class TestOneFlow:
         line = "[rank:0] iter: {}/1200, loss: 0.1, latency(ms): {} | 2021-12-01 13:19:02.625\n"
         log = read(tmp_path, line.format(100, 81.58), line.format(200, 10.5))
         assert seconds(log) == [0.08158, 0.0105]
+
+
+class TestStepsOfEpochs:
+    def test_a_step_that_counts_anew_in_each_epoch_is_no_restart(self, tmp_path: Path) -> None:
+        composer = "[epoch={0}][batch={1}/3]:\n\t Train throughput/samples_per_sec: 32.0\n\t Train time/sample: 0\n"
+        nemo = "\rEpoch {0}: :  60%|###  | {1}/3 [00:01<00:01, global_step={1}.0, train_step_timing in s=0.5]"
+        oneflow = "train: epoch {0}, iter {1}, loss: 6.9, top_1: 0.1, samples/s: 100.0 15979339{0}{1}.0\n"
+        for index, line in enumerate((composer, nemo, oneflow)):
+            lines = [line.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
+            log = read(tmp_path, *lines, "\n", name=f"{index}.log")
+            assert log.iterations.iteration.tolist() == list(range(1, 10)), line
+            assert set(log.iterations.attempt.tolist()) == {0}
+
+    def test_torchtune_states_its_throughput_alone(self, tmp_path: Path) -> None:
+        line = "Step {} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.5 grad_norm:1.2\n"
+        log = read(tmp_path, *(line.format(n) for n in (1, 2)))
+        assert (log.framework, seconds(log)) == ("torchtune", [None, None])
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [1234.5, 1234.5]
+        assert log.memory.reserved_bytes == int(12.5 * 2**30)

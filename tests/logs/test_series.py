@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 
 from perfscope.sources.joblog.series import Record, Series
 from perfscope.tables.joblog import Disturbance
@@ -98,3 +101,63 @@ def test_a_folded_restart_is_warm_up_apart() -> None:
     assert folded is not None
     assert len(folded.warmups) == 1
     assert folded.count.sum() == 3
+
+
+def test_unlabelled_ranks_may_be_apart_from_the_beginning_on() -> None:
+    series = Series()
+    fill(series, 1, 2, 1, 3, 2, 1, 3, 4, 2, 3, 4, 4, 5)
+    table = series.iterations(1)
+    assert table.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert set(table.attempt.tolist()) == {0}
+    assert (series.copies, series.redone) == (8, 0)
+
+
+def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
+    series = Series()
+    fill(series, *(number for number in range(1, 11) for _ in range(2)))
+    fill(series, *(number for number in range(8, 13) for _ in range(2)))
+    assert series.iterations(1).iteration.tolist() == [*range(1, 11), *range(8, 13)]
+    assert (series.attempt, series.redone) == (1, 3)
+
+
+def test_labelled_ranks_go_back_one_after_the_other() -> None:
+    series = Series()
+    ranks = (b"[rank0]:", b"[rank1]:")
+    for number, rank in [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (3, 1),
+        (2, 1),
+        (3, 1),
+        (2, 0),
+        (4, 1),
+        (3, 0),
+        (4, 0),
+    ]:
+        fill(series, number, label=ranks[rank])
+    assert series.iterations(1).iteration.tolist() == [1, 2, 3, 2, 3, 4]
+    assert (series.attempt, series.redone) == (1, 2)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_whatever_the_order_of_ranks_each_attempt_is_counted_once(ranks: int, labelled: bool) -> None:
+    for seed in range(60):
+        draw = random.Random(seed)
+        skew, gap = draw.choice([0, 1, 3]), draw.choice([1, 10])
+        first, series, expected = 1, Series(), []
+        for _ in range(3):
+            last = first + draw.randint(8, 30)
+            places = [first] * ranks
+            while min(places) <= last:
+                ready = [rank for rank, at in enumerate(places) if at <= last and at - min(places) <= skew]
+                rank = draw.choice(ready)
+                fill(series, places[rank] * gap, label=b"[rank%d]:" % rank if labelled else None)
+                places[rank] += 1
+            expected += [number * gap for number in range(first, last + 1)]
+            first = draw.randint(first + 1, last - 5)
+        assert series.iterations(gap).iteration.tolist() == expected, (seed, skew, gap)
+        assert series.attempt == 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.hooks.nvml_sampler import Metric
 from perfscope.sources.nvml import read_gpus
 from tests.conftest import SCRIPTS, analysis, profile
 from tests.nvml.conftest import Sampled
@@ -107,3 +108,14 @@ def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Pa
     assert ended.code == 0
     (line,) = [line for line in ended.stderr.splitlines() if "NVML" in line]
     assert line.endswith(f"{os.uname().nodename}: NVML is not sampled: NVML Shared Library Not Found")
+
+
+def test_after_an_hour_once_a_second_is_enough() -> None:
+    fast, slow = Metric("power", lambda device: {}, 2 * 10**8), Metric("pcie", lambda device: {}, 16 * 10**9)
+    for metric in (fast, slow):
+        metric.at_most_once_in(10**9)
+        metric.took(1000, 50 * 10**9)
+    assert (fast.period_ns, slow.period_ns) == (10**9, 16 * 10**9)
+    assert fast.due_ns == 50_500_000_000  # in the middle of a period, and then one a period
+    fast.took(1000, fast.due_ns)
+    assert fast.due_ns == 51_500_000_000

@@ -37,7 +37,9 @@ _FIGURES = (
 def _heading(draft: Draft, hit: Hit) -> None:
     draft.evidence["composer"] += 1
     close(draft)
-    draft.scratch[_OPEN] = {b"step": float(hit["step"]), b"total": float(hit["total"] or 0)}
+    total = int(hit["total"] or 0)
+    step = draft.through_epochs(SOURCE, int(hit["epoch"] or 1), int(hit["step"]), total)
+    draft.scratch[_OPEN] = {b"step": float(step), b"total": float(total)}
 
 
 def _figure(draft: Draft, hit: Hit) -> None:
@@ -67,7 +69,7 @@ def close(draft: Draft) -> None:
         reserved=_bytes(batch.get(b"memory/peak_reserved_mem")),
     )
     _note_devices(draft, record)
-    if draft.of(SOURCE).add(record) and batch[b"total"]:
+    if draft.of(SOURCE).add(record) and batch[b"total"] >= step:
         draft.note("train_iterations", int(batch[b"total"]), "records")
     if b"trainer/device_train_microbatch_size" in batch:
         draft.note("mbs", int(batch[b"trainer/device_train_microbatch_size"]), "records")
@@ -99,6 +101,10 @@ def _bytes(gigabytes: float | None) -> float | None:
 
 
 RULES = (
-    Rule(b"[batch=", re.compile(rb"(?:\[epoch=\d+(?:/\d+)?\])?\[batch=(?P<step>\d+)(?:/(?P<total>\d+))?\]:"), _heading),
+    Rule(
+        b"[batch=",
+        re.compile(rb"(?:\[epoch=(?P<epoch>\d+)(?:/\d+)?\])?\[batch=(?P<step>\d+)(?:/(?P<total>\d+))?\]:"),
+        _heading,
+    ),
     Rule(b" Train ", re.compile(rb"\s Train (?P<name>[\w/]+): (?P<value>\S+)"), _figure),
 )

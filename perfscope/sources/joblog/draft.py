@@ -32,6 +32,7 @@ _ENDS = (
 )
 _LABEL = re.compile(
     rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
+    rb"|\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
 )
 _TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
@@ -165,6 +166,16 @@ class Draft:
             name: tuple(sorted(by_source.values(), key=lambda fact: SOURCES.index(fact.source)))
             for name, by_source in sorted(self._facts.items())
         }
+
+    def through_epochs(self, source: str, epoch: int, step: int, length: int = 0) -> int:
+        """A step's number over all epochs, where a framework counts anew in each; ``length`` is an epoch's, or 0."""
+        known = self.scratch.setdefault(f"{source}: epochs", {})
+        assert isinstance(known, dict)
+        offset, largest = known.get(epoch, (None, 0))
+        if offset is None:
+            offset = sum(known.get(epoch - 1, (0, 0)))
+        known[epoch] = (offset, max(largest, step, length))
+        return int(offset) + step
 
     def restart(self) -> None:
         """A process begins to train."""

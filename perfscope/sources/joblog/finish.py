@@ -15,6 +15,7 @@ from perfscope.sources.joblog import (
     oneflow,
     timers,
     torchtitan,
+    torchtune,
 )
 from perfscope.sources.joblog.draft import GIB, NS_PER_S, Draft
 from perfscope.sources.joblog.names import read_name
@@ -31,6 +32,7 @@ _SOURCES = {
     oneflow.LATENCY: "oneflow",
     oneflow.STAMPS: "oneflow",
     torchtitan.SOURCE: "torchtitan",
+    torchtune.SOURCE: "torchtune",
     hf_trainer.RUN: "hf-trainer",
     hf_trainer.BAR: "hf-trainer",
     deepspeed.THROUGHPUT: "deepspeed",

@@ -18,7 +18,10 @@ _CONSUMED = "nemo consumed"
 
 
 def _bar(draft: Draft, hit: Hit) -> None:
-    _add(draft, hit, int(hit["step"]), int(hit["total"]), hit["seconds"])
+    """The bar counts anew in every epoch."""
+    total, epoch = int(hit["total"]), int(hit["epoch"] or 0)
+    step = draft.through_epochs(SOURCE, epoch, int(hit["step"]), total)
+    _add(draft, hit, step, max(total, step), hit["seconds"])
 
 
 def _line(draft: Draft, hit: Hit) -> None:
@@ -51,7 +54,10 @@ def _add(draft: Draft, hit: Hit, step: int, total: int, seconds_text: bytes) -> 
 RULES = (
     Rule(
         b"train_step_timing in s=",
-        re.compile(rb"\| *(?P<step>\d+)/(?P<total>\d+) \[.*?train_step_timing in s=(?P<seconds>[^,\]\s]+)"),
+        re.compile(
+            rb"(?:Epoch (?P<epoch>\d+):[^\n|]*\|[^\n|]*)?\| *(?P<step>\d+)/(?P<total>\d+) \[.*?"
+            rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
+        ),
         _bar,
     ),
     Rule(

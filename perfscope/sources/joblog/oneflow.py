@@ -12,6 +12,7 @@ import re
 from perfscope.sources.joblog.draft import NS_PER_MS, NS_PER_S, Draft, Hit, Rule, label_of, number
 from perfscope.sources.joblog.series import Record
 from perfscope.sources.joblog.stamps import add_stamped
+from perfscope.tables.joblog import Disturbance
 
 STAMPS = "time stamps of OneFlow's lines"
 LATENCY = "OneFlow's latency"
@@ -24,7 +25,10 @@ def _stamped(draft: Draft, hit: Hit) -> None:
     stamp = hit["stamp"].split(b".")
     fraction = (stamp[1] if len(stamp) > 1 else b"")[:9].ljust(9, b"0")
     stamp_ns = int(stamp[0]) * NS_PER_S + int(fraction)
-    record = Record(iteration=int(hit["step"]), loss=number(hit["loss"]), samples_per_s=number(hit["speed"]))
+    step = int(hit["step"])
+    if "epoch" in hit.match.re.groupindex:
+        step = draft.through_epochs(STAMPS, int(hit["epoch"]), step)
+    record = Record(iteration=step, loss=number(hit["loss"]), samples_per_s=number(hit["speed"]))
     add_stamped(draft, STAMPS, hit, record, stamp_ns)
 
 
@@ -36,6 +40,10 @@ def _latency(draft: Draft, hit: Hit) -> None:
         return
     record = Record(int(hit["step"]), round(latency * NS_PER_MS), loss=number(hit["loss"]))
     draft.of(LATENCY).add(record, label_of(hit.text, hit.line))
+
+
+def _validation(draft: Draft, _hit: Hit) -> None:
+    draft.disturb(Disturbance.EVALUATION)
 
 
 def _setup(draft: Draft, hit: Hit) -> None:
@@ -54,7 +62,7 @@ RULES = (
     Rule(
         b"samples/s: ",
         re.compile(
-            rb"epoch \d+, iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),.*?"
+            rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),.*?"
             rb"samples/s: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
         ),
         _stamped,
@@ -64,5 +72,6 @@ RULES = (
         re.compile(rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),.*?latency\(ms\): (?P<latency>[^\s|]+)"),
         _latency,
     ),
+    Rule(b"validation: epoch ", re.compile(rb"validation: epoch \d+, iter "), _validation),
     *(Rule(anchor, re.compile(rb"(?:^|:)\s*(" + anchor + rb") = (\d+)", re.MULTILINE), _setup) for anchor in _SETUP),
 )

@@ -20,6 +20,7 @@ from perfscope.sources.joblog import (
     swift,
     timers,
     torchtitan,
+    torchtune,
 )
 from perfscope.sources.joblog.draft import Draft
 from perfscope.sources.joblog.finish import finish
@@ -35,6 +36,7 @@ _RULES = (
     *deepspeed.RULES,
     *hf_trainer.RULES,
     *torchtitan.RULES,
+    *torchtune.RULES,
     *gluon_nlp.RULES,
     *nemo.RULES,
     *composer.RULES,

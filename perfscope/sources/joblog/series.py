@@ -1,19 +1,22 @@
 """Iteration records as they are read: copies of other ranks dropped, restarts noticed, memory bounded.
 
-Several ranks can print the same iteration, with or without a label in front, at once or one rank after the other. A job
-that restarts goes back to the iteration of its checkpoint. Both look like an iteration number that does not grow; what
-tells them apart is the label, or how many copies each iteration has had so far.
+Several ranks can print the same iteration, with or without a label in front, at once or some iterations apart. A job
+that restarts goes back to the iteration of its checkpoint. Both look like an iteration number that does not grow. A
+process counts up, so that each label is followed by itself: where it goes back, its process has started again. Where
+several processes share a label, or have none, that first looks like a restart, too; but then numbers repeat, or go
+back again at once, and the restart is taken back.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.sources.joblog.stream import RECENT, SKEW, Stream
 from perfscope.tables import Int64
 from perfscope.tables.joblog import Disturbance, Folded, Iterations
 
@@ -21,8 +24,7 @@ from perfscope.tables.joblog import Disturbance, Folded, Iterations
 KEPT = 1 << 12
 
 _MERGE_AT = 1 << 17
-_RECENT = 64
-_COMPARED = 8
+_SUSPECTED = 16
 _ABSENT = -1
 _NS_PER_S = 10**9
 _KINDS = ("", Disturbance.EVALUATION, Disturbance.SAVE)
@@ -47,6 +49,19 @@ class Record:
     nan: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    """What a restart changed that may be none: how much there was before, and what is to be put back."""
+
+    label: bytes | None
+    records: int
+    attempt: int
+    redone: int
+    last: int
+    gaps: Counter[int]
+    seen: Counter[int]
+
+
 class Series:
     """The iteration records of one source in one log.
 
@@ -68,8 +83,8 @@ class Series:
         self.attempt = 0
         self.redone = 0
         self.last: int | None = None
-        self._label: bytes | None = None
-        self._seen: OrderedDict[int, int] = OrderedDict()
+        self._streams: dict[bytes | None, Stream] = {}
+        self._suspicion: _Suspicion | None = None
         self._restarting = False
         self._disturbed = 0
         self._gaps: Counter[int] = Counter()
@@ -83,7 +98,8 @@ class Series:
     def restart(self) -> None:
         """A line says that a process begins to train; several ranks may say so."""
         self._restarting = len(self) > 0
-        self._label = None
+        self._streams.clear()
+        self._suspicion = None
 
     def disturb(self, kind: Disturbance) -> None:
         """Something else than training happens; where the clock runs on, the next record's time contains it."""
@@ -93,13 +109,10 @@ class Series:
     def add(self, record: Record, label: bytes | None = None) -> bool:
         """Append a record unless it is another rank's copy of one; say whether it was appended."""
         number = record.iteration
-        if number is not None and self.last is not None and number <= self.last and self._is_copy(number, label):
+        if number is not None and not self._restarting and self._is_copy(number, label):
             self.copies += 1
             return False
-        begins = self._begin(number)
-        self._label = label
-        if number is not None:
-            self._remember(number, first=True)
+        begins = self._begin(number, label)
         if self.is_full:
             self._fold.add(record, self._disturbed, begins=begins)
         else:
@@ -111,8 +124,11 @@ class Series:
         """Append many plain records at once: numbers ascending, evenly spaced, beyond the ones that are kept."""
         self._fold.add_many(wall_ns, samples)
         self.last = int(iterations[-1])
-        self._seen.clear()
-        self._seen[self.last] = 1
+        stream = self._streams.get(None)
+        processes = (stream.processes if stream else None) or 1  # their numbers grow one by one
+        seen = Counter(iterations[-RECENT:].tolist())
+        self._streams[None] = Stream(self.last, self.attempt, seen, processes)
+        self._suspicion = None
 
     @property
     def is_full(self) -> bool:
@@ -203,42 +219,84 @@ class Series:
         return self._fold.table(interval, self.last) if self._fold.records else None
 
     def _is_copy(self, number: int, label: bytes | None) -> bool:
-        if self._restarting:
-            return False
-        seen = self._seen.get(number)
-        if seen is None:
-            return label is not None and label != self._label
-        others = label is not None and label != self._label
-        if others or number == self.last or seen < self._copies_before(number):
-            self._remember(number, first=False)
+        """Whether a record repeats one of another process; says so of the label's stream."""
+        stream = self._streams.get(label)
+        if stream is None:
+            if self.last is None:
+                return False
+            self._streams[label] = Stream(number, self.attempt, Counter({number: 1}))
+            return number <= self.last
+        if self._is_taken_back(stream, number, label):
+            stream = self._streams[label]
+        if number > stream.last:
+            stream.last = number
+            if self._gaps:
+                stream.forget(self.interval())
+        elif stream.repeats(number):
+            stream.seen[number] += 1
             return True
-        return False
+        else:
+            stream.last, stream.attempt = number, stream.attempt + 1
+            stream.seen = Counter()
+        stream.seen[number] += 1
+        if stream.attempt > self.attempt:
+            return False
+        return stream.attempt < self.attempt or (self.last is not None and number <= self.last)
 
-    def _copies_before(self, number: int) -> int:
-        """How often each of the iterations just before was printed; 0 where none is remembered."""
-        before = [count for other, count in self._seen.items() if other < number][-_COMPARED:]
-        return min(before, default=0)
+    def _is_taken_back(self, stream: Stream, number: int, label: bytes | None) -> bool:
+        """Take a suspected restart back, if the numbers do not go on as those of one process do."""
+        known = self._suspicion
+        if known is None or known.label != label:
+            return False
+        if stream.last < number <= stream.last + self.interval():
+            is_past = number > known.last + SKEW * self.interval()
+            if is_past or len(self) > known.records + _SUSPECTED:
+                self._suspicion = None
+            return False
+        self._suspicion = None
+        if self.is_full:
+            return False
+        numbers = self._integers["iteration"]
+        kept = [place for place in range(known.records, len(numbers)) if numbers[place] > known.last]
+        self.copies += len(numbers) - known.records - len(kept)
+        seen = known.seen + Counter(numbers[known.records :])
+        for integers in self._integers.values():
+            integers[known.records :] = array("q", [integers[place] for place in kept])
+        for floats in self._floats.values():
+            floats[known.records :] = array("d", [floats[place] for place in kept])
+        for place in range(known.records, len(numbers)):
+            self._integers["attempt"][place] = known.attempt
+        self.attempt, self.redone, self._gaps = known.attempt, known.redone, known.gaps
+        self.last = max(known.last, *numbers[known.records :]) if kept else known.last
+        self._streams = {label: Stream(self.last, known.attempt, seen)}
+        return True
 
-    def _remember(self, number: int, *, first: bool) -> None:
-        self._seen[number] = 1 if first else self._seen[number] + 1
-        if len(self._seen) > _RECENT:
-            self._seen.popitem(last=False)
-
-    def _begin(self, number: int | None) -> bool:
+    def _begin(self, number: int | None, label: bytes | None) -> bool:
         """Take note of the number; whether the record begins an attempt."""
         first = len(self) == 0
         back = number is not None and self.last is not None and number <= self.last
         if self._restarting or back:
+            self._suspicion = None if self._restarting else self._suspect(label)
             self.attempt += 1
-            self._seen.clear()
             if back and number is not None and self.last is not None:
                 self.redone += self.last - number + 1
         elif number is not None and self.last is not None:
             self._gaps[number - self.last] += 1
         begins = first or self._restarting or back
         self._restarting = False
-        self.last = number if number is not None else self.last
+        if number is not None:
+            self.last = number
+            stream = self._streams.setdefault(label, Stream(number, self.attempt, Counter({number: 1})))
+            stream.last, stream.attempt = number, self.attempt
         return begins
+
+    def _suspect(self, label: bytes | None) -> _Suspicion | None:
+        """What to put back if this is no restart; None where it surely is one."""
+        stream = self._streams.get(label)
+        if stream is None or stream.processes is not None or self.last is None:
+            return None
+        seen = Counter(dict.fromkeys(self._integers["iteration"][-SKEW:], 1))
+        return _Suspicion(label, len(self), self.attempt, self.redone, self.last, Counter(self._gaps), seen)
 
     def _keep(self, record: Record) -> None:
         integers = self._integers
