@@ -110,7 +110,7 @@ class PassTimer:
     def ready(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []
-        while self._pending and all(_is_done(one.end) for one in self._pending[0].passes):
+        while self._pending and all(_is_done(one.end) for one in reversed(self._pending[0].passes)):  # the last is last
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)

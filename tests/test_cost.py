@@ -114,9 +114,11 @@ def test_the_lines_of_the_benchmark_say_what_is_kept(tmp_path: Path) -> None:
         "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
         "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
     }
-    verdicts = [line.kept for line in lines(found) if line.kept is not None]
+    verdicts = [line.kept for line in lines(found) if line.kept]
     # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
-    assert verdicts == [True, False, True, False, False, True]
+    assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
+    noisy = lines({**found, "outside": {**change, "error_percent": 0.4}})
+    assert noisy[0].kept == "not shown"
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(SourceError, match="was not written by"):
         read_overhead(tmp_path / "x.json")

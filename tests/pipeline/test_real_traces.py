@@ -198,7 +198,8 @@ def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
 def test_batched_transfers_without_metadata_are_the_pipeline_axis() -> None:
     """Megatron's SendRecv kernels name no group; its groups say that the rank is in a pipeline."""
     analysis = analyze([FIXTURES / "megatron_pp2_m4"], Plan(only=frozenset({"overlap"})))
-    groups = analysis.results["overlap"].data()["groups"]
+    document: Any = analysis.results["overlap"].data()
+    groups = document["groups"]
     assert {(one["axis"], one["description"]) for one in groups if one["point_to_point"]} == {("PP", None)}
     batched = sum(one["communication_us"] for one in groups if one["point_to_point"])
     spans = [span for rank in range(2) for span in _kernels("megatron_pp2_m4", rank) if "SendRecv" in span[2]]
