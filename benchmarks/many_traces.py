@@ -151,6 +151,12 @@ def document(figures: Mapping[str, Any]) -> str:
             f"| {name} | {serial / wall:.2f} | {cpu / serial_cpu:.2f} | {answer['ranks']} | {damaged} | "
             f"`{answer['sha256'][:16]}` |"
         )
+    spent = (best(engines["process"], "cpu_s") or serial_cpu) / serial_cpu
+    lines += [
+        "",
+        f"The load tells how much of the processors other work took. {WORKERS} worker processes spend {spent:.2f} times "
+        f"the processor time of one: with the processors to themselves they are up to {WORKERS / spent:.2f} times as fast.",
+    ]
     lines += ["", "| Ranks, serial | Processor time of each further rank, the last = 1 |", "|:---|---:|"]
     lines += [f"| {span} | {cost:.2f} |" for span, cost in _each_further_rank(figures)]
     (few, least), (_, most) = figures["driver_kb"].items()
