@@ -34,7 +34,7 @@ hta: $(HTA_READY)
 # HTA needs a pandas below 3, so it has an environment of its own, which holds nothing of ours.
 $(HTA_READY): tests/viewers/hta-requirements.txt $(READY)
 	test -x $(HTA)/bin/python || $(PYTHON) -m venv $(HTA)
-	$(HTA)/bin/python -m pip install -q --no-deps -r $<
+	$(HTA)/bin/python -m pip install --no-deps -q -r $<
 	touch $@
 
 # Where these programs are missing and cannot be installed, the tests that need them fail and name them.

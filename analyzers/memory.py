@@ -116,6 +116,9 @@ class Layout:
         micro_batches: Forward passes of one step; absent where unknown.
         offload: What is kept off the GPU: ``optimizer``, ``parameters``.
         loss: What is kept of the logits.
+        context: Context-parallel degree: ranks that share a sequence. They hold the same weights, so ZeRO shards the
+            states over them, too.
+        virtual: Virtual stages of each pipeline rank, 1 without interleaving.
     """
 
     data: int
@@ -129,6 +132,19 @@ class Layout:
     micro_batches: int | None = None
     offload: tuple[str, ...] = ()
     loss: Loss = Loss.PLAIN
+    context: int = 1
+    virtual: int = 1
+
+    @property
+    def in_flight(self) -> float:
+        """Micro-batches of all layers that the first stage holds at most.
+
+        One for each stage, and with interleaving a little more, ``1 + (p - 1) / (p v)`` times as many (Korthikanti et
+        al. 2022, section 4.2.3); never more than there are.
+        """
+        stages = self.pipeline
+        most = stages + (stages - 1) / self.virtual if self.virtual > 1 else float(stages)
+        return most if self.micro_batches is None else min(most, self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +208,9 @@ def _states(scale: float, layout: Layout, precision: Precision, held: tuple[floa
         if _OFFLOADED_AS[name] in layout.offload:
             return 0
         sharded = layout.zero >= _SHARDED_FROM[name]
-        dense_ranks = layout.data if sharded else 1
-        expert_ranks = max(1, layout.data // layout.expert) if sharded else 1
+        replicas = layout.data * layout.context
+        dense_ranks = replicas if sharded else 1
+        expert_ranks = max(1, replicas // layout.expert) if sharded else 1
         return ceil(scale * size * (dense / dense_ranks + experts / expert_ranks))
 
     return Memory(
@@ -234,9 +251,9 @@ def activations(
     stage: Stage = Stage.FIRST,
 ) -> int:
     """Bytes of activations on a pipeline stage."""
-    tokens = seq_len * layout.micro_batch
+    tokens = ceil(seq_len * layout.micro_batch / layout.context)
     layers = ceil(model.layers / layout.pipeline)
-    in_flight = min(layout.pipeline, layout.micro_batches or layout.pipeline) if stage is Stage.FIRST else 1
+    in_flight = layout.in_flight if stage is Stage.FIRST else 1
     kept = _layer_bytes(model, seq_len, element_bytes, attention, layout)
     head = _head_bytes(model, tokens, element_bytes, layout) if layout.pipeline == 1 or stage is Stage.LAST else 0
     if layout.checkpointing is Checkpointing.FULL:

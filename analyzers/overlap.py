@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.breakdown import covered
 from perfscope.errors import MissingInput
-from perfscope.process_groups import PRIORITY, is_point_to_point, role_of
+from perfscope.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
 from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
@@ -180,8 +180,11 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
     kinds = [(one.group, is_point_to_point(one.operation)) for one in trace.collectives] + [("", False)]
-    numbers = {kind: number for number, kind in enumerate(sorted(set(kinds)))}
+    numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last
+    # Transfers that a framework batches carry no metadata; their kernel's name is all that tells them.
+    transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
+    number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
     present = [(kind, communicates & (number_of == number)) for kind, number in numbers.items()]
     described = [_describe(trace, device, *kind, events.collective[members]) for kind, members in present]
     found = []
@@ -212,12 +215,20 @@ def _describe(trace: Trace, device: int, group: str, point_to_point: bool, colle
         group=group,
         is_point_to_point=point_to_point,
         description=description,
-        role=role_of(description, operations, size, trace.world_size),
+        role=_role(trace, description, operations, size, batched=point_to_point and not group),
         size=size,
         communication=0,
         hidden=0,
         exposed=0,
     )
+
+
+def _role(trace: Trace, description: str, operations: set[str], size: int | None, *, batched: bool) -> str:
+    """The axis of a group; batched transfers are a pipeline's where the rank is in one by its groups' descriptions."""
+    pipelines = (one for one in trace.groups.values() if one.size > 1 and role_of(one.description, (), 0, 0) == "PP")
+    if batched and any(pipelines):
+        return "PP"
+    return role_of(description, operations, size, trace.world_size)
 
 
 def _added(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:

@@ -378,6 +378,7 @@ _SOURCES = {
     "deepspeed_pipeline": "DeepSpeed's PipelineEngine.train_batch returns",
     "megatron": "Megatron's train_step returns",
     "megatron_optimizer": "the step of Megatron's optimizer returns",
+    "rpc_optimizer": "the step of DistributedOptimizer returns",
     "torchtitan": "torchtitan's train_step returns",
     "grad_scaler": "GradScaler.update returns",
     "optimizer": "the optimizer's step returns",

@@ -16,27 +16,29 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ROOT, Tool, best, machine, take_turns
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
-ENGINES = ("serial", "process", "dask")
+ENGINES = ("serial", "process", *(["dask"] if find_spec("distributed") else []))
 WORKERS = 2
 ANSWERED = (0, 4)
 _RANK = re.compile(rb'("distributedInfo": \{[^\n]*?"rank": )\d+(, "world_size": )\d+')
 _GROUP = re.compile(rb'"pg_size": \d+, "ranks": \[[^\]]*\]')
-#: The peak memory of the driver alone: workers are processes of their own.
+#: The peak memory of the driver alone, in kB: workers are processes of their own.
 DRIVER = """
-import resource, sys
+import sys
 from perfscope.cli import main
 sys.argv[0] = "perfscope"
 try:
     main()
 finally:
     sys.stdout.flush()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
@@ -44,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for the copies")
     parser.add_argument("--ranks", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
     parser.add_argument("--write", type=Path, help="a file for the answer")
     options = parser.parse_args()
@@ -82,21 +84,21 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
     where = machine()
     job = copies(folder / f"job{ranks}", ranks, cut=ranks // 2)
     paths = sorted(job.iterdir())
-    some = {count: [str(path) for path in paths[:count]] for count in (ranks // 8, ranks // 4, ranks // 2)}
-    runs = {f"{count} ranks, serial": Tool("", _analyze("serial", 1, *few)) for count, few in some.items()}
-    engines = {engine: Tool("", _analyze(engine, WORKERS, str(job))) for engine in ENGINES}
-    take_turns([*runs.values(), *engines.values()], rounds, answered=ANSWERED)
+    part = [str(path) for path in paths[: ranks // 4]]
+    counts = (ranks // 16, ranks // 8)
+    fewer = {count: Tool("", _analyze("serial", 1, *part[:count])) for count in counts}
+    engines = {engine: Tool("", _analyze(engine, WORKERS, *part)) for engine in ENGINES}
     answers = {engine: _answer(engine, job) for engine in ENGINES}
+    take_turns([*fewer.values(), *engines.values()], rounds, answered=ANSWERED)
     return {
         "machine": where,
         "ranks": ranks,
+        "timed_ranks": len(part),
         "mb_of_json_each": 13,
-        "serial": {str(count): run.data() for count, run in zip(some, runs.values(), strict=True)},
+        "serial": {str(count): run.data() for count, run in fewer.items()},
         "engines": {engine: tool.data() for engine, tool in engines.items()},
         "answers": answers,
-        "driver_bytes": {
-            str(count): _drivers_peak(few) for count, few in ((ranks // 4, some[ranks // 4]), (ranks, [str(job)]))
-        },
+        "driver_kb": {str(len(part)): _drivers_peak(part), str(ranks): _drivers_peak([str(job)])},
     }
 
 
@@ -127,41 +129,47 @@ def _drivers_peak(paths: Sequence[str]) -> int:
 
 def document(figures: Mapping[str, Any]) -> str:
     """The figures as tables."""
-    where, ranks, engines = figures["machine"], figures["ranks"], figures["engines"]
-    serial = best(engines["serial"])
+    where, ranks, engines, timed = (figures[key] for key in ("machine", "ranks", "engines", "timed_ranks"))
+    serial, serial_cpu = best(engines["serial"]), best(engines["serial"], "cpu_s")
     assert serial is not None
+    assert serial_cpu is not None
     lines = [
         f"{ranks} ranks: two real traces of three steps on H200 ({figures['mb_of_json_each']} MB of JSON each), copied "
         f"and renumbered, one of them cut off. {where['processors']} processors ({where['model']}), Python "
         f"{where['python']}, load {where['load_before']} before; the best round of each.",
         "",
-        "| Engine | Time, serial = 1 | Speed-up | Ranks in the answer | Damaged | Answer's SHA-256 |",
+        f"| Engine | Speed-up, {timed} ranks | Processor time, serial = 1 | Answered | Damaged | Answer's SHA-256 |",
         "|:---|---:|---:|---:|:---|:---|",
     ]
     for engine, figure in engines.items():
-        answer, wall = figures["answers"][engine], best(figure)
+        answer, wall, cpu = figures["answers"][engine], best(figure), best(figure, "cpu_s")
         assert wall is not None
+        assert cpu is not None
         name = engine if engine == "serial" else f"{engine}, {WORKERS} workers"
         damaged = ", ".join(f"rank {rank}" for rank in answer["damaged"])
         lines.append(
-            f"| {name} | {wall / serial:.2f} | {serial / wall:.2f} | {answer['ranks']} | {damaged} | "
+            f"| {name} | {serial / wall:.2f} | {cpu / serial_cpu:.2f} | {answer['ranks']} | {damaged} | "
             f"`{answer['sha256'][:16]}` |"
         )
-    lines += ["", "| Ranks, serial | Time per rank, that of all = 1 |", "|---:|---:|"]
-    for count, figure in {**figures["serial"], str(ranks): engines["serial"]}.items():
-        wall = best(figure)
-        assert wall is not None
-        lines.append(f"| {count} | {wall / int(count) / (serial / ranks):.2f} |")
-    (few, least), (_, most) = figures["driver_bytes"].items()
-    each = (most - least) / (ranks - int(few))
+    lines += ["", "| Ranks, serial | Processor time of each further rank, the last = 1 |", "|:---|---:|"]
+    lines += [f"| {span} | {cost:.2f} |" for span, cost in _each_further_rank(figures)]
+    (few, least), (_, most) = figures["driver_kb"].items()
     lines += [
         "",
-        f"The driver of two worker processes needs {each / 1000:.0f} kB of memory more for each rank more (from {few} "
-        f"to {ranks} ranks), JSON included.",
+        f"The driver of two worker processes needs {(most - least) / (ranks - int(few)):.0f} kB of memory more for "
+        f"each rank more (from {few} to {ranks} ranks), JSON included.",
         "",
         "Warnings: " + "; ".join(f"`{line}`" for line in figures["answers"]["serial"]["warnings"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _each_further_rank(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """What one rank more costs from one job to the next larger one, against the last of them."""
+    jobs = {**figures["serial"], str(figures["timed_ranks"]): figures["engines"]["serial"]}
+    costs = [(int(count), best(figure, "cpu_s") or 0.0) for count, figure in jobs.items()]
+    steps = [(f"{few} to {many}", (most - least) / (many - few)) for (few, least), (many, most) in pairwise(costs)]
+    return [(span, cost / steps[-1][1]) for span, cost in steps]
 
 
 if __name__ == "__main__":

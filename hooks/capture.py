@@ -60,6 +60,7 @@ class Capture:
         self.saves = SaveTimer(self)
         self._windows = WindowKeeper(config, self)
         self._begun = False
+        self._serves = False
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
         self._rank: wire.RankRecord | None = None
@@ -153,10 +154,18 @@ class Capture:
     @guarded
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
+        if identity.serves_others():
+            self._note_service()
+            return
         self._facts.optimizer_steps += 1
         self._model.steps(optimizer)
         if self._source.name in (None, "optimizer"):
             self.boundary("optimizer", optimizer)
+
+    def _note_service(self) -> None:
+        if not self._serves:
+            self._serves = True
+            self.note("this process steps optimizers for others, who ask for it by RPC: those steps are theirs")
 
     @guarded
     def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:

@@ -6,14 +6,33 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
 from perfscope.hooks.secrets import redact_arguments
 from perfscope.wire import RankRecord
 
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK", "PMIX_RANK")
-_WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "PMI_SIZE")
+#: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher inside an allocation of
+#: another goes before it.
+_RANK_VARIABLES = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "JSM_NAMESPACE_RANK",
+    "SLURM_PROCID",
+    "PMIX_RANK",
+)
+_WORLD_VARIABLES = (
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "SLURM_NTASKS",
+)
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -21,7 +40,21 @@ def rank_and_world_size() -> tuple[int, int]:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
+    agent = _rpc_agent()
+    if agent is not None:
+        return int(agent.get_worker_info().id), len(agent.get_worker_infos())
     return _from_environment(_RANK_VARIABLES, 0), _from_environment(_WORLD_VARIABLES, 1)
+
+
+def _rpc_agent() -> Any:
+    """Torch's RPC agent, where this process is one of its workers."""
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
+
+
+def serves_others() -> bool:
+    """Whether this thread works for another process, which asked for it by RPC."""
+    return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
 
 
 def rank_in_environment() -> bool:

@@ -11,6 +11,7 @@ import os
 import py_compile
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +39,9 @@ _LIGHT = (
     "mesh_hooks.py",
     "arguments.py",
 )
+
+_MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun")
+_TIMEOUT_S = 10
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
@@ -84,16 +88,41 @@ def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dic
     }
 
 
-def doubts(command: Sequence[str]) -> list[str]:
+def forwarding(command: Sequence[str]) -> list[str]:
+    """The command with the words that make its launcher pass our variables on.
+
+    Open MPI gives other hosts only the variables that ``-x`` names; MPICH's and Intel's launchers give them all.
+    """
+    if Path(command[0]).name not in _MPI_LAUNCHERS or not _is_open_mpi(command[0]):
+        return list(command)
+    return [command[0], "-x", "PYTHONPATH", "-x", ENVIRONMENT_VARIABLE, *command[1:]]
+
+
+def _is_open_mpi(program: str) -> bool:
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "Open MPI" in answer.stdout or "OpenRTE" in answer.stdout
+
+
+def doubts(command: Sequence[str], inherited: Mapping[str, str] | None = None) -> list[str]:
     """Reasons why the hook may not reach the ranks, in words, before anything starts."""
     found = []
+    if Path(command[0]).name == "srun":
+        found += [
+            f"{name}={value} keeps PYTHONPATH from the ranks: unset it, or give srun --export=ALL"
+            for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
+            if (value := (inherited or {}).get(name)) and "ALL" not in value
+        ]
     if Path("sitecustomize.py").exists() and Path(command[0]).name == "deepspeed":
         found.append("deepspeed puts the working directory first, so its sitecustomize.py hides the hook: rename it")
-    for word in command:
+    for word, following in zip(command, [*command[1:], ""], strict=True):
         if re.fullmatch(r"-[A-Za-z]*[IES][A-Za-z]*", word) and Path(command[0]).name.startswith("python"):
             found.append(f"python {word} ignores PYTHONPATH or sitecustomize: nothing will be captured")
-        if word == "--export=NONE" or (word.startswith("--export=") and "ALL" not in word):
-            found.append(f"{word} keeps PYTHONPATH from the ranks: add ALL")
+        export = following if word == "--export" else word.removeprefix("--export=") if "--export=" in word else "ALL"
+        if Path(command[0]).name == "srun" and "ALL" not in export:
+            found.append(f"--export={export} keeps PYTHONPATH from the ranks: add ALL")
     if Path(command[0]).name == "deepspeed":
         files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
         found += [f"{file} sets PYTHONPATH, which hides the hook on other nodes" for file in files if _sets_path(file)]

@@ -10,8 +10,9 @@ says who the GPUs are; in every other one ``gpus`` holds, in the same order, wha
     {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
 A value that a GPU does not tell is left out. Each kind of value has a rate of its own: calls that take microseconds are
-made at the fast rate, counters once a second, and whatever proves to take more than its share of the time is made less
-often, so that sampling a node never costs more than a few percent of one of its cores.
+made at the fast rate (for an hour, and then once a second), counters once a second, and whatever proves to take more
+than its share of the time is made less often, so that sampling a node never costs more than a few percent of one of its
+cores.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from functools import partial
 from typing import Any
 
 _SLOW_PERIOD_NS = 10**9
+#: After an hour once a second is enough: a week of a node's samples is to stay readable.
+_FULL_RATE_NS = 3600 * 10**9
 #: A kind of value may take this share of the sampler's time; there are nine kinds.
-_SHARE = 0.005
+_SHARE = 0.01
 #: One call in many takes milliseconds, and so does the first of each kind: the median of so many rounds is what counts.
 _ROUNDS_JUDGED = 5
 _FEWEST_JUDGED = 3
@@ -95,6 +98,11 @@ class Metric:
         self.due_ns = 0
         self._costs: list[int] = []
 
+    def at_most_once_in(self, period_ns: int) -> None:
+        """Make the rounds rarer from the next one on."""
+        self.nominal_ns = max(self.nominal_ns, period_ns)
+        self.period_ns = max(self.period_ns, period_ns)
+
     def took(self, cost_ns: int, began_ns: int) -> int | None:
         """Plan the round after the one that began then; its usual cost is given back where it makes rounds rarer."""
         self._costs = [*self._costs[1 - _ROUNDS_JUDGED :], cost_ns]
@@ -132,6 +140,7 @@ def main(folder: str, hz: float, parent: int) -> None:
 def _sample_until_orphaned(pynvml: Any, devices: list[Device], metrics: list[Metric], parent: int) -> None:
     rounds, late = 0, 0
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
+    full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
     while os.getppid() == parent:
         began_ns = time.monotonic_ns()
         late += metrics[0].due_ns > 0 and began_ns > metrics[0].due_ns + metrics[0].period_ns
@@ -147,6 +156,9 @@ def _sample_until_orphaned(pynvml: Any, devices: list[Device], metrics: list[Met
         if began_ns >= cost_due_ns:
             _write({"t_ns": began_ns, "sampler": {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late}})
             cost_due_ns += _COST_PERIOD_NS
+        if began_ns >= full_rate_until_ns:
+            for metric in metrics:
+                metric.at_most_once_in(_SLOW_PERIOD_NS)
         due_ns = min(metric.due_ns for metric in metrics)
         # Half a second at most, so that the sampler ends soon after its rank at any rate.
         time.sleep(min(0.5, max(0.0, (due_ns - time.monotonic_ns()) / 1e9)))
@@ -202,7 +214,7 @@ def _metrics(pynvml: Any, fast_ns: int) -> list[Metric]:
 
     def utilisation(device: Device) -> dict[str, Any]:
         rates = pynvml.nvmlDeviceGetUtilizationRates(device.handle)
-        return {"gpu_util_percent": rates.gpu, "memory_util_percent": rates.memory}
+        return {"gpu_util_percent": rates.gpu}
 
     def throttle(device: Device) -> dict[str, Any]:
         ask = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)

@@ -85,6 +85,8 @@ _PATCHERS = {
     "megatron.": ("megatron_hooks",),
     "torch.distributed.pipelining.": ("micro_batches", "mesh_hooks"),
     "torch.distributed.device_mesh": ("mesh_hooks",),
+    "torch.distributed.rpc": ("rpc_hooks",),
+    "torch.distributed.optim.": ("rpc_hooks",),
     "torch.distributed.tensor.": ("mesh_hooks",),
     "torch.distributed.fsdp.": ("wrapper_hooks",),
     "torch.distributed._composable.": ("wrapper_hooks",),

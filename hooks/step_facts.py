@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfscope.hooks.guard import asked
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -103,9 +105,13 @@ def memory() -> dict[str, int]:
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return {}
+    # Not max_memory_allocated() and max_memory_reserved(): each of them flattens all the counters of the allocator.
+    counters = asked(torch.cuda.memory.memory_stats_as_nested_dict)
+    if not counters:
+        return {}  # an allocator that somebody plugged in
     return {
-        "memory_peak_bytes": torch.cuda.max_memory_allocated(),
-        "memory_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "memory_peak_bytes": counters["allocated_bytes"]["all"]["peak"],
+        "memory_reserved_bytes": counters["reserved_bytes"]["all"]["peak"],
     }
 
 

@@ -7,6 +7,7 @@ import threading
 #: What may tell that a step completed; the highest that is present does.
 PRIORITY = {
     "optimizer": 10,
+    "rpc_optimizer": 12,
     "grad_scaler": 15,
     "megatron_optimizer": 20,
     "deepspeed": 30,

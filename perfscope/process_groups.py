@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 #: The order in which exposed time is given to groups that communicate at once: the most urgent first.
-PRIORITY = ("PP", "TP", "EP", "CP", "DP", "world", "")
+PRIORITY = ("PP", "TP", "MP", "EP", "CP", "DP", "world", "")
 
 # The first that matches decides: gradients are reduced over data and context ranks together, which is still DP.
 _ROLES = (
@@ -19,15 +19,17 @@ _ROLES = (
     ("CP", r"context|(?:^|_)cp(?:_|$)|sequence_parallel|ulysses"),
     ("TP", r"expert_tensor_parallel"),
     ("EP", r"expert|(?:^|_)ep(?:_|$)"),
+    ("MP", r"^model_parallel_group$"),  # Megatron's group of tensor- and pipeline-parallel ranks together
     ("TP", r"tensor|(?:^|_)tp(?:_|$)|model_parallel"),
 )
 _PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
+_TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
 _UNSAID = frozenset(("", "undefined", "default_pg"))
 
 
 def role_of(description: str, operations: Iterable[str], size: int | None, world_size: int | None) -> str:
-    """The axis that a group serves: PP, TP, EP, CP, DP, ``world``, or ``""`` where nothing tells.
+    """The axis that a group serves: PP, TP, MP (both), EP, CP, DP, ``world``, or ``""`` where nothing tells.
 
     >>> role_of("TENSOR_MODEL_PARALLEL_GROUP", (), 2, 8), role_of("undefined", ["send", "recv"], 2, 8)
     ('TP', 'PP')
@@ -46,3 +48,8 @@ def role_of(description: str, operations: Iterable[str], size: int | None, world
 def is_point_to_point(operation: str) -> bool:
     """Whether an operation has one sender and one receiver."""
     return operation in _POINT_TO_POINT
+
+
+def is_transfer(kernel: str) -> bool:
+    """Whether a kernel is NCCL's or RCCL's for sends and receives, by its name alone."""
+    return _TRANSFER.search(kernel) is not None

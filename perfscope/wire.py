@@ -239,7 +239,7 @@ class RankRecord:
     device_type: str | None = None
     device_name: str | None = None
     device_uuid: str | None = None
-    device_uuids: tuple[str, ...] = ()
+    device_uuids: tuple[str, ...] | None = None
     device_index: int | None = None
     visible_devices: str | None = None
     device_order: str | None = None
@@ -299,12 +299,16 @@ class ModelRecord:
     optimizer: str | None = None
 
 
+#: Made once, and without copying every record: this runs at each step of a training.
+_LINES = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdict)
+
+
 def to_line(
     record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
 ) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
-    known = {name: value for name, value in asdict(record).items() if value is not None}
-    return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    known = {name: value for name, value in vars(record).items() if value is not None}
+    return _LINES.encode(known).encode() + b"\n"
 
 
 def to_file(value: dict[str, Any]) -> bytes:

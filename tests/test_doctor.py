@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from perfscope.checkup import hook_side, machine_side, probing, torch_side
+from perfscope.checkup import hook_side, machine_side, probing, torch_side, verdict
 from perfscope.checkup.verdict import Verdict
+from perfscope.commands import doctor as command
+from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.nvml.conftest import build
 
@@ -25,17 +28,32 @@ def with_module(folder: Path, name: str, text: str) -> dict[str, str]:
 
 
 def test_everything_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    ended = perfscope("doctor", "--format", "json", "-o", tmp_path / "runs" / "next", cwd=tmp_path)
+    """The guide's example: its lines are there, and so is a row for each part."""
+    (example,) = re.findall(
+        r"```console\n\$ perfscope doctor\n(.*?)```", (ROOT / "docs" / "doctor.md").read_text(), re.S
+    )
+    ended = perfscope("doctor", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert list(tmp_path.iterdir()) == []
-    document = json.loads(ended.stdout)
-    checks = {check["part"]: check for check in document["checks"]}
-    assert document["fail"] == 0
+    for line in example.splitlines():
+        assert line == "..." or re.search(f"^{re.escape(line.removesuffix('...'))}", ended.stdout, re.M), line
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ended.stdout.splitlines() if line[:1] == "|"]
+    verdicts = {part: verdict for part, verdict, *_ in rows[2:]}
+    assert "fail" not in verdicts.values()
     for part in ("Python", "torch", "torch.profiler", "Hook", "Hooks of torch", "Hooks of deepspeed", "Disk"):
-        assert checks[part]["verdict"] == "ok", checks[part]
-    assert checks["NVML"]["verdict"] in ("ok", "warn")
-    assert all(check["mend"] for check in document["checks"] if check["verdict"] == "fail")
-    assert str(tmp_path) in checks["Disk"]["found"]
+        assert verdicts[part] == "ok", part
+    assert verdicts["NVML"] in ("ok", "warn")
+
+
+def test_it_is_told_to_programs_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checks = [verdict.ok("Disk", "much"), verdict.fail("torch", "broken", "mend it")]
+    monkeypatch.setattr(command, "_examine", lambda folder: checks)
+    outcome = command.doctor(tmp_path / "runs" / "next", Format.JSON)
+    assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: mend it",))
+    document = json.loads(outcome.text)
+    assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)
+    assert document["checks"][1] == {"part": "torch", "verdict": "fail", "found": "broken", "mend": "mend it"}
+    assert document["checks"][0]["mend"] is None
 
 
 FAKE_TORCH = """

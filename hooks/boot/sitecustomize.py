@@ -50,13 +50,13 @@ def _say(text: str) -> None:
 
 def _on_import(name: str, module: "ModuleType") -> None:
     try:
-        package, hooks = _locations()
-        if "perfscope" not in sys.modules:
-            _load("perfscope", package, [os.path.dirname(package)])
-        elif getattr(sys.modules["perfscope"], "DISTRIBUTION", None) != "perfscope-toolkit":
+        ours = sys.modules.get("perfscope")
+        if ours is not None and getattr(ours, "DISTRIBUTION", None) != "perfscope-toolkit":
             return _say("the script imports another project's module named perfscope")
-        if "perfscope.hooks" not in sys.modules:
-            sys.modules["perfscope"].hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[attr-defined]
+        if ours is None or "perfscope.hooks" not in sys.modules:
+            package, hooks = _locations()
+            ours = ours or _load("perfscope", package, [os.path.dirname(package)])
+            ours.hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[union-attr]
         from perfscope.hooks.start import patch
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
         return _say(repr(error))

@@ -7,6 +7,8 @@ import re
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ from perfscope.hooks import launch
 from perfscope.hooks.config import Config
 from perfscope.hooks.imports import WATCHED
 
+_AT_ONCE = 4
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
 _DISTRIBUTIONS = {"megatron": "megatron-core", "lightning": "lightning", "pytorch_lightning": "pytorch-lightning"}
 
@@ -46,7 +49,8 @@ def check_hook() -> list[Check]:
         environment = _hooked(Path(folder) / "run")
         tried = probe(_IS_ACTIVE, environment)
         checks = [_activity(tried.answer, tried.problem)]
-        checks += [_hooked_names(package, environment) for package in _packages()]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # importing a framework takes seconds
+            checks += pool.map(partial(_hooked_names, environment=environment), _packages())
     doubts = launch.doubts(["deepspeed"])
     checks += [warn("Hook under deepspeed", doubt, "see the text") for doubt in doubts]
     return checks

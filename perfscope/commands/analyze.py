@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from perfscope.analyzers.cost import Cost
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.engine import Analysis, Plan
 from perfscope.engine import analyze as run_analyzers
@@ -17,9 +20,11 @@ from perfscope.measuring import Measured
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report, Section
+from perfscope.sources.files import is_url
 from perfscope.workers import Engine, available_workers, in_processes, in_this_process, on_dask
 
 DAMAGED_INPUT = 4
+_SHARES = ("breakdown", "host", "idle")  # what a profiler that slows the host changes
 
 
 def analyze(
@@ -44,7 +49,9 @@ def analyze(
         with_operators=operators,
         ranks=_rank_names(rank),
     )
-    analysis = run_analyzers(paths, plan)
+    # Workers that run already have a working folder of their own.
+    locations = [path if scheduler is None or is_url(path) else os.path.abspath(path) for path in paths]  # noqa: PTH100 - a pattern is no path
+    analysis = run_analyzers(locations, plan)
     report = to_report(analysis)
     return Outcome(
         render(report, format),
@@ -97,6 +104,15 @@ def _rank_names(rank: str | None) -> int | re.Pattern[str] | None:
     return pattern
 
 
+def _slowed(analysis: Analysis, name: str) -> tuple[str, ...]:
+    """The label of shares that are those of slowed steps."""
+    cost = analysis.results.get("cost")
+    if name not in _SHARES or not isinstance(cost, Cost):
+        return ()
+    slower = [window.slower for window in cost.windows if window.is_distorted and window.slower is not None]
+    return (f"Of steps that the profiler made up to {max(slower):.0%} slower.",) if slower else ()
+
+
 def to_report(analysis: Analysis) -> Report:
     """Write an analysis as the neutral document."""
     data: dict[str, Json] = {
@@ -105,7 +121,10 @@ def to_report(analysis: Analysis) -> Report:
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "results": {name: result.data() for name, result in analysis.results.items()},
     }
-    sections: list[Section] = [section for result in analysis.results.values() for section in result.sections()]
+    sections: list[Section] = []
+    for name, result in analysis.results.items():
+        first, *more = result.sections()
+        sections += [replace(first, notes=(*first.notes, *_slowed(analysis, name))), *more]
     if analysis.skipped:
         by_reason: dict[str, list[str]] = {}
         for skip in analysis.skipped:

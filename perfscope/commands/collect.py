@@ -170,13 +170,13 @@ def _sections(collected: list[Collected], clocks: tuple[Clock, ...], run_dir: Pa
         )
         for one in collected
     ]
-    columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB"))
+    columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
     sections = [Section("Parts", columns, tuple(rows), notes=(f"`perfscope analyze {run_dir}` reads the whole run.",))]
     if clocks:
         sections.append(
             Section(
                 "Clocks",
-                (Column("Host"), Column("Ahead (ms)"), Column("Common steps")),
+                (Column("Host"), Column("Ahead (ms)", 3), Column("Common steps")),
                 tuple((clock.host, clock.ahead_s * 1e3, clock.steps) for clock in clocks),
                 notes=("Against the lowest rank's host, by the ends of steps, which all ranks end nearly together.",),
             )

@@ -60,6 +60,10 @@ def plan(
     tp: Annotated[int | None, typer.Option(help="Tensor parallel degree.", rich_help_panel=_MEMORY)] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline parallel degree.", rich_help_panel=_MEMORY)] = None,
     ep: Annotated[int | None, typer.Option(help="Expert parallel degree.", rich_help_panel=_MEMORY)] = None,
+    cp: Annotated[int | None, typer.Option(help="Context parallel degree.", rich_help_panel=_MEMORY)] = None,
+    virtual_stages: Annotated[
+        int | None, typer.Option(help="Virtual stages of each pipeline rank (interleaved).", rich_help_panel=_MEMORY)
+    ] = None,
     micro_batch: Annotated[
         int | None,
         typer.Option(
@@ -153,12 +157,14 @@ def plan(
         tensor=_count("--tp", tp),
         pipeline=_count("--pp", pp),
         expert=_count("--ep", ep),
+        context=_count("--cp", cp),
+        virtual=_count("--virtual-stages", virtual_stages),
         micro_batch=_count("--micro-batch", micro_batch),
         global_batch=_count("--gbs", gbs),
         sequence_parallel=sequence_parallel,
         attention=attention,
         optimizer=optimizer,
-        gradient_bytes=4 if fp32_gradients else 2,
+        gradient_bytes=4 if fp32_gradients else None,
         dtype=dtype,
         loss=loss,
         states=states,

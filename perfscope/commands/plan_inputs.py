@@ -68,7 +68,8 @@ class Question:
         convention: The convention of the TFLOPs.
         checkpointing: Which activations are recomputed.
         seq_len: Tokens in a sequence.
-        zero, tensor, pipeline, expert: Stage of ZeRO and degrees of parallelism.
+        zero, tensor, pipeline, expert, context: Stage of ZeRO and degrees of parallelism.
+        virtual: Virtual stages of each pipeline rank.
         micro_batch, global_batch: Sequences of a forward pass and of a step.
         sequence_parallel, attention, optimizer, gradient_bytes: As in ``perfscope.analyzers.memory``.
         dtype: The number format.
@@ -94,8 +95,10 @@ class Question:
     sequence_parallel: bool = False
     attention: Attention = Attention.FLASH
     optimizer: Optimizer = Optimizer.ADAM
-    gradient_bytes: int = 2
+    gradient_bytes: int | None = None
     dtype: Dtype | None = None
+    context: int | None = None
+    virtual: int | None = None
     loss: Loss = Loss.PLAIN
     states: States | None = None
     offload: tuple[str, ...] = ()
@@ -115,7 +118,7 @@ class Question:
         """Bytes of each state in a number format."""
         states = self.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
         if states is States.MIXED:
-            return mixed_precision(self.optimizer, self.gradient_bytes)
+            return mixed_precision(self.optimizer, self.gradient_bytes or 2)
         return _PRECISIONS[states](self.optimizer)
 
 
@@ -152,17 +155,27 @@ def check_layout(question: Question, model: Transformer) -> None:
         UsageError: They do not.
     """
     tensor, pipeline, expert = question.tensor or 1, question.pipeline or 1, question.expert or 1
+    context, virtual = question.context or 1, question.virtual or 1
     if question.zero is not None and question.zero not in range(LAST_STAGE + 1):
         raise UsageError(f"the stage of ZeRO is 0 to {LAST_STAGE}, not {question.zero}")
-    if question.gpus % (tensor * pipeline):
-        raise UsageError(f"{question.gpus} GPUs do not divide into groups of {tensor} x {pipeline} (--tp, --pp)")
+    if question.gpus % (tensor * pipeline * context):
+        degrees, names = f"{tensor} x {pipeline}", "--tp, --pp"
+        if context > 1:
+            degrees, names = f"{degrees} x {context}", f"{names}, --cp"
+        raise UsageError(f"{question.gpus} GPUs do not divide into groups of {degrees} ({names})")
+    if question.sequence % context:
+        raise UsageError(f"a sequence of {question.sequence} tokens does not divide over {context} ranks (--cp)")
+    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
+        raise UsageError(
+            f"{model.layers} layers do not divide into {pipeline} x {virtual} virtual stages (--pp, --virtual-stages)"
+        )
     if model.heads % tensor:
         raise UsageError(f"{model.heads} heads do not divide into {tensor} tensor-parallel ranks")
     if pipeline > model.layers:
         raise UsageError(f"{model.layers} layers do not fill {pipeline} pipeline stages")
     if expert > 1 and model.experts is None:
         raise UsageError(f"--ep {expert} is given for a model without experts")
-    if model.experts and (model.experts.routed % expert or (question.gpus // tensor // pipeline) % expert):
+    if model.experts and (model.experts.routed % expert or (question.gpus // tensor // pipeline // context) % expert):
         raise UsageError(f"{model.experts.routed} experts over {expert} ranks of each replica do not divide (--ep)")
 
 
@@ -174,7 +187,7 @@ def check_batches(question: Question) -> None:
     """
     if question.global_batch is None:
         return
-    replicas = max(1, question.gpus // ((question.tensor or 1) * (question.pipeline or 1)))
+    replicas = max(1, question.gpus // ((question.tensor or 1) * (question.pipeline or 1) * (question.context or 1)))
     at_once = replicas * (question.micro_batch or DEFAULT_MICRO_BATCH)
     if question.global_batch % at_once:
         raise UsageError(
@@ -199,7 +212,11 @@ def possible_layouts(question: Question, model: Transformer) -> Iterator[Layout]
         key=lambda pair: (pair[0] * pair[1], pair[1]),
     )
     for tensor, pipeline in degrees:
-        if question.gpus % (tensor * pipeline) or model.heads % tensor or model.layers % pipeline:
+        if (
+            question.gpus % (tensor * pipeline * (question.context or 1))
+            or model.heads % tensor
+            or model.layers % (pipeline * (question.virtual or 1))
+        ):
             continue
         for checkpointing in _checkpointings(question):
             for zero in _stages(question, pipeline):
@@ -229,7 +246,8 @@ def _stages(question: Question, pipeline: int) -> Sequence[int]:
 
 
 def _layout(question: Question, tensor: int, pipeline: int, zero: int, checkpointing: Checkpointing) -> Layout:
-    data = question.gpus // (tensor * pipeline)
+    context = question.context or 1
+    data = question.gpus // (tensor * pipeline * context)
     micro_batch = question.micro_batch or DEFAULT_MICRO_BATCH
     batches = None
     if question.global_batch:
@@ -246,4 +264,6 @@ def _layout(question: Question, tensor: int, pipeline: int, zero: int, checkpoin
         micro_batches=batches,
         offload=question.offload,
         loss=question.loss,
+        context=context,
+        virtual=question.virtual or 1 if pipeline > 1 else 1,
     )

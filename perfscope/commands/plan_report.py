@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.comparison import Convention, Step, compare
 from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.memory import Layout, Memory, estimate
+from perfscope.analyzers.memory import Attention, Layout, Memory, estimate
 from perfscope.analyzers.planning import Training, solve
 from perfscope.commands.model_choice import Choice
 from perfscope.commands.peaks import Peak
@@ -19,10 +20,17 @@ from perfscope.commands.plan_inputs import (
     possible_layouts,
 )
 from perfscope.commands.plan_shape import shape_of
+from perfscope.commands.plan_tables import (
+    checkpoint_data,
+    checkpoint_section,
+    fits_section,
+    memory_data,
+    memory_section,
+)
 from perfscope.errors import UsageError
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.transformer import Transformer
-from perfscope.units import format_bytes, format_parameters
+from perfscope.units import format_parameters
 
 if TYPE_CHECKING:
     from perfscope.commands.plan_run import PlannedRun
@@ -62,9 +70,9 @@ def to_report(question: Question, choice: Choice, peak: Peak, planned: PlannedRu
         "gpus": question.gpus,
         "gpu": _gpu_data(peak),
         "conventions": [each.data() for each in conventions],
-        "memory": [_memory_data(each, peak) for each in memory],
-        "fits": None if fits is None else [_memory_data(each, peak) for each in fits],
-        "checkpoint": _checkpoint_data(question, choice, peak),
+        "memory": [memory_data(each, peak) for each in memory],
+        "fits": None if fits is None else [memory_data(each, peak) for each in fits],
+        "checkpoint": checkpoint_data(question, choice, peak),
         "checkpoint_bytes": choice.stored_parameters * question.precision(peak.dtype).checkpoint,
         "run": beside.data if beside else None,
         "assumptions": _assumptions_data(question, peak),
@@ -74,9 +82,9 @@ def to_report(question: Question, choice: Choice, peak: Peak, planned: PlannedRu
     sections = [
         *((beside.section,) if beside else ()),
         *(() if beside and not training.solved else _time_sections(training, question, peak, conventions)),
-        _memory_section(memory, peak),
-        _fits_section(fits, peak),
-        _checkpoint_section(question, choice, peak),
+        memory_section(memory, peak),
+        fits_section(fits, peak),
+        checkpoint_section(question, choice, peak),
     ]
     if question.read:
         sections.append(Section("Read", notes=question.read))
@@ -109,9 +117,14 @@ def _beside_run(
         conventions = compare(step._replace(seq_len=found.seq_len, gpus=found.gpus))
     speed = speed_of(question, training.tflops_per_gpu, peak)
     checkpoint_bytes = choice.stored_parameters * question.precision(peak.dtype).checkpoint
+    with_matrix = None
+    if question.attention is Attention.FLASH and choice.model:
+        keeping = replace(question, attention=Attention.EAGER)
+        with_matrix = _estimate(keeping, choice, choice.model, peak, memory[0].layout)
     quantities = hold_against_run(
         planned,
         memory[0],
+        with_matrix=with_matrix,
         parameters=choice.stored_parameters,
         checkpoint_bytes=checkpoint_bytes,
         speed=speed,
@@ -221,36 +234,6 @@ def _gpu_data(peak: Peak) -> Json:
     }
 
 
-def _memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
-    layout = memory.layout
-    return {
-        "zero": layout.zero,
-        "tp": layout.tensor,
-        "pp": layout.pipeline,
-        "dp": layout.data,
-        "ep": layout.expert,
-        "checkpointing": str(layout.checkpointing),
-        "micro_batch": layout.micro_batch,
-        "weights_bytes": memory.weights,
-        "gradients_bytes": memory.gradients,
-        "optimizer_bytes": memory.optimizer,
-        "activations_bytes": memory.activations,
-        "total_bytes": memory.total,
-        "fits": None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes,
-    }
-
-
-def _checkpoint_data(question: Question, choice: Choice, peak: Peak) -> dict[str, Json]:
-    precision = question.precision(peak.dtype)
-    parameters = choice.stored_parameters
-    return {
-        "weights_bytes": parameters * precision.weights,
-        "optimizer_bytes": parameters * precision.optimizer,
-        "total_bytes": parameters * precision.checkpoint,
-        "bytes_per_parameter": precision.checkpoint,
-    }
-
-
 def _assumptions_data(question: Question, peak: Peak) -> dict[str, Json]:
     return {
         "checkpointing": str(question.recomputed),
@@ -324,70 +307,6 @@ def _time_sections(
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
-
-
-_MEMORY_COLUMNS = (
-    Column("Checkpointing"),
-    Column("ZeRO"),
-    Column("TP"),
-    Column("PP"),
-    Column("DP"),
-    Column("Weights (GB)"),
-    Column("Gradients (GB)"),
-    Column("Optimizer (GB)"),
-    Column("Activations (GB)"),
-    Column("Total (GB)"),
-    Column("Fits"),
-)
-
-
-def _memory_row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
-    layout = memory.layout
-    return (
-        str(layout.checkpointing),
-        layout.zero,
-        layout.tensor,
-        layout.pipeline,
-        layout.data,
-        memory.weights / _GB,
-        memory.gradients / _GB,
-        memory.optimizer / _GB,
-        memory.activations / _GB,
-        memory.total / _GB,
-        None if peak.gpu is None else "yes" if memory.total <= peak.gpu.memory_bytes else "no",
-    )
-
-
-def _memory_section(memory: Sequence[Memory], peak: Peak) -> Section:
-    notes = ["Of the fullest GPU; buffers of the allocator and of communication come on top."]
-    if peak.gpu:
-        notes.append(f"It fits below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
-    return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_memory_row(each, peak) for each in memory), tuple(notes))
-
-
-def _fits_section(fits: Sequence[Memory] | None, peak: Peak) -> Section:
-    title = "What fits, with the fewest model-parallel GPUs"
-    if fits is None:
-        return Section(title, notes=("n/a: the memory of the GPU is not known; give --gpu.",))
-    if not fits:
-        return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
-    return Section(title, _MEMORY_COLUMNS, tuple(_memory_row(each, peak) for each in fits))
-
-
-def _checkpoint_section(question: Question, choice: Choice, peak: Peak) -> Section:
-    precision = question.precision(peak.dtype)
-    parameters = choice.stored_parameters
-    columns = (Column("Weights only (GB)"), Column("Optimizer (GB)"), Column("Whole (GB)"), Column("Bytes a parameter"))
-    row: tuple[Cell, ...] = (
-        parameters * precision.weights / _GB,
-        parameters * precision.optimizer / _GB,
-        parameters * precision.checkpoint / _GB,
-        precision.checkpoint,
-    )
-    notes = ["Gradients are not saved. Every sharding of the same state has the same sum."]
-    if precision.weights < precision.optimizer:
-        notes.append("ZeRO 3 leaves the 16-bit weights out, which are made again from the fp32 copy.")
-    return Section("Checkpoint", columns, (row,), tuple(notes))
 
 
 def _assumed(question: Question) -> tuple[str, ...]:

@@ -74,10 +74,11 @@ def profile(
         run_id=uuid.uuid4().hex,
     )
     environment = _prepare(config, command)
+    started = launch.forwarding(command)
     if replace:
-        os.execve(executable, command, environment)
+        os.execve(executable, started, environment)
     try:
-        ending = run(command, executable, environment)
+        ending = run(started, executable, environment)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
     return _end(config, ending)
@@ -129,7 +130,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
         ) from None
     except OSError as error:
         raise UsageError(f"{config.run_dir} cannot be written: {error.strerror}", hint="nothing was started") from None
-    for doubt in launch.doubts(command):
+    for doubt in launch.doubts(command, os.environ):
         sys.stderr.write(f"perfscope: warning: {doubt}\n")
     return launch.environment(config, boot, os.environ)
 
@@ -142,7 +143,7 @@ def _end(config: Config, ending: Ending) -> Outcome:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         ended = {**description, "ended_ns": time.time_ns(), "exit_status": str(ending)}
         replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(ended))
-        for trace in (run_dir / wire.TRACES).glob(f"*{wire.TRACE_SUFFIX}"):
+        for trace in (run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}"):  # not half a trace
             compress(str(trace))
         shutil.rmtree(run_dir / wire.BOOT, ignore_errors=True)
     except (OSError, ValueError) as error:
@@ -170,7 +171,7 @@ def _summary(run_dir: Path) -> list[str]:
 
 def _how_to_open(run_dir: Path) -> list[str]:
     lines = [f"report: perfscope analyze {_short(run_dir)}"]
-    traces = sorted((run_dir / wire.TRACES).glob(f"*{wire.TRACE_SUFFIX}*"))
+    traces = sorted((run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
         lines += [
             f"timeline: open {_short(traces[0])} at https://ui.perfetto.dev",

@@ -168,9 +168,8 @@ def overhead(
         Column("Limit"),
         Column("Kept"),
     )
-    kept = {True: "yes", False: "no", None: None}
     rows = tuple(
-        (line.what, line.ours, line.bare, line.difference or None, line.limit or None, kept[line.kept])
+        (line.what, line.ours, line.bare, line.difference or None, line.limit or None, line.kept or None)
         for line in lines
     )
     data: dict[str, Json] = {

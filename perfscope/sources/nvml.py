@@ -5,8 +5,9 @@ A node that was sampled again, after a restart, has ``HOST.1.jsonl`` and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,68 @@ class _Line(msgspec.Struct):
     sampler: _Cost | None = None
 
 
+_SAMPLED = (
+    "power_mw", "gpu_util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle",
+    "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s",
+)  # fmt: skip
+_CHUNK = 20_000
+_VALUES_OF = attrgetter(*_SAMPLED)
+
+
+class _Columns:
+    """The samples of one GPU; packed as they come, because a week has millions."""
+
+    def __init__(self) -> None:
+        self._packed: list[tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]] = []
+        self._times: list[int] = []
+        self._values: list[_Gpu] = []
+
+    def add(self, t_ns: int, values: _Gpu) -> None:
+        """Add a sample."""
+        self._times.append(t_ns)
+        self._values.append(values)
+        if len(self._times) >= _CHUNK:
+            self._pack()
+
+    def _pack(self) -> None:
+        columns = zip(*map(_VALUES_OF, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
+        packed = {name: _column(values) for name, values in zip(_SAMPLED, columns, strict=True)}
+        self._packed.append((np.asarray(self._times, np.int64), packed))
+        self._times, self._values = [], []
+
+    def whole(self) -> tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]:
+        """The times, and the columns by name."""
+        self._pack()
+        times = np.concatenate([times for times, _ in self._packed])
+        return times, {name: _joined([columns[name] for _, columns in self._packed]) for name in _SAMPLED}
+
+
+def _column(values: tuple[int | None, ...]) -> np.ma.MaskedArray[Any, Any]:
+    if None not in values:
+        return np.ma.MaskedArray(np.asarray(values, np.int64), mask=np.zeros(len(values), np.bool_))
+    return masked(values)
+
+
+def _joined(pieces: Sequence[np.ma.MaskedArray[Any, Any]]) -> np.ma.MaskedArray[Any, Any]:
+    return np.ma.MaskedArray(
+        np.concatenate([piece.data for piece in pieces]),
+        mask=np.concatenate([np.ma.getmaskarray(piece) for piece in pieces]),
+    )
+
+
 @dataclass(slots=True)
 class _Host:
     """All files of one host, in the order of their beginnings.
 
     Attributes:
         known: Who each GPU is, by its UUID.
-        samples: The time and the values of each sample of a GPU, by its UUID.
+        samples: The samples of each GPU, by its UUID.
         lost_ns: When a GPU stopped to answer, by its UUID.
         notes: What a reader must know.
     """
 
     known: dict[str, _Gpu] = field(default_factory=dict)
-    samples: dict[str, list[tuple[int, _Gpu]]] = field(default_factory=dict)
+    samples: dict[str, _Columns] = field(default_factory=dict)
     lost_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -116,10 +166,9 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
         The GPUs; and notes: hosts without NVML, values that were slow to read, what the sampler cost.
     """
     hosts: dict[str, _Host] = {}
-    files = [(path, _read_lines(path, damage)) for path in (run / wire.NVML).glob("*.jsonl")]
-    for path, lines in sorted(files, key=lambda one: (one[1][0].t_ns if one[1] else 0, one[0].name)):
-        name = next((line.host for line in lines if line.host), path.stem)
-        _add(hosts.setdefault(name, _Host()), lines)
+    files = [(_first_line(path), path) for path in (run / wire.NVML).glob("*.jsonl")]
+    for first, path in sorted(files, key=lambda one: (one[0].t_ns, one[1].name)):
+        _add(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
     gpus = [
         _gpu(name, host.known[uuid], samples, host.lost_ns.get(uuid))
         for name, host in sorted(hosts.items())
@@ -129,20 +178,24 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
     return tuple(gpus), tuple(notes)
 
 
-def _read_lines(path: Path, damage: list[str]) -> list[_Line]:
+def _first_line(path: Path) -> _Line:
+    """Who the GPUs are, or why there are none."""
+    for line in _lines(path, []):
+        return line
+    return _Line()
+
+
+def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
-    lines = []
-    for line in path.read_bytes().split(b"\n"):
-        if not line:
-            continue
-        try:
-            lines.append(decode(line))
-        except msgspec.MsgspecError:
-            damage.append(f"{wire.NVML}/{path.name} holds a line that cannot be read")
-    return lines
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield decode(line)
+            except msgspec.MsgspecError:
+                damage.append(f"{wire.NVML}/{path.name} holds a line that cannot be read")
 
 
-def _add(host: _Host, lines: Sequence[_Line]) -> None:
+def _add(host: _Host, lines: Iterable[_Line]) -> None:
     uuids: list[str] = []
     slower: dict[str, _Line] = {}
     began_ns, cost = 0, None
@@ -161,10 +214,10 @@ def _add(host: _Host, lines: Sequence[_Line]) -> None:
             uuids = [gpu.uuid for gpu in line.gpus]
             for gpu in line.gpus:
                 host.known[gpu.uuid] = gpu
-                host.samples.setdefault(gpu.uuid, [])
+                host.samples.setdefault(gpu.uuid, _Columns())
         elif line.gpus is not None and len(line.gpus) == len(uuids):
             for uuid, gpu in zip(uuids, line.gpus, strict=True):
-                host.samples[uuid].append((line.t_ns, gpu))
+                host.samples[uuid].add(line.t_ns, gpu)
     host.notes += [
         f"{name} is read every {line.period_ns / 1e9:.1f} s only, because a call takes {line.call_ns / 1e6:.1f} ms"
         for name, line in slower.items()
@@ -175,10 +228,8 @@ def _add(host: _Host, lines: Sequence[_Line]) -> None:
         host.notes.append(f"the sampler took {100 * share:.1f} % of one core{late}")
 
 
-def _gpu(host: str, known: _Gpu, samples: Sequence[tuple[int, _Gpu]], lost_ns: int | None) -> GpuSamples:
-    def column(name: str) -> np.ma.MaskedArray[Any, Any]:
-        return masked([getattr(values, name) for _, values in samples])
-
+def _gpu(host: str, known: _Gpu, samples: _Columns, lost_ns: int | None) -> GpuSamples:
+    times, columns = samples.whole()
     return GpuSamples(
         host=host,
         uuid=known.uuid,
@@ -193,15 +244,15 @@ def _gpu(host: str, known: _Gpu, samples: Sequence[tuple[int, _Gpu]], lost_ns: i
             for one in known.mig_devices
         ),
         lost_ns=lost_ns,
-        t_ns=np.asarray([t_ns for t_ns, _ in samples], np.int64),
-        power_mw=column("power_mw"),
-        util_percent=column("gpu_util_percent"),
-        memory_used_bytes=column("memory_used_bytes"),
-        sm_clock_mhz=column("sm_clock_mhz"),
-        temperature_c=column("temperature_c"),
-        throttle=column("throttle"),
-        energy_mj=column("energy_mj"),
-        energy_t_ns=column("energy_t_ns"),
-        counters={name: column(name) for name in COUNTERS},
-        pcie_kb_per_s=(column("pcie_tx_kb_per_s"), column("pcie_rx_kb_per_s")),
+        t_ns=times,
+        power_mw=columns["power_mw"],
+        util_percent=columns["gpu_util_percent"],
+        memory_used_bytes=columns["memory_used_bytes"],
+        sm_clock_mhz=columns["sm_clock_mhz"],
+        temperature_c=columns["temperature_c"],
+        throttle=columns["throttle"],
+        energy_mj=columns["energy_mj"],
+        energy_t_ns=columns["energy_t_ns"],
+        counters={name: columns[name] for name in COUNTERS},
+        pcie_kb_per_s=(columns["pcie_tx_kb_per_s"], columns["pcie_rx_kb_per_s"]),
     )

@@ -13,6 +13,7 @@ from perfscope.sources.markdown import read_text
 
 #: What perfscope may cost.
 OUTSIDE_PERCENT, WINDOW_PERCENT, STALL_RATIO, MEMORY_MB, GROWTH_MB = 0.3, 2.0, 0.5, 20.0, 5.0
+_YES_OR_NO = {True: "yes", False: "no"}
 _NOISE = 3.0  # standard errors, below which a change is none
 
 
@@ -25,7 +26,7 @@ class CostLine:
         ours, bare: With perfscope and without; absent where there is no such thing.
         difference: By how much they differ, in words; empty for a part of the line above.
         limit: How much is allowed, in words; empty where nothing is promised.
-        kept: Whether it is; absent where nothing is promised.
+        kept: ``yes``, ``no``, or ``not shown`` where the noise is larger than the limit; empty without a limit.
     """
 
     what: str
@@ -33,7 +34,7 @@ class CostLine:
     bare: float | None
     difference: str = ""
     limit: str = ""
-    kept: bool | None = None
+    kept: str = ""
 
 
 def read_overhead(path: Path) -> tuple[str, tuple[CostLine, ...]]:
@@ -70,7 +71,7 @@ def lines(found: Mapping[str, Any]) -> tuple[CostLine, ...]:
             memory["bare_mb"],
             f"{more_mb:+.1f} MB",
             f"{MEMORY_MB:.0f} MB",
-            kept=more_mb <= MEMORY_MB,
+            _YES_OR_NO[more_mb <= MEMORY_MB],
         ),
         CostLine(
             f"memory gained over the last nine tenths of {growth['windows']} windows (MB)",
@@ -78,7 +79,7 @@ def lines(found: Mapping[str, Any]) -> tuple[CostLine, ...]:
             growth["bare_mb"],
             "",
             f"{GROWTH_MB:.0f} MB",
-            kept=grown_mb <= GROWTH_MB,
+            _YES_OR_NO[grown_mb <= GROWTH_MB],
         ),
     )
 
@@ -91,7 +92,7 @@ def _steps(what: str, compared: Mapping[str, Any], limit_percent: float) -> Cost
         compared["bare_median_ms"],
         f"{change:+.2f} % (standard error {error:.2f})",
         f"{limit_percent} %",
-        kept=change <= limit_percent,
+        "not shown" if error > limit_percent else _YES_OR_NO[change <= limit_percent],
     )
 
 
@@ -105,7 +106,7 @@ def _stall(window: Mapping[str, Any]) -> tuple[CostLine, ...]:
             1e3 * bare["stall"],
             times,
             f"{STALL_RATIO} times",
-            kept=ratio <= STALL_RATIO,
+            _YES_OR_NO[ratio <= STALL_RATIO],
         ),
         CostLine("... stop, which collects the events (ms)", 1e3 * ours["stop"], 1e3 * bare["stop"]),
         CostLine(
@@ -129,6 +130,6 @@ def _nvml(nvml: Mapping[str, Any] | None) -> tuple[CostLine, ...]:
             nvml.get("bare_median_ms"),
             f"{change:+.2f} % (standard error {error:.2f})",
             "none measurable",
-            kept=change <= _NOISE * error,
+            _YES_OR_NO[change <= _NOISE * error],
         ),
     )

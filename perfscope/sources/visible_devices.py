@@ -64,7 +64,7 @@ def device_of(record: RankRecord, gpus: Sequence[GpuSamples]) -> str | None:
 
 def devices_of(record: RankRecord, gpus: Sequence[GpuSamples]) -> tuple[str, ...]:
     """The UUIDs of all devices that hold tensors of a rank."""
-    if len(record.device_uuids) > 1:
+    if record.device_uuids is not None and len(record.device_uuids) > 1:
         return tuple(_by_uuid(uuid, None, gpus) or uuid for uuid in record.device_uuids)
     device = device_of(record, gpus)
     return () if device is None else (device,)

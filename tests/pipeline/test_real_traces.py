@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from perfscope.commands.bubble import bubble
+from perfscope.engine import Plan, analyze
 from perfscope.renderers import Format
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "pipeline"
@@ -192,3 +193,14 @@ def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
         waited_us = step["section_us"] - (max(one[1] for one in own) - min(one[0] for one in own))
         assert waited_us / step["section_us"] == pytest.approx(0.113, abs=0.005)
     assert found["schedule_fraction_of_total"] == pytest.approx(0.113, abs=0.015)
+
+
+def test_batched_transfers_without_metadata_are_the_pipeline_axis() -> None:
+    """Megatron's SendRecv kernels name no group; its groups say that the rank is in a pipeline."""
+    analysis = analyze([FIXTURES / "megatron_pp2_m4"], Plan(only=frozenset({"overlap"})))
+    document: Any = analysis.results["overlap"].data()
+    groups = document["groups"]
+    assert {(one["axis"], one["description"]) for one in groups if one["point_to_point"]} == {("PP", None)}
+    batched = sum(one["communication_us"] for one in groups if one["point_to_point"])
+    spans = [span for rank in range(2) for span in _kernels("megatron_pp2_m4", rank) if "SendRecv" in span[2]]
+    assert batched == pytest.approx(sum(end - start for start, end, *_ in spans), rel=1e-9)

@@ -93,6 +93,7 @@ def test_metadata_is_believed_before_names(tmp_path: Path) -> None:
         ("TENSOR_MODEL_PARALLEL_GROUP", "TP"),
         ("PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
         ("EMBEDDING_GROUP", "PP"),
+        ("MODEL_PARALLEL_GROUP", "MP"),
         ("DATA_PARALLEL_GROUP_WITH_CP", "DP"),
         ("EXPERT_DATA_PARALLEL_GROUP", "DP"),
         ("CONTEXT_PARALLEL_GROUP", "CP"),

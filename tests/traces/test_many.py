@@ -67,6 +67,15 @@ def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(t
     assert document["results"]["collectives"]["operations"][0]["group_size"] == 8
 
 
+def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> None:
+    distributed_ = pytest.importorskip("distributed", reason="dask is an extra")
+    (tmp_path / "traces").mkdir()
+    job(tmp_path / "traces", 3)
+    with distributed_.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
+    assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
+
+
 def breaks_on(victim: str, marks: Path, path: str) -> Measured:
     """Measure a trace, but be killed the first time over one of them."""
     mark = marks / Path(path).name
