@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 from benchmarks.processes import ROOT, Tool, best, machine, take_turns
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
-ENGINES = ("serial", "process", "dask")
+ENGINES = ("serial", "process", *(["dask"] if find_spec("distributed") else []))
 WORKERS = 2
 ANSWERED = (0, 4)
 _RANK = re.compile(rb'("distributedInfo": \{[^\n]*?"rank": )\d+(, "world_size": )\d+')

@@ -119,7 +119,7 @@ class PassTimer:
     def _now(self) -> Any:
         """A mark in the current stream, or the time of the host without a device; None while a graph is captured."""
         cuda = sys.modules["torch"].cuda
-        if not cuda.is_initialized():
+        if not cuda.is_initialized():  # is_available() would ask the driver, each time
             return time.monotonic_ns()
         if cuda.is_current_stream_capturing():
             return None

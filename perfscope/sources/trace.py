@@ -115,6 +115,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     last, tail, is_closed = decode_last(scanner.rest, of_device.decode_one)
     if tail and not is_closed:
         raise DoesNotFit
+    if last is not None and not layout.is_unambiguous and _has_no_time(last):
+        raise DoesNotFit
     columns.add([last] if last is not None else ())
     if not is_closed:
         count = scanner.events + (last is not None)
