@@ -293,6 +293,8 @@ class Capture:
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
+        if self.dead:
+            return
         self.dead = True
         say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
