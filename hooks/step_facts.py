@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.hooks.guard import asked
-
 
 @dataclass(frozen=True)
 class Stated:
@@ -98,21 +96,6 @@ class StepFacts:
         self.data_wait_ns += wait_ns
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self.loaded.add((ids, batch))
-
-
-def memory() -> dict[str, int]:
-    """Peak device memory, from the allocator's own counters: no synchronisation."""
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
-        return {}
-    # Not max_memory_allocated() and max_memory_reserved(): each of them flattens all the counters of the allocator.
-    counters = asked(torch.cuda.memory.memory_stats_as_nested_dict)
-    if not counters:
-        return {}  # an allocator that somebody plugged in
-    return {
-        "memory_peak_bytes": counters["allocated_bytes"]["all"]["peak"],
-        "memory_reserved_bytes": counters["reserved_bytes"]["all"]["peak"],
-    }
 
 
 def _first_tensor(value: Any, tensor: type, depth: int) -> Any:

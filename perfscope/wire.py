@@ -89,8 +89,8 @@ class StepRecord:
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it is known without a synchronisation.
         iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
-        memory_peak_bytes: Largest device memory allocated by tensors since the process started.
-        memory_reserved_bytes: Largest device memory held by the allocator since the process started.
+        memory_peak_bytes: Largest memory of one device allocated by tensors since the process started.
+        memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
     """
 
     step: int
