@@ -205,7 +205,7 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
     start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
     window = (int(start.min()), int(end.max()))
     gaps = union(start, end).gaps(*window)
-    following = rows[np.searchsorted(start, gaps.end)]
+    following = _following(trace, rows, start, gaps.end)
     parts = _by_cause(trace, gaps, following)
     length = gaps.end - gaps.start
     longest = np.lexsort((gaps.start, -length))[:_LONGEST]
@@ -231,6 +231,19 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
             for gap, before in zip(longest, last_before, strict=True)
         ),
     )
+
+
+def _following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
+    """The event that ended each gap; of those that begin together, the first that is known to have been launched."""
+    first, behind = np.searchsorted(start, ends), np.searchsorted(start, ends, side="right")
+    following = rows[first]
+    for gap in np.flatnonzero(behind - first > 1).tolist():
+        tied = rows[first[gap] : behind[gap]]
+        known = tied[trace.launch[tied] != ABSENT]
+        if len(known):
+            call = trace.launch[known]
+            following[gap] = known[np.lexsort((trace.calls.end_ns[call], trace.calls.start_ns[call]))[0]]
+    return following
 
 
 def _by_cause(trace: Trace, gaps: Intervals, following: Int64) -> Int64:

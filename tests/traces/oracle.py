@@ -76,7 +76,9 @@ def idle_causes(things: list[Thing], loading: set[int], waiting: set[int], launc
     busy = moments(things, COMPUTE, COMMUNICATION, COPY)
     causes: dict[str, int] = {}
     for gap in _gaps(busy, min(thing.start for thing in things), max(thing.end for thing in things)):
-        after = next(thing for thing in sorted(things, key=lambda thing: thing.start) if thing.start == gap[-1] + 1)
+        together = [thing for thing in things if thing.start == gap[-1] + 1]
+        known = [thing for thing in together if thing.launched is not None and thing.returned is not None]
+        after = min(known, key=lambda thing: (thing.launched or 0, thing.returned or 0)) if known else together[0]
         for cause, count in _cause(gap, after, loading, waiting, launch_gap).items():
             causes[cause] = causes.get(cause, 0) + count
     return {cause: count for cause, count in causes.items() if count}
