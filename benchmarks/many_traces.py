@@ -154,8 +154,9 @@ def document(figures: Mapping[str, Any]) -> str:
     spent = (best(engines["process"], "cpu_s") or serial_cpu) / serial_cpu
     lines += [
         "",
-        f"The load tells how much of the processors other work took. {WORKERS} worker processes spend {spent:.2f} times "
-        f"the processor time of one: with the processors to themselves they are up to {WORKERS / spent:.2f} times as fast.",
+        f"The load tells how much of the processors other work took. {WORKERS} worker processes spend {spent:.2f} "
+        "times the processor time of one: with the processors to themselves they are up to "
+        f"{WORKERS / spent:.2f} times as fast.",
     ]
     lines += ["", "| Ranks, serial | Processor time of each further rank, the last = 1 |", "|:---|---:|"]
     lines += [f"| {span} | {cost:.2f} |" for span, cost in _each_further_rank(figures)]
