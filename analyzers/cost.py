@@ -81,6 +81,7 @@ class Cost:
         undisturbed_s: Median of both.
         hooks_s: Median time that the hooks took in an undisturbed step and at its boundary; absent where unknown.
         windows: Every window, in order.
+        marks_passes: Whether the hooks mark the passes of micro-batches on the device.
     """
 
     before_s: float | None
@@ -88,6 +89,7 @@ class Cost:
     undisturbed_s: float | None
     hooks_s: float | None
     windows: tuple[WindowCost, ...]
+    marks_passes: bool = False
 
     def data(self) -> Json:
         """The value of ``results.cost``."""
@@ -149,7 +151,10 @@ class Cost:
                 notes.append(f"There are undisturbed steps only {known} the first window: nothing to compare with.")
         if self.hooks_s is not None and self.undisturbed_s:
             share = self.hooks_s / (self.undisturbed_s + self.hooks_s)
-            notes.append(f"The hooks took {self.hooks_s * 1e6:.0f} us of a median step outside windows ({share:.2%}).")
+            waits = "; where the device's queue is full, marking a pass waits for it" if self.marks_passes else ""
+            notes.append(
+                f"The hooks took {self.hooks_s * 1e6:.0f} us of a median step outside windows ({share:.2%}){waits}."
+            )
         held_s = sum(window.held_s for window in self.windows)
         if held_s:
             notes.append(f"The windows held training for {held_s:.2f} s in all, which is in no step's time.")
@@ -185,6 +190,7 @@ def analyze(run: Run) -> Cost:
         undisturbed_s=undisturbed_s,
         hooks_s=float(np.median(hook_ns)) / _NS_PER_S if len(hook_ns) else None,
         windows=tuple(_window(steps, run.windows, tables, undisturbed_s) for steps in ranges),
+        marks_passes=bool(run.micro_batches),
     )
 
 

@@ -1,7 +1,8 @@
 """The device's shares of an undisturbed step, from a window whose steps the profiler slowed.
 
-A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device was
-busy in a profiled step is taken over the length of an undisturbed step of the same rank, and the rest of that is idle.
+A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device
+computed and copied in a profiled step is taken over the length of an undisturbed step of the same rank. The rest of
+that is exposed communication and idle time together: a collective waits for ranks that the profiler slowed, too.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ class CorrectedRank:
     Attributes:
         rank, device: Which.
         step_s: Median undisturbed step of the rank.
-        compute, exposed_communication, exposed_copy: Parts of it.
-        idle: The rest; absent where the device was busy for longer than that, so that the correction does not hold.
+        compute, exposed_copy: Parts of it.
+        rest: Exposed communication and idle time; absent where the device was busy for longer than an undisturbed step,
+            so that the correction does not hold.
     """
 
     rank: int
     device: int
     step_s: float
     compute: float
-    exposed_communication: float
     exposed_copy: float
-    idle: float | None
+    rest: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,8 @@ class Corrected:
                     "device": rank.device,
                     "step_s": rank.step_s,
                     "compute": rank.compute,
-                    "exposed_communication": rank.exposed_communication,
                     "exposed_copy": rank.exposed_copy,
-                    "idle": rank.idle,
+                    "exposed_communication_and_idle": rank.rest,
                 }
                 for rank in self.ranks
             ]
@@ -66,27 +66,26 @@ class Corrected:
             Column("Rank"),
             Column("Undisturbed step (ms)", 2),
             Column("Compute (%)"),
-            Column("Exposed comm. (%)"),
             Column("Exposed copies (%)"),
-            Column("Idle (%)"),
+            Column("Exposed comm. and idle (%)"),
         )
         rows = tuple(
             (
                 str(rank.rank),
                 rank.step_s * 1e3,
                 100 * rank.compute,
-                100 * rank.exposed_communication,
                 100 * rank.exposed_copy,
-                None if rank.idle is None else 100 * rank.idle,
+                None if rank.rest is None else 100 * rank.rest,
             )
             for rank in self.ranks
         )
         notes = [
-            "The window's steps were slowed by the profiler. Here the device's busy time in a profiled step stands "
-            "over the rank's median undisturbed step; the rest is idle. Waiting in collectives is taken as it was."
+            "The window's steps were slowed by the profiler. Here the device's own work in a profiled step stands over "
+            "the rank's median undisturbed step. How the rest divides the slowed steps do not tell: collectives wait "
+            "for ranks that were slowed."
         ]
-        if any(rank.idle is None for rank in self.ranks):
-            notes.append("Where a device was busy for longer than an undisturbed step, its idle time is not known.")
+        if any(rank.rest is None for rank in self.ranks):
+            notes.append("Where a device worked for longer than an undisturbed step, the rest is not known.")
         return (Section("Device time, corrected for the profiler", columns, rows, tuple(notes)),)
 
 
@@ -105,19 +104,18 @@ def correct(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | N
 
 def _rank(parts: RankParts, step_s: float) -> CorrectedRank:
     assert parts.rank is not None
-    compute, communication, copy = (
+    compute, copy = (
         _mean([getattr(step.parts, name) for step in parts.steps]) / _NS_PER_S / step_s
-        for name in ("compute", "exposed_communication", "exposed_copy")
+        for name in ("compute", "exposed_copy")
     )
-    idle = 1 - compute - communication - copy
+    rest = 1 - compute - copy
     return CorrectedRank(
         rank=parts.rank,
         device=parts.device,
         step_s=step_s,
         compute=compute,
-        exposed_communication=communication,
         exposed_copy=copy,
-        idle=idle if idle >= 0 else None,
+        rest=rest if rest >= 0 else None,
     )
 
 

@@ -19,6 +19,9 @@ from perfscope.tables import Run
 from perfscope.tables.gpus import GpuSamples
 
 _KIB = 1024
+_PCIE = ("pcie_tx_bytes", "pcie_rx_bytes")
+#: As seen on H200 with driver 580.
+_PCIE_WRAP = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Every GPU that was sampled and that a rank could have used."""
+    """Every GPU that was sampled and that a rank could have used.
+
+    Attributes:
+        gpus: The GPUs.
+        notes: What a reader must know.
+        most_of_pcie_bytes_per_s: PCIe rates above this are shown too low; absent where no counter was read.
+    """
 
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...]
+    most_of_pcie_bytes_per_s: float | None
 
     def data(self) -> Json:
         """The value of ``results.gpus``."""
@@ -140,7 +150,14 @@ class Gpus:
         cells: tuple[tuple[Cell, ...], ...] = tuple(
             (gpu.host, ranks_text(gpu.ranks), *(_gigabytes(rate) for rate in rates)) for gpu, rates in rows
         )
-        return (Section("Links", columns, cells, notes=("Means over training, windows included.",)),)
+        notes = ["Means over training, windows included."]
+        if self.most_of_pcie_bytes_per_s is not None:
+            most = self.most_of_pcie_bytes_per_s / 1e9
+            notes.append(
+                f"PCIe's counters begin again at 4.3 GB (2^32 bytes): as they were read here, rates above {most:.1f} "
+                "GB/s would be shown too low."
+            )
+        return (Section("Links", columns, cells, notes=tuple(notes)),)
 
 
 def analyze(run: Run) -> Gpus:
@@ -159,7 +176,7 @@ def analyze(run: Run) -> Gpus:
     sampled = tuple(gpu for gpu in gpus if gpu is not None)
     if not sampled:
         raise MissingInput("no NVML sample lies between the first and the last training step")
-    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)))
+    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)), _most_of_pcie(run))
 
 
 def _is_visible(gpu: GpuSamples, run: Run) -> bool:
@@ -209,23 +226,39 @@ def _during_training(t_ns: np.ndarray, run: Run, host: str) -> np.ndarray:
 
 def _rate(gpu: GpuSamples, counter: str, during: np.ndarray, unit: int) -> float | None:
     """Bytes a second between a counter's first and last reading; absent where it went back."""
-    values = gpu.counters.get(counter)
-    if values is None:
-        return None
-    told = during & ~np.ma.getmaskarray(values)
-    times, counts = gpu.t_ns[told], np.asarray(values.data)[told]
+    times, counts = _readings(gpu, counter, during)
     if len(times) < 2 or (np.diff(counts) < 0).any():  # noqa: PLR2004 - a difference has two ends
         return None
     return float(counts[-1] - counts[0]) * unit / (float(times[-1] - times[0]) / 1e9)
 
 
 def _pcie(gpu: GpuSamples, direction: int, during: np.ndarray) -> float | None:
-    """By the counters, else the mean of what was sampled over 20 ms at a time."""
-    rate = _rate(gpu, ("pcie_tx_bytes", "pcie_rx_bytes")[direction], during, 1)
-    if rate is not None:
-        return rate
+    """By the counters, which begin again at 2^32 bytes, else the mean of what was sampled over 20 ms at a time."""
+    times, counts = _readings(gpu, _PCIE[direction], during)
+    if len(times) > 1:
+        moved = np.diff(counts) % _PCIE_WRAP if counts.max() < _PCIE_WRAP else np.diff(counts)
+        return float(moved.sum()) / (float(times[-1] - times[0]) / 1e9)
     sampled = _mean(gpu.pcie_kb_per_s[direction][during])
     return None if sampled is None else sampled * 1e3
+
+
+def _readings(gpu: GpuSamples, counter: str, during: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When a counter was read while training went on, and what it was."""
+    values = gpu.counters.get(counter)
+    if values is None:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    told = during & ~np.ma.getmaskarray(values)
+    return gpu.t_ns[told], np.asarray(values.data)[told]
+
+
+def _most_of_pcie(run: Run) -> float | None:
+    """The fastest rate, in bytes a second, at which PCIe's counters do not turn unseen between two readings."""
+    spans = [
+        int(np.diff(gpu.t_ns[~np.ma.getmaskarray(values)]).max())
+        for gpu in run.gpus
+        if (values := gpu.counters.get(_PCIE[0])) is not None and values.count() > 1
+    ]
+    return _PCIE_WRAP / (max(spans) / 1e9) if spans else None
 
 
 def _notes(gpus: Sequence[Gpu], run: Run, hidden: int) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> 
 def _logged_tokens(log: JobLog, work: Work) -> Iterator[str]:
     """Tokens a second of a GPU, where they count whole sequences: not in gluon-nlp, which counts valid tokens."""
     rows = log.iterations
-    if log.framework == "gluon-nlp" or work.samples is None or work.seq_len is None or work.gpus is None:
+    if log.framework == "gluon-nlp" or not (work.samples and work.seq_len and work.gpus):
         return
     timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.tokens_per_s_per_gpu)
     timed &= rows.disturbed == ""

@@ -135,9 +135,14 @@ def _layout(log: JobLog, gpus: int | None, samples: int | None) -> dict[str, int
     tensor, pipeline = layout.get("tp"), layout.get("pp")
     if "dp" not in layout and gpus and tensor and pipeline:
         _divide(layout, "dp", gpus, tensor * pipeline * layout.get("cp", 1))
-    micro, replicas = layout.get("mbs"), layout.get("dp")
-    if "gas" not in layout and samples and micro and replicas:
+    micro, accumulated = layout.get("mbs"), layout.get("gas")
+    if "dp" not in layout and samples and micro and accumulated:
+        _divide(layout, "dp", samples, micro * accumulated)
+    replicas = layout.get("dp")
+    if accumulated is None and samples and micro and replicas:
         _divide(layout, "gas", samples, micro * replicas)
+    if pipeline is None and gpus and tensor and replicas:
+        _divide(layout, "pp", gpus, tensor * replicas * layout.get("cp", 1))
     return layout
 
 

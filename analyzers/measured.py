@@ -11,7 +11,8 @@ from perfscope.errors import MissingInput
 from perfscope.tables import Run
 
 _16_BIT = ("bf16", "fp16")
-_DEEPSPEED = "deepspeed"
+_DEEPSPEED, _MEGATRON = "deepspeed", "megatron"
+_FP32_BYTES = 4
 _COPYING = ("Float16", "DistributedOptimizer", "BF16_Optimizer", "FP16_", "DeepSpeedZeroOptimizer")
 
 
@@ -26,6 +27,7 @@ class MeasuredRun(NamedTuple):
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         global_batch: Sequences of a step over all ranks.
         states: What weights, gradients and optimizer are kept in: ``mixed``, ``autocast``, ``pure`` or ``fp32``.
+        gradient_bytes: Bytes of a gradient where ``mixed`` leaves it open: 4 under Megatron-core, by its default.
         step_s: The median undisturbed step.
         memory_peak_bytes: The most that tensors took on any rank.
         memory_used_bytes: The most that NVML saw in use on any GPU.
@@ -42,6 +44,7 @@ class MeasuredRun(NamedTuple):
     micro_batch: int | None
     global_batch: int | None
     states: str | None
+    gradient_bytes: int | None
     step_s: float | None
     memory_peak_bytes: int | None
     memory_used_bytes: int | None
@@ -64,7 +67,7 @@ def measured(run: Run) -> MeasuredRun:
     except MissingInput as missing:
         notes.append(f"Not measured: tokens of a step. {missing.problem[:1].upper()}{missing.problem[1:]}.")
     zero = next((model.zero_stage for model in run.models if model.zero_stage is not None), None)
-    is_deepspeed = times.source.startswith(_DEEPSPEED)
+    is_deepspeed, is_megatron = (times.source.startswith(framework) for framework in (_DEEPSPEED, _MEGATRON))
     if zero is None and is_deepspeed:
         notes.append("The run did not tell its stage of ZeRO: 0 is taken where --zero does not state it.")
     peaks = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
@@ -78,7 +81,8 @@ def measured(run: Run) -> MeasuredRun:
         seq_len=seq_len,
         micro_batch=_micro_batch(run, times),
         global_batch=round(tokens / seq_len) if tokens and seq_len else None,
-        states=_states(run, keeps_copies=is_deepspeed),
+        states=_states(run, keeps_copies=is_deepspeed or is_megatron),
+        gradient_bytes=_FP32_BYTES if is_megatron else None,
         step_s=times.median_s,
         memory_peak_bytes=max(peaks, default=None),
         memory_used_bytes=max(used, default=None),

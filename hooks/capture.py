@@ -17,6 +17,7 @@ from perfscope import wire
 from perfscope.hooks import identity
 from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
+from perfscope.hooks.device_memory import DeviceMemory
 from perfscope.hooks.guard import asked, guarded, say
 from perfscope.hooks.layout import Layout
 from perfscope.hooks.model_watch import ModelWatch
@@ -25,7 +26,7 @@ from perfscope.hooks.pass_timer import Pass, PassTimer
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.save_timer import SaveTimer
 from perfscope.hooks.secrets import redact_text
-from perfscope.hooks.step_facts import Stated, StepFacts, memory
+from perfscope.hooks.step_facts import Stated, StepFacts
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.window_keeper import WindowKeeper
 from perfscope.wire import NoteRecord, StepRecord
@@ -63,6 +64,7 @@ class Capture:
         self._serves = False
         self._recorder: Recorder | None = None
         self._passes = PassTimer()
+        self._memory = DeviceMemory()
         self._rank: wire.RankRecord | None = None
         self._notes: list[str] = []
         self._model = ModelWatch()
@@ -293,6 +295,8 @@ class Capture:
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
+        if self.dead:
+            return
         self.dead = True
         say(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
@@ -337,7 +341,7 @@ class Capture:
             draining=draining,
             hook_ns=self.hook_ns,
             loss_scale=stated.loss_scale,
-            **memory(),
+            **self._memory.peaks(),
         )
 
     def _write_passes(self) -> None:

@@ -30,6 +30,7 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
         capture.arm("deepspeed")
         construct(self, *args, **kwargs)
         capture.tell(lambda told: told.trains(self.module, zero_stage=_whole(self.zero_optimization_stage())))
+        capture.tell(lambda told: _tell_groups(told, self))
 
     @functools.wraps(forward)
     def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,6 +56,17 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     engine_class.__init__ = init
     engine_class.forward = counting_forward
     engine_class.step = reporting_step
+
+
+def _tell_groups(capture: Capture, engine: Any) -> None:
+    """Tell the groups of an engine without stages: its replicas, and tensor parallelism that somebody else does."""
+    group = getattr(engine, "data_parallel_group", None)
+    if group is not None:
+        capture.axis("dp", group.rank(), group.size())
+    tensor_ranks = _whole(getattr(engine, "mp_world_size", None)) or 1
+    ask = getattr(getattr(engine, "mpu", None), "get_model_parallel_rank", None)
+    if tensor_ranks > 1 and ask is not None:
+        capture.axis("tp", int(ask()), tensor_ranks)
 
 
 def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:

@@ -30,7 +30,7 @@ _SLOW_PERIOD_NS = 10**9
 #: After an hour once a second is enough: a week of a node's samples is to stay readable.
 _FULL_RATE_NS = 3600 * 10**9
 #: A kind of value may take this share of the sampler's time; there are nine kinds.
-_SHARE = 0.005
+_SHARE = 0.01
 #: One call in many takes milliseconds, and so does the first of each kind: the median of so many rounds is what counts.
 _ROUNDS_JUDGED = 5
 _FEWEST_JUDGED = 3

@@ -110,7 +110,7 @@ class PassTimer:
     def ready(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []
-        while self._pending and all(_is_done(one.end) for one in self._pending[0].passes):
+        while self._pending and all(_is_done(one.end) for one in reversed(self._pending[0].passes)):  # the last is last
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)
@@ -119,7 +119,7 @@ class PassTimer:
     def _now(self) -> Any:
         """A mark in the current stream, or the time of the host without a device; None while a graph is captured."""
         cuda = sys.modules["torch"].cuda
-        if not (cuda.is_available() and cuda.is_initialized()):
+        if not cuda.is_initialized():  # is_available() would ask the driver, each time
             return time.monotonic_ns()
         if cuda.is_current_stream_capturing():
             return None

@@ -98,17 +98,6 @@ class StepFacts:
         self.loaded.add((ids, batch))
 
 
-def memory() -> dict[str, int]:
-    """Peak device memory, from the allocator's own counters: no synchronisation."""
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
-        return {}
-    return {
-        "memory_peak_bytes": torch.cuda.max_memory_allocated(),
-        "memory_reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
-
-
 def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
     if isinstance(value, tensor):
         return value

@@ -10,6 +10,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import asked
 from perfscope.hooks.nested_steps import compiling
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
 def patch_distributed(module: ModuleType, capture: Capture) -> None:
     """Count what enters DistributedDataParallel, and learn the replicas."""
     _count_outermost(module.DistributedDataParallel, capture)
-    _after_construction(module.DistributedDataParallel, lambda ddp: _tell_replicas(capture, ddp.process_group))
+    _after_construction(
+        module.DistributedDataParallel, lambda ddp: capture.tell(lambda told: _tell_replicas(told, ddp.process_group))
+    )
 
 
 def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
@@ -46,9 +49,9 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
-        is_root = not compiling() and self._state_ctx.iter_forward_root is None
+        is_root = not compiling() and asked(lambda: self._state_ctx.iter_forward_root is None)
         result = original(self, root, args, kwargs)
-        if is_root and root.training:
+        if is_root and asked(lambda: root.training):
             capture.tell(lambda told: _tell_fsdp2(told, root, args, kwargs))
         return result
 
@@ -85,7 +88,7 @@ def _after_construction(wrapper_class: Any, report: Callable[[Any], None]) -> No
 
 
 def _tell_replicas(capture: Capture, group: Any) -> None:
-    capture.tell(lambda told: told.axis("dp", group.rank(), group.size()))
+    capture.axis("dp", group.rank(), group.size())
 
 
 def _tell_fsdp1(capture: Capture, fsdp: Any) -> None:

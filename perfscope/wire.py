@@ -89,8 +89,8 @@ class StepRecord:
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it is known without a synchronisation.
         iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
-        memory_peak_bytes: Largest device memory allocated by tensors since the process started.
-        memory_reserved_bytes: Largest device memory held by the allocator since the process started.
+        memory_peak_bytes: Largest memory of one device allocated by tensors since the process started.
+        memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
     """
 
     step: int
@@ -299,12 +299,16 @@ class ModelRecord:
     optimizer: str | None = None
 
 
+#: Made once, and without copying every record: this runs at each step of a training.
+_LINES = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdict)
+
+
 def to_line(
     record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
 ) -> bytes:
     """Write a record as one line, without the fields that are unknown."""
-    known = {name: value for name, value in asdict(record).items() if value is not None}
-    return json.dumps(known, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    known = {name: value for name, value in vars(record).items() if value is not None}
+    return _LINES.encode(known).encode() + b"\n"
 
 
 def to_file(value: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The console examples of the guides on GPUs and hosts print what they say."""
+"""The console examples of the guides on GPUs, hosts and frameworks print what they say."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from tests.conftest import ROOT, perfscope
 
 
-@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md"])
+@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md"])
 def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
-    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    for folder in ("fixtures", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / guide).read_text(), re.DOTALL)
     parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     assert parts

@@ -38,7 +38,7 @@ answer["absent"] = []
 for name in {names}:
     try:
         importlib.import_module(name)
-    except ImportError as error:
+    except Exception as error:
         answer["absent"].append(name)
 """
 
@@ -93,7 +93,7 @@ def _hooked_names(package: str, environment: dict[str, str]) -> Check:
         told = "; ".join(" in ".join(pair) for pair in off)
         return warn(part, f"{installed}: {told}", "those records will be missing; everything else is captured")
     absent: list[str] = tried.answer["absent"]
-    missing = f", {len(absent)} are not in this version ({', '.join(absent)})" if absent else ""
+    missing = f"; not in this version: {', '.join(absent)}" if absent else ""
     return ok(part, f"{installed}: {len(names) - len(absent)} modules wrapped{missing}")
 
 

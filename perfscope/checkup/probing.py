@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT_S = 120
+TIMEOUT_S = 180
 _MARK = "ANSWER "
 
 

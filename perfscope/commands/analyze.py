@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 import typer
 
+from perfscope.analyzers.cost import Cost
 from perfscope.commands.options import FormatOption, require_positive
 from perfscope.engine import Analysis, Plan
 from perfscope.engine import analyze as run_analyzers
@@ -22,6 +24,7 @@ from perfscope.sources.files import is_url
 from perfscope.workers import Engine, available_workers, in_processes, in_this_process, on_dask
 
 DAMAGED_INPUT = 4
+_SHARES = ("breakdown", "host", "idle")  # what a profiler that slows the host changes
 
 
 def analyze(
@@ -101,6 +104,15 @@ def _rank_names(rank: str | None) -> int | re.Pattern[str] | None:
     return pattern
 
 
+def _slowed(analysis: Analysis, name: str) -> tuple[str, ...]:
+    """The label of shares that are those of slowed steps."""
+    cost = analysis.results.get("cost")
+    if name not in _SHARES or not isinstance(cost, Cost):
+        return ()
+    slower = [window.slower for window in cost.windows if window.is_distorted and window.slower is not None]
+    return (f"Of steps that the profiler made up to {max(slower):.0%} slower.",) if slower else ()
+
+
 def to_report(analysis: Analysis) -> Report:
     """Write an analysis as the neutral document."""
     data: dict[str, Json] = {
@@ -109,7 +121,10 @@ def to_report(analysis: Analysis) -> Report:
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "results": {name: result.data() for name, result in analysis.results.items()},
     }
-    sections: list[Section] = [section for result in analysis.results.values() for section in result.sections()]
+    sections: list[Section] = []
+    for name, result in analysis.results.items():
+        first, *more = result.sections()
+        sections += [replace(first, notes=(*first.notes, *_slowed(analysis, name))), *more]
     if analysis.skipped:
         by_reason: dict[str, list[str]] = {}
         for skip in analysis.skipped:

@@ -164,7 +164,7 @@ def plan(
         sequence_parallel=sequence_parallel,
         attention=attention,
         optimizer=optimizer,
-        gradient_bytes=4 if fp32_gradients else 2,
+        gradient_bytes=4 if fp32_gradients else None,
         dtype=dtype,
         loss=loss,
         states=states,

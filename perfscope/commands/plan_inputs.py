@@ -95,7 +95,7 @@ class Question:
     sequence_parallel: bool = False
     attention: Attention = Attention.FLASH
     optimizer: Optimizer = Optimizer.ADAM
-    gradient_bytes: int = 2
+    gradient_bytes: int | None = None
     dtype: Dtype | None = None
     context: int | None = None
     virtual: int | None = None
@@ -118,7 +118,7 @@ class Question:
         """Bytes of each state in a number format."""
         states = self.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
         if states is States.MIXED:
-            return mixed_precision(self.optimizer, self.gradient_bytes)
+            return mixed_precision(self.optimizer, self.gradient_bytes or 2)
         return _PRECISIONS[states](self.optimizer)
 
 

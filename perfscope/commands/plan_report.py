@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.comparison import Convention, Step, compare
 from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.memory import Layout, Memory, estimate
+from perfscope.analyzers.memory import Attention, Layout, Memory, estimate
 from perfscope.analyzers.planning import Training, solve
 from perfscope.commands.model_choice import Choice
 from perfscope.commands.peaks import Peak
@@ -116,9 +117,14 @@ def _beside_run(
         conventions = compare(step._replace(seq_len=found.seq_len, gpus=found.gpus))
     speed = speed_of(question, training.tflops_per_gpu, peak)
     checkpoint_bytes = choice.stored_parameters * question.precision(peak.dtype).checkpoint
+    with_matrix = None
+    if question.attention is Attention.FLASH and choice.model:
+        keeping = replace(question, attention=Attention.EAGER)
+        with_matrix = _estimate(keeping, choice, choice.model, peak, memory[0].layout)
     quantities = hold_against_run(
         planned,
         memory[0],
+        with_matrix=with_matrix,
         parameters=choice.stored_parameters,
         checkpoint_bytes=checkpoint_bytes,
         speed=speed,

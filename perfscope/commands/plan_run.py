@@ -20,6 +20,8 @@ from perfscope.sources.run import read_run
 from perfscope.transformer import KnownModel, active_parameters, total_parameters
 
 _GB = 1e9
+#: More than the estimate by so much may be an attention matrix.
+_MORE = 1.1
 #: DeepSpeed's stage3_max_live_parameters.
 _MOST_GATHERED = 10**9
 
@@ -107,6 +109,7 @@ def read_planned_run(path: Path) -> tuple[PlannedRun, Question]:
         global_batch=found.global_batch,
         dtype=Dtype(device.dtype) if device.dtype in set(Dtype) else None,
         states=States(found.states) if found.states else None,
+        gradient_bytes=found.gradient_bytes,
     )
     return PlannedRun(path, found, trained, device.name), question
 
@@ -115,7 +118,7 @@ def asked_of_run(asked: Question, of_run: Question, path: Path) -> Question:
     """Take from a run what was not typed."""
     names = (
         "checkpointing", "seq_len", "zero", "tensor", "pipeline", "context", "micro_batch", "global_batch", "dtype",
-        "states",
+        "states", "gradient_bytes",
     )  # fmt: skip
     taken = {
         name: getattr(of_run, name)
@@ -132,6 +135,7 @@ def hold_against_run(
     planned: PlannedRun,
     memory: Memory,
     *,
+    with_matrix: Memory | None,
     parameters: int,
     checkpoint_bytes: int,
     speed: Speed,
@@ -142,6 +146,7 @@ def hold_against_run(
     Args:
         planned: The run.
         memory: The estimate for the run's layout.
+        with_matrix: The same where the attention matrix is kept; absent where the estimate is that already.
         parameters: All parameters.
         checkpoint_bytes: The estimate for a checkpoint.
         speed: The TFLOPs that were planned.
@@ -155,7 +160,7 @@ def hold_against_run(
     return (
         Quantity(
             "memory_bytes", "Memory of tensors (GB)", memory.total, found.memory_peak_bytes, _GB,
-            _about_memory(memory, parameters) if found.memory_peak_bytes else "the run told no peak of its memory",
+            _about_memory(found, memory, with_matrix, parameters),
         ),
         Quantity(
             "gpu_memory_bytes", "Memory in use (GB)", None, found.memory_used_bytes, _GB,
@@ -174,12 +179,17 @@ def hold_against_run(
     )  # fmt: skip
 
 
-def _about_memory(memory: Memory, parameters: int) -> str:
-    peak = "peak of the allocator on the fullest rank"
-    if memory.layout.zero < LAST_STAGE:
-        return peak
-    gathered = 2 * min(_MOST_GATHERED, parameters / memory.layout.tensor / memory.layout.pipeline)
-    return f"{peak}; ZeRO 3 gathers up to {gathered / _GB:.1f} GB of 16-bit weights, which the estimate leaves out"
+def _about_memory(found: MeasuredRun, memory: Memory, with_matrix: Memory | None, parameters: int) -> str:
+    if found.memory_peak_bytes is None:
+        return "the run told no peak of its memory"
+    said = "peak of the allocator on the fullest rank"
+    layout = memory.layout
+    if layout.zero == LAST_STAGE:
+        gathered = 2 * min(_MOST_GATHERED, parameters / layout.tensor / layout.pipeline)
+        said += f"; ZeRO 3 gathers up to {gathered / _GB:.1f} GB of 16-bit weights, which the estimate leaves out"
+    if with_matrix and found.memory_peak_bytes > _MORE * memory.total:
+        said += f"; with --attention eager the estimate is {with_matrix.total / _GB:.1f}"
+    return said
 
 
 class Speed(NamedTuple):

@@ -143,7 +143,7 @@ def _end(config: Config, ending: Ending) -> Outcome:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         ended = {**description, "ended_ns": time.time_ns(), "exit_status": str(ending)}
         replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(ended))
-        for trace in (run_dir / wire.TRACES).glob(f"*{wire.TRACE_SUFFIX}"):
+        for trace in (run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}"):  # not half a trace
             compress(str(trace))
         shutil.rmtree(run_dir / wire.BOOT, ignore_errors=True)
     except (OSError, ValueError) as error:
@@ -171,7 +171,7 @@ def _summary(run_dir: Path) -> list[str]:
 
 def _how_to_open(run_dir: Path) -> list[str]:
     lines = [f"report: perfscope analyze {_short(run_dir)}"]
-    traces = sorted((run_dir / wire.TRACES).glob(f"*{wire.TRACE_SUFFIX}*"))
+    traces = sorted((run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
         lines += [
             f"timeline: open {_short(traces[0])} at https://ui.perfetto.dev",

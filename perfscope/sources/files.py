@@ -75,7 +75,7 @@ def _find_local(location: str) -> list[str]:
             os.path.join(folder, name)  # noqa: PTH118 - a walk gives texts, and so are locations
             for folder, _, names in os.walk(path, followlinks=True)
             for name in names
-            if name.endswith(TRACE_ENDINGS)
+            if name.endswith(TRACE_ENDINGS) and not name.startswith(".")  # what a process began and never finished
         ]
     if path.exists():
         return [location]

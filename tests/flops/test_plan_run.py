@@ -72,6 +72,17 @@ def test_a_stage_of_zero_that_was_not_told_is_said() -> None:
     assert "did not tell its stage of ZeRO" in ask("plan", "--run", H200_ZERO1).stdout
 
 
+def test_an_attention_matrix_that_may_be_kept_is_said(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    for path in run.rglob(wire.STEPS_FILE):
+        lines = [json.loads(line) | {"memory_peak_bytes": 10**9} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    note = quantities(answer("plan", "--run", run))["memory_bytes"]["note"]
+    assert "with --attention eager the estimate is" in note
+    note = quantities(answer("plan", "--run", run, "--attention", "eager"))["memory_bytes"]["note"]
+    assert "eager" not in note
+
+
 def test_the_checkpoint_is_what_all_ranks_wrote(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200", zero_stage=2)
     for rank in range(2):
@@ -93,6 +104,7 @@ def test_the_checkpoint_is_what_all_ranks_wrote(tmp_path: Path) -> None:
         ("bf16", None, None, (2, 2, 4)),
         ("bf16", None, "DistributedOptimizer", (2, 2, 12)),
         ("fp32", "bf16", None, (6, 4, 8)),
+        ("bf16", None, "megatron", (2, 4, 12)),
         ("fp32", None, None, (4, 4, 8)),
     ],
 )
@@ -100,6 +112,9 @@ def test_the_states_follow_from_the_types_and_the_optimizer(
     tmp_path: Path, weights: str, computed: str | None, optimizer: str | None, bytes_a_parameter: tuple[int, int, int]
 ) -> None:
     run = run_folder(tmp_path, "NVIDIA H200", dtype=weights, compute_dtype=computed, optimizer=optimizer)
+    if optimizer == "megatron":  # what ends a step tells the framework
+        for path in run.rglob(wire.STEPS_FILE):
+            path.write_text(path.read_text().replace('"source":"optimizer"', '"source":"megatron"'))
     document = answer("plan", "--run", run, "--zero", 0)
     row = document["memory"][0]
     parameters = document["model"]["parameters"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from perfscope.hooks import start
 from perfscope.hooks.megatron_hooks import patch_training
 from tests.conftest import analysis, event_names, step_lines
 from tests.frameworks.running import field, layout, parameters, torchrun
@@ -89,23 +88,3 @@ def test_what_train_step_returns_in_different_versions(result: Any, steps: list[
     patch_training(module, capture)
     assert module.train_step(None, None, None, None, None, None) is result
     assert [{"skipped": step["skipped"]} for step in capture.steps] == steps
-
-
-@pytest.mark.parametrize(
-    ("name", "feature"),
-    [
-        ("megatron.training.training", "counting Megatron's steps"),
-        ("megatron.core.parallel_state", "learning Megatron's groups"),
-        ("megatron.core.pipeline_parallel.schedules", "timing micro-batches of Megatron's pipelines"),
-        ("megatron.core.distributed.data_parallel_base", "counting Megatron's micro-batches"),
-        ("megatron.core.optimizer.optimizer", "counting steps of Megatron's optimizers"),
-        ("megatron.core.timers", "showing Megatron's timers"),
-    ],
-)
-def test_a_function_that_moved_turns_its_feature_off_and_says_so(
-    name: str, feature: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module: Any = SimpleNamespace()
-    start.patch_module(name, module, _Capture())
-    assert f"perfscope: {feature} is off: this version of {name} differs" in capsys.readouterr().err
-    assert vars(module) == {}

@@ -286,3 +286,11 @@ def test_a_bad_end_is_named(tmp_path: Path, line: str, ended: str, memory: str |
 def test_a_run_that_went_on_after_an_error_did_not_end_there(tmp_path: Path) -> None:
     log = read(tmp_path, "Traceback (most recent call last):\n", megatron(1, 1.0))
     assert log.ended is None
+
+
+def test_damaged_digits_are_no_figures(tmp_path: Path) -> None:
+    lines = [megatron(1, 100.0), megatron(2, "99999999999999999999999.0"), megatron(3, "0.0000000001")]
+    beyond = megatron(4, 100.0).replace("iteration        4/", "iteration 99999999999999999999/")
+    log = read(tmp_path, *lines, beyond, megatron(5, 100.0))
+    assert log.iterations.iteration.tolist() == [1, 2, 3, 5]
+    assert seconds(log) == [0.1, None, None, 0.1]

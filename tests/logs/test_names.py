@@ -36,6 +36,7 @@ from perfscope.sources.joblog.names import read_name
             {"nodes": 16, "gpus_per_node": 8, "gpus": 128, "mbs": 32, "precision": "fp32"},
         ),
         ("bigscience_megatron_52B_64gpu.out", {"parameters": 52 * 10**9, "gpus": 64}),
+        ("hf_ds_gpt2_perf_n16_bs4-mbs8.out", {"nodes": 16, "mbs": 8}),
         ("train_400968.out", {}),
         ("stdout.txt", {}),
     ],

@@ -112,6 +112,12 @@ def test_unlabelled_ranks_may_be_apart_from_the_beginning_on() -> None:
     assert (series.copies, series.redone) == (8, 0)
 
 
+def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
+    series = Series()
+    assert fill(series, *range(1, 21), 20, 21, 22, 20, 21, 22, 23) == [*range(1, 23), 20, 21, 22, 23]
+    assert (series.copies, series.attempt, series.redone) == (1, 1, 3)
+
+
 def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
     series = Series()
     fill(series, *(number for number in range(1, 11) for _ in range(2)))

@@ -49,6 +49,9 @@ def test_what_is_not_stated_follows_from_what_is(tmp_path: Path) -> None:
     )
     result = summary(tmp_path, banner, "  micro_batch_size ......... 1\n", megatron(1, 100.0, batch=32))
     assert (result.work.layout["gas"], result.data()["gas"]) == (8, 8)
+    stated = "  world_size ... 64\n  model_parallel_size ... 4\n  micro_batch_size ... 48\n  gradient_accumulation_steps ... 1\n"
+    result = summary(tmp_path, stated, megatron(1, 100.0, batch=768))
+    assert (result.work.layout["dp"], result.work.layout["pp"]) == (16, 1)
     nodes = "batch_size_per_device = 32\ngpu_num_per_node = 8\nnum_nodes = 2\n"
     line = "step: {}, total_loss: 9.1, throughput: 1.0 {}.0\n"
     result = summary(tmp_path, nodes, line.format(10, 1598056510), line.format(20, 1598056530))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.nodes.hosts import Host, finish, hosts, scripts, write_on
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

@@ -171,6 +171,16 @@ def test_a_power_cap_clocks_links_and_a_lost_gpu_are_in_the_table_of_gpus(tmp_pa
     assert [section.title for section in result.sections()] == ["GPUs", "Links"]
 
 
+def test_pcie_counters_begin_again_at_32_bits(tmp_path: Path) -> None:
+    """3 GB/s, read twice a second: the counter turns every 1.4 s, never twice between two readings."""
+    run = write(tmp_path, lambda gpu, t: {"pcie_tx_bytes": int(3e9 * t + 4e9) % 2**32, "pcie_rx_bytes": int(1e6 * t)})
+    result = gpus.analyze(run)
+    assert result.gpus[0].pcie_tx_bytes_per_s == pytest.approx(3e9)
+    assert result.gpus[0].pcie_rx_bytes_per_s == pytest.approx(1e6)
+    assert result.most_of_pcie_bytes_per_s == pytest.approx(2**32 / 0.5)
+    assert "rates above 8.6 GB/s would be shown too low" in result.sections()[1].notes[1]
+
+
 def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: Path) -> None:
     write(tmp_path, lambda gpu, t: {"power_mw": 100_000})
     again = [

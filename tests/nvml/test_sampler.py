@@ -26,7 +26,7 @@ def values(lines: list[dict[str, Any]], gpu: int, name: str) -> list[tuple[int, 
 def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_themselves_alone(
     library: Path, sampled: Sampled
 ) -> None:
-    lines = sampled(library, "gpus=2 energy_us=3000 pcie_us=20000 throttle=4 capped", 90)
+    lines = sampled(library, "gpus=2 energy_us=8000 pcie_us=20000 throttle=4 capped", 90)
     head = lines[0]
     assert [gpu["uuid"][:12] for gpu in head["gpus"]] == ["GPU-00000000", "GPU-00000001"]
     assert (head["gpus"][0]["power_limit_mw"], head["gpus"][0]["power_limit_default_mw"]) == (500_000, 700_000)
@@ -36,11 +36,11 @@ def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_thems
         assert len(values(lines, 1, name)) > 60, name
     for name in ("energy_mj", "nvlink_tx_kib"):
         assert 2 <= len(values(lines, 1, name)) <= 2 + seconds, name
-    # 80 ms a round of both GPUs: once that is known, every 16 s is enough.
-    assert 3 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 3 + seconds / 10
+    # 80 ms a round of both GPUs: once that is known, every 8 s is enough.
+    assert 3 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 4 + seconds / 7
     slower = {line["slower"]: line for line in lines if "slower" in line}
-    assert slower["energy"]["call_ns"] > 3e6
-    assert slower["pcie"]["period_ns"] > 15e9
+    assert slower["energy"]["call_ns"] > 8e6
+    assert slower["pcie"]["period_ns"] > 7e9
     assert not set(slower) & {"power", "clock", "throttle", "temperature"}
 
 

@@ -98,8 +98,9 @@ def _banner(draft: Draft, hit: Hit) -> None:
 def _shard(draft: Draft, hit: Hit) -> None:
     draft.evidence["megatron"] += 1
     count = number(hit[2])
-    if count is not None and count > 0:
-        draft.shards[tuple(int(part) for part in hit[1].split(b","))] = int(count)
+    place = hit[1].replace(b",", b" ").split()
+    if count is not None and count > 0 and place:
+        draft.shards[tuple(int(part) for part in place)] = int(count)
 
 
 def _stage(draft: Draft, hit: Hit) -> None:

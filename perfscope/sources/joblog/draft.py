@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,6 +16,9 @@ NS_PER_S = 10**9
 NS_PER_MS = 10**6
 MIB = 2**20
 GIB = 2**30
+
+#: No figure of a log is larger: what says so is damaged, or infinite.
+LARGEST = 1e30
 
 #: The sources of facts, best first.
 SOURCES = ("arguments", "log", "deepspeed config", "records", "name")
@@ -273,15 +275,16 @@ def number(text: bytes) -> float | None:
     except ValueError:
         pass
     else:
-        return value if math.isfinite(value) else None
+        return value if abs(value) < LARGEST else None
     stripped = text.strip()
     match = _NUMBER.match(stripped)
     if match is None or stripped[match.end() : match.end() + 1] == b".":
         return None
     try:
-        return float(match[0].replace(b",", b"").replace(b"_", b""))
+        value = float(match[0].replace(b",", b"").replace(b"_", b""))
     except ValueError:
         return None
+    return value if abs(value) < LARGEST else None
 
 
 def _larger(known: int | None, seen: float | None) -> int | None:

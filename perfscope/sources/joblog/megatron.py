@@ -12,14 +12,13 @@ to another one, broken over lines, or cut off.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
-from perfscope.sources.joblog.draft import NS_PER_MS, NS_PER_S, Draft, Hit, Rule, label_of, number
+from perfscope.sources.joblog.draft import LARGEST, NS_PER_MS, NS_PER_S, Draft, Hit, Rule, label_of, number
 from perfscope.sources.joblog.series import Record, Series
 from perfscope.sources.joblog.swift import Plain
 from perfscope.tables import Int64
@@ -150,7 +149,7 @@ def _value(text: bytes) -> float | None:
         value = float(text)
     except ValueError:
         return number(_SPACE.sub(b"", text))
-    return value if math.isfinite(value) else None
+    return value if abs(value) < LARGEST else None
 
 
 def _fill(draft: Draft, record: Record, key: bytes, text: bytes) -> None:

@@ -27,6 +27,7 @@ _COUNTS = {
     "seq_len": r"seq(?:len)?[-_]?(\d+)",
 }
 _PATTERNS = {name: re.compile(f"{_BEFORE}(?:{pattern}){_AFTER}", re.IGNORECASE) for name, pattern in _COUNTS.items()}
+_MICRO = re.compile(rf"{_BEFORE}(?:mbs[-_]?(\d+)|(\d+)mbs){_AFTER}", re.IGNORECASE)
 _CASE = re.compile(rf"{_BEFORE}(\d+)n[-_]?(\d+)g{_AFTER}", re.IGNORECASE)
 _NODES = re.compile(rf"{_BEFORE}n(\d+){_AFTER}|{_BEFORE}(\d+)nodes?{_AFTER}", re.IGNORECASE)
 _SIZE = re.compile(rf"{_BEFORE}(\d+(?:\.\d+)?)([BM]){_AFTER}")
@@ -66,7 +67,7 @@ def _stem(name: str) -> str:
 def _read(text: str) -> dict[str, int | str]:
     facts: dict[str, int | str] = {}
     for name, pattern in _PATTERNS.items():
-        match = pattern.search(text)
+        match = (_MICRO.search(text) if name == "mbs" else None) or pattern.search(text)  # "bs4-mbs8" says both
         if match:
             facts[name] = int(next(group for group in match.groups() if group is not None))
     size = _SIZE.search(text)

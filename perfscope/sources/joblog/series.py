@@ -29,6 +29,9 @@ _ABSENT = -1
 _NS_PER_S = 10**9
 _KINDS = ("", Disturbance.EVALUATION, Disturbance.SAVE)
 _INTEGERS = ("iteration", "attempt", "wall_ns", "disturbed", "samples", "skipped", "nan")
+_OPTIONAL = ("wall_ns", "samples")
+_INTEGERS_OF_RECORDS = (*_OPTIONAL, "skipped", "nan")
+_LARGEST = 1 << 50  # two weeks, as a time; damaged digits can say anything
 _FLOATS = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "loss", "loss_scale")
 
 
@@ -107,8 +110,14 @@ class Series:
             self._disturbed = _KINDS.index(kind)
 
     def add(self, record: Record, label: bytes | None = None) -> bool:
-        """Append a record unless it is another rank's copy of one; say whether it was appended."""
+        """Append a record unless it is another rank's copy of one, or absurd; say whether it was appended."""
         number = record.iteration
+        if number is not None and number > _LARGEST:
+            return False
+        for name in _INTEGERS_OF_RECORDS:
+            value = getattr(record, name)
+            if value is not None and not 0 < value <= _LARGEST:
+                setattr(record, name, None if name in _OPTIONAL else 0)
         if number is not None and not self._restarting and self._is_copy(number, label):
             self.copies += 1
             return False
@@ -175,7 +184,8 @@ class Series:
         wall_ns = self._integers["wall_ns"]
         for index, speed in enumerate(self._floats["samples_per_s"]):
             if wall_ns[index] == _ABSENT and speed > 0:
-                wall_ns[index] = round(samples / speed * _NS_PER_S)
+                time_ns = samples / speed * _NS_PER_S
+                wall_ns[index] = round(time_ns) if 1 <= time_ns <= _LARGEST else _ABSENT
 
     def iterations(self, interval: int) -> Iterations:
         """The kept records as a table, each the mean of ``interval`` iterations or of those since the record before."""

@@ -31,7 +31,8 @@ class Stream:
         """Learn from numbers that all have printed, and drop them."""
         old = [number for number in self.seen if number < self.last - SKEW * interval]
         if old:
-            self.processes = max(self.processes or 0, *(self.seen[number] for number in old))
+            counts = Counter(self.seen[number] for number in old)
+            self.processes = max(counts, key=lambda count: (counts[count], count))
         if len(self.seen) > RECENT:
             for number in old[: len(self.seen) - RECENT]:
                 del self.seen[number]
@@ -39,6 +40,7 @@ class Stream:
     def repeats(self, number: int) -> bool:
         """Whether a number that is not the next one is another process's; if not, its own went back."""
         times = self.seen[number]
-        if self.processes is not None:
-            return 0 < times < self.processes
-        return number == self.last or max(self.seen.values(), default=0) > 1
+        if self.processes is None:
+            return number == self.last or max(self.seen.values(), default=0) > 1
+        # A line that is there twice is a slip of the pen; a restart at the very last number would be rare.
+        return 0 < times < (max(self.processes, 2) if number == self.last else self.processes)
