@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST_S = 200
 SCRIPTS = ROOT / "tests" / "scripts"
 
+# A shell's background job ignores Ctrl-C, and so would the scripts that are to be ended by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -54,8 +57,6 @@ def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> Ended:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell's background job ignores Ctrl-C, and so would the scripts that are to be ended by it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - no thread
     ) as process:
         try:
             stdout, stderr = process.communicate(timeout=LONGEST_S)
