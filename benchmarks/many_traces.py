@@ -14,7 +14,9 @@ import argparse
 import hashlib
 import json
 import re
+import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
@@ -25,6 +27,7 @@ from benchmarks.processes import ROOT, Tool, best, machine, take_turns
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
 ENGINES = ("serial", "process", *(["dask"] if find_spec("distributed") else []))
+PAIR, PAIRS = ("serial", "process"), 7
 WORKERS = 2
 ANSWERED = (0, 4)
 _RANK = re.compile(rb'("distributedInfo": \{[^\n]*?"rank": )\d+(, "world_size": )\d+')
@@ -90,6 +93,7 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
     engines = {engine: Tool("", _analyze(engine, WORKERS, *part)) for engine in ENGINES}
     answers = {engine: _answer(engine, job) for engine in ENGINES}
     take_turns([*fewer.values(), *engines.values()], rounds, answered=ANSWERED)
+    pair = [_timed(str(job), first=turn % len(PAIR)) for turn in range(PAIRS)]
     return {
         "machine": where,
         "ranks": ranks,
@@ -98,6 +102,7 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
         "serial": {str(count): run.data() for count, run in fewer.items()},
         "engines": {engine: tool.data() for engine, tool in engines.items()},
         "answers": answers,
+        "in_turn_s": {engine: [seconds[engine] for seconds in pair] for engine in PAIR},
         "driver_kb": {str(len(part)): _drivers_peak(part), str(ranks): _drivers_peak([str(job)])},
     }
 
@@ -105,6 +110,16 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
 def _analyze(engine: str, workers: int, *paths: str) -> list[str]:
     words = [sys.executable, "-m", "perfscope", "analyze", "--format", "json"]
     return [*words, "--engine", engine, "--workers", str(workers), *paths]
+
+
+def _timed(job: str, first: int) -> dict[str, float]:
+    """Seconds of the whole job on one worker and on two, one right after the other."""
+    seconds = {}
+    for engine in (PAIR[first], PAIR[1 - first]):
+        began = time.perf_counter()
+        Tool("", _analyze(engine, WORKERS, job)).run(ANSWERED)
+        seconds[engine] = round(time.perf_counter() - began, 2)
+    return seconds
 
 
 def _answer(engine: str, job: Path) -> dict[str, Any]:
@@ -157,6 +172,13 @@ def document(figures: Mapping[str, Any]) -> str:
         f"The load tells how much of the processors other work took. {WORKERS} worker processes spend {spent:.2f} "
         "times the processor time of one: with the processors to themselves they are up to "
         f"{WORKERS / spent:.2f} times as fast.",
+    ]
+    faster = sorted(one / two for one, two in zip(*(figures["in_turn_s"][engine] for engine in PAIR), strict=True))
+    spread = f"{len(faster)} turns ({faster[0]:.2f} to {faster[-1]:.2f})"
+    lines += [
+        "",
+        f"Over all {ranks} ranks, one right after the other, {WORKERS} workers are "
+        f"{statistics.median(faster):.2f} times as fast as one in the median of {spread}.",
     ]
     lines += ["", "| Ranks, serial | Processor time of each further rank, the last = 1 |", "|:---|---:|"]
     lines += [f"| {span} | {cost:.2f} |" for span, cost in _each_further_rank(figures)]

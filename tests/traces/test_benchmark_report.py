@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
 
 import pytest
@@ -57,3 +58,8 @@ def test_the_drivers_memory_grows_by_partials_alone() -> None:
     raw = figures("many_traces.json")
     (few, least), (many, most) = ((int(count), peak) for count, peak in raw["driver_kb"].items())
     assert (most - least) / (many - few) < 250
+
+
+def test_two_workers_are_as_much_faster_as_is_promised() -> None:
+    turns = figures("many_traces.json")["in_turn_s"]
+    assert statistics.median(one / two for one, two in zip(turns["serial"], turns["process"], strict=True)) >= 1.8
