@@ -267,7 +267,6 @@ def test_megatron_s_backward_passes_are_those_of_the_outputs_they_are_given(devi
 
 
 def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     size = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
     words = ["--schedule", "zbv", "--microbatches", "4", "--steps", "8", *size]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining import schedules
 
 from perfscope.pipeline.pieces import Piece
 from perfscope.pipeline.recognise import recognise
 from perfscope.pipeline.schedules import Kind
-
-schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 class _Stage:

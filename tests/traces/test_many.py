@@ -53,7 +53,6 @@ def told(*arguments: str | Path, cwd: Path) -> str:
 
 
 def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="dask is an extra")
     copies(tmp_path / "traces", 8, cut=4)
     answers = {
         engine: told("--engine", engine, "--workers", "2", "traces", cwd=tmp_path)
@@ -68,10 +67,11 @@ def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(t
 
 
 def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> None:
-    distributed_ = pytest.importorskip("distributed", reason="dask is an extra")
+    from distributed import LocalCluster
+
     (tmp_path / "traces").mkdir()
     job(tmp_path / "traces", 3)
-    with distributed_.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
     assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
@@ -114,7 +114,6 @@ def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered
 
 
 def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="dask is an extra")
     paths = job(tmp_path, 8)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -231,7 +230,8 @@ def test_traces_are_found_by_pattern_and_below_folders(tmp_path: Path) -> None:
 
 
 def test_traces_are_read_through_fsspec(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec", reason="fsspec is an extra")
+    import fsspec
+
     store = fsspec.filesystem("memory")
     for path in job(tmp_path, 2):
         store.pipe(f"/bucket/run/{Path(path).name}", Path(path).read_bytes())
@@ -285,7 +285,6 @@ def _read_all(reader: int) -> str:
 
 
 def test_a_hundred_copies_with_one_cut_short_on_dask(tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="dask is an extra")
     traces = tmp_path / "traces"
     traces.mkdir()
     paths = job(traces, 100)
