@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.ranks import rank_labels
 from perfscope.errors import MissingInput
-from perfscope.intervals import Intervals, union
-from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct

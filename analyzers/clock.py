@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from perfscope.analyzers.collectives import RankCalls, by_group
-from perfscope.collective_calls import SYNCHRONISING
-from perfscope.collective_matching import match
+from perfscope.analyzers.communication.calls import SYNCHRONISING
+from perfscope.analyzers.communication.matching import match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Int64

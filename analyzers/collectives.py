@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfscope.analyzers.breakdown import covered
-from perfscope.collective_calls import GroupCalls, GroupKey, Kind, calls_by_group
-from perfscope.collective_matching import Matched, join_windows, match
+from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, calls_by_group
+from perfscope.analyzers.communication.matching import Matched, join_windows, match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct

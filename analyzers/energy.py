@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.sampled import UsedGpu, intervals_ns, ranks_text, used_gpus
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, intervals_ns, ranks_text, used_gpus
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Rank, Run

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from perfscope.analyzers.sampled import ranks_of_devices, ranks_on, ranks_text
+from perfscope.analyzers.shared.gpu_steps import ranks_of_devices, ranks_on, ranks_text
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Run

@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.errors import MissingInput
-from perfscope.intervals import Intervals, union
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct

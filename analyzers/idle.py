@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.breakdown import no_device_events
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.ranks import rank_labels
 from perfscope.errors import MissingInput
-from perfscope.intervals import Intervals, union
-from perfscope.kernel_classes import short_name
-from perfscope.ranks import rank_labels
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Bool, Int64
+from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
 _NS_PER_US = 1000

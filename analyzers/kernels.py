@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.errors import MissingInput
-from perfscope.kernel_classes import looks_like_communication, short_name
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Int64
+from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
 
 _NS_PER_US = 1000

@@ -11,16 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.comparison import Convention, Step, compare
-from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.cross_check import CrossCheck, cross_check
+from perfscope.analyzers.flops.comparison import Convention, Step, compare
+from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
+from perfscope.analyzers.flops.spread import explain
+from perfscope.analyzers.flops.trained_run import (
+    Device,
+    Trained,
+    device_of,
+    recomputation,
+    tokens_of_a_step,
+    trained_model,
+)
 from perfscope.analyzers.operations import Operations
-from perfscope.analyzers.spread import explain
-from perfscope.analyzers.trained import Device, Trained, device_of, recomputation, tokens_of_a_step, trained_model
 from perfscope.errors import MissingInput
+from perfscope.models.transformer import active_parameters
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run, Steps
-from perfscope.transformer import active_parameters
 
 HEADLINE = "megatron_core"
 _NS_PER_S = 10**9

@@ -15,7 +15,7 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from perfscope.analyzers.conventions import Checkpointing
+from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.products import Product, Products

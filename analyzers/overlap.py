@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfscope.analyzers.breakdown import covered
+from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
+from perfscope.analyzers.shared.ranks import rank_labels
 from perfscope.errors import MissingInput
-from perfscope.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
-from perfscope.ranks import rank_labels
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 

@@ -15,8 +15,8 @@ from perfscope.errors import MissingInput
 from perfscope.tables.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.pipeline.bubble_result import MeasuredBubble
-    from perfscope.pipeline.pieces import RankPieces
+    from perfscope.analyzers.pipelines.pieces import RankPieces
+    from perfscope.analyzers.pipelines.result import MeasuredBubble
 
 # Most traces know of no pipeline: what measures one is not even imported for them.
 _SPEAKS_OF_A_PIPELINE = re.compile(r"sendrecv|^perfscope: |^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
@@ -26,7 +26,7 @@ def measure(trace: Trace) -> RankPieces | None:
     """The passes of micro-batches in one trace; None where nothing in it speaks of a pipeline."""
     if not any(map(_SPEAKS_OF_A_PIPELINE.search, trace.names)):
         return None
-    from perfscope.pipeline.pieces import pieces_of
+    from perfscope.analyzers.pipelines.pieces import pieces_of
 
     return pieces_of(trace)
 
@@ -48,8 +48,8 @@ def analyze_pipelines(partials: Sequence[RankPieces], given: Sequence[Sequence[i
     """
     if not partials:
         raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
-    from perfscope.pipeline.layout import find_pipelines
-    from perfscope.pipeline.measured import measure_pipelines
+    from perfscope.analyzers.pipelines.layout import find_pipelines
+    from perfscope.analyzers.pipelines.measurement import measure_pipelines
 
     return measure_pipelines(find_pipelines(_joined(partials), given))
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from perfscope.analyzers.pipelines.recognition import Recognised, of_order
 from perfscope.errors import MissingInput
-from perfscope.pipeline.recognise import Recognised, of_order
-from perfscope.pipeline.schedules import Kind, Op
-from perfscope.pipeline.simulator import Deadlock, simulate
 from perfscope.report import Column, Json, Section
+from perfscope.schedules.orders import Kind, Op
+from perfscope.schedules.simulator import Deadlock, simulate
 from perfscope.tables import MicroBatches, Run
 
 _NS_PER_US = 1000

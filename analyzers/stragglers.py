@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.collectives import RankCalls, by_group
-from perfscope.collective_calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
-from perfscope.collective_matching import Matched, match
+from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
+from perfscope.analyzers.communication.matching import Matched, match
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.trace import ABSENT

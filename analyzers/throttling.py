@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.sampled import UsedGpu, intervals_ns, ranks_text, used_gpus
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, intervals_ns, ranks_text, used_gpus
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run

@@ -29,7 +29,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, ROOT, TINY, Framework, Setting
-from perfscope.engine import Plan, analyze
+from perfscope.engine.run import Plan, analyze
 
 ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
 _LONGEST_S = 240
@@ -110,7 +110,7 @@ def hook_cost_us() -> float:
     """What the hooks add to a pass on the host: two marks in the stream of a device that has nothing else to do."""
     import torch
 
-    from perfscope.hooks.pass_timer import Pass, PassTimer
+    from perfscope.hooks.timers.passes import Pass, PassTimer
 
     if torch.cuda.is_available():
         torch.cuda.init()

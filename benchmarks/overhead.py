@@ -38,11 +38,11 @@ from torch.utils.data import DataLoader, dataloader
 
 from perfscope import hooks, wire
 from perfscope.hooks import start
-from perfscope.hooks.attaching import find_pynvml
 from perfscope.hooks.config import Config
-from perfscope.hooks.nvml import start_sampler
+from perfscope.hooks.nvml.start import start_sampler
+from perfscope.hooks.reach.attaching import find_pynvml
 from perfscope.hooks.windows import parse_windows
-from perfscope.sources.overhead import lines
+from perfscope.sources.runs.overhead import lines
 from perfscope.workloads.gpt import Gpt, GptConfig
 
 ACTIVE = 3  # steps of a window

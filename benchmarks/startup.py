@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from perfscope.hooks import launch
 from perfscope.hooks.config import Config
+from perfscope.hooks.reach import launch
 from perfscope.hooks.windows import parse_windows
 
 BARE_APP = """

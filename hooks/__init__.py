@@ -43,8 +43,9 @@ def attach(
         ValueError: ``steps`` or ``ranks`` cannot be read.
         OSError: The folder cannot be made.
     """
-    from perfscope.hooks import attaching, start
+    from perfscope.hooks import start
     from perfscope.hooks.config import Config
+    from perfscope.hooks.reach import attaching
     from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
 
     windows = parse_windows(steps or DEFAULT_WINDOWS)

@@ -14,21 +14,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
-from perfscope.hooks import identity
-from perfscope.hooks.compress import compress_waiting
 from perfscope.hooks.config import Config
-from perfscope.hooks.device_memory import DeviceMemory
+from perfscope.hooks.facts import identity
+from perfscope.hooks.facts.device_memory import DeviceMemory
+from perfscope.hooks.facts.layout import Layout
+from perfscope.hooks.facts.model_watch import ModelWatch
+from perfscope.hooks.facts.secrets import redact_text
+from perfscope.hooks.facts.steps import Stated, StepFacts
 from perfscope.hooks.guard import asked, guarded, say
-from perfscope.hooks.layout import Layout
-from perfscope.hooks.model_watch import ModelWatch
-from perfscope.hooks.nvml import start_sampler
-from perfscope.hooks.pass_timer import Pass, PassTimer
+from perfscope.hooks.nvml.start import start_sampler
+from perfscope.hooks.profiler.compress import compress_waiting
+from perfscope.hooks.profiler.window_keeper import WindowKeeper
 from perfscope.hooks.recorder import Recorder
-from perfscope.hooks.save_timer import SaveTimer
-from perfscope.hooks.secrets import redact_text
-from perfscope.hooks.step_facts import Stated, StepFacts
 from perfscope.hooks.step_source import StepSource
-from perfscope.hooks.window_keeper import WindowKeeper
+from perfscope.hooks.timers.passes import Pass, PassTimer
+from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.wire import NoteRecord, StepRecord
 
 if TYPE_CHECKING:

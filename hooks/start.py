@@ -69,7 +69,7 @@ def patch(name: str, module: ModuleType, boot_dir: str) -> None:
 
 def patch_module(name: str, module: ModuleType, capture: Any) -> None:
     """Put our wrappers around the functions of one watched module; a function that moved is said and left alone."""
-    from perfscope.hooks import save_hooks
+    from perfscope.hooks.frameworks import saves as save_hooks
 
     for feature, apply in [*_patches(name), *save_hooks.PATCHES.get(name, [])]:
         try:
@@ -80,25 +80,25 @@ def patch_module(name: str, module: ModuleType, capture: Any) -> None:
 
 #: The modules of ours that patch a framework's, by the beginning of its name; each is loaded with that framework.
 _PATCHERS = {
-    "deepspeed.": ("deepspeed_hooks", "micro_batches"),
+    "deepspeed.": ("deepspeed", "micro_batches"),
     "megatron.core.pipeline_parallel.": ("megatron_passes",),
-    "megatron.": ("megatron_hooks",),
-    "torch.distributed.pipelining.": ("micro_batches", "mesh_hooks"),
-    "torch.distributed.device_mesh": ("mesh_hooks",),
-    "torch.distributed.rpc": ("rpc_hooks",),
-    "torch.distributed.optim.": ("rpc_hooks",),
-    "torch.distributed.tensor.": ("mesh_hooks",),
-    "torch.distributed.fsdp.": ("wrapper_hooks",),
-    "torch.distributed._composable.": ("wrapper_hooks",),
-    "torch.nn.parallel.": ("wrapper_hooks",),
-    "torchtitan.": ("torchtitan_hooks",),
-    "torch": ("torch_hooks",),
+    "megatron.": ("megatron",),
+    "torch.distributed.pipelining.": ("micro_batches", "meshes"),
+    "torch.distributed.device_mesh": ("meshes",),
+    "torch.distributed.rpc": ("rpc",),
+    "torch.distributed.optim.": ("rpc",),
+    "torch.distributed.tensor.": ("meshes",),
+    "torch.distributed.fsdp.": ("wrappers",),
+    "torch.distributed._composable.": ("wrappers",),
+    "torch.nn.parallel.": ("wrappers",),
+    "torchtitan.": ("torchtitan",),
+    "torch": ("torch",),
 }
 
 
 def _patches(name: str) -> list[tuple[str, Any]]:
     patchers = next(found for beginning, found in _PATCHERS.items() if name.startswith(beginning))
-    modules = [import_module(f"perfscope.hooks.{patcher}") for patcher in patchers]
+    modules = [import_module(f"perfscope.hooks.frameworks.{patcher}") for patcher in patchers]
     return [patch for module in modules for patch in module.PATCHES.get(name, [])]
 
 

@@ -12,7 +12,7 @@ is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
     RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
-    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml_sampler.py
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
     RUN/hosts/HOST.json              each host's run.json, and
     RUN/collected.json               the parts, where `perfscope collect` brought the run together
 

@@ -68,10 +68,11 @@ def _install() -> None:
     if not configured or "_perfscope_imports" in sys.modules:
         return
     hooks = os.path.dirname(_locations()[1])
-    if not os.path.exists(os.path.join(hooks, "imports.py")):
+    imports_file = os.path.join(hooks, "reach", "imports.py")
+    if not os.path.exists(imports_file):
         return  # a node without our files: the launcher names the ranks that never reported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded; Kineto logs every start otherwise
-    imports = _load("_perfscope_imports", os.path.join(hooks, "imports.py"), None)
+    imports = _load("_perfscope_imports", imports_file, None)
     sys.meta_path.insert(0, imports.PostImportFinder(imports.WATCHED, _on_import))
 
 

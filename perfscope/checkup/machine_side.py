@@ -17,7 +17,7 @@ from typing import Any
 
 from perfscope import hooks
 from perfscope.checkup.verdict import Check, fail, ok, warn
-from perfscope.hooks import attaching
+from perfscope.hooks.reach import attaching
 
 _SAMPLER_TIMEOUT_S = 20
 _SLOW_BYTES_PER_S = 50 * 10**6
@@ -56,7 +56,7 @@ def check_nvml() -> tuple[Check, int]:
 
 def _first_lines(folder: str) -> list[dict[str, Any]]:
     """The sampler's first lines, by the program that a run starts."""
-    script = Path(hooks.__file__).resolve().parent / "nvml_sampler.py"
+    script = Path(hooks.__file__).resolve().parent / "nvml" / "sampler.py"
     with tempfile.TemporaryFile() as written, tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", script, folder, "10", str(os.getpid())], stdout=written, stderr=said

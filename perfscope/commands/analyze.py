@@ -12,16 +12,16 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.cost import Cost
-from perfscope.commands.options import FormatOption, require_positive
-from perfscope.engine import Analysis, Plan
-from perfscope.engine import analyze as run_analyzers
+from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.engine.measuring import Measured
+from perfscope.engine.run import Analysis, Plan
+from perfscope.engine.run import analyze as run_analyzers
+from perfscope.engine.workers import Engine, available_workers, in_processes, in_this_process, on_dask
 from perfscope.errors import UsageError
-from perfscope.measuring import Measured
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report, Section
-from perfscope.sources.files import is_url
-from perfscope.workers import Engine, available_workers, in_processes, in_this_process, on_dask
+from perfscope.sources.traces.files import is_url
 
 DAMAGED_INPUT = 4
 _SHARES = ("breakdown", "host", "idle")  # what a profiler that slows the host changes
@@ -87,7 +87,7 @@ def _map_traces(
         answers = in_processes(measure, paths, workers)
     if quiet:
         return answers
-    from perfscope.progress import shown
+    from perfscope.engine.progress import shown
 
     return shown(answers, len(paths))
 

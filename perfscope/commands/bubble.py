@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfscope.commands.options import FormatOption, require_positive
+from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.errors import SourceError, UsageError
 from perfscope.outcome import Outcome
-from perfscope.pipeline.answer import Answer, alternatives_data, alternatives_section
-from perfscope.pipeline.lanes import Chart, chart_of
-from perfscope.pipeline.prediction import MOST_OPERATIONS, Setup, Times, alternatives, formula, simulated, target
-from perfscope.pipeline.schedules import Schedule, check
-from perfscope.pipeline.text import draw
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report
+from perfscope.schedules.answer import Answer, alternatives_data, alternatives_section
+from perfscope.schedules.lanes import Chart, chart_of
+from perfscope.schedules.orders import Schedule, check
+from perfscope.schedules.prediction import MOST_OPERATIONS, Setup, Times, alternatives, formula, simulated, target
+from perfscope.schedules.text import draw
 from perfscope.units import parse_duration_ns
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def _measured(
     paths: Sequence[Path], sizes: tuple[int | None, int | None, int | None], output: Path | None, to: Format
 ) -> Outcome:
     from perfscope.analyzers.pipeline_bubble import analyze_pipelines
-    from perfscope.engine import measure_one
-    from perfscope.pipeline.outlook import ASSUMPTION, outlook
+    from perfscope.analyzers.pipelines.outlook import ASSUMPTION, outlook
+    from perfscope.engine.run import measure_one
 
     run, partials, damage = measure_one("pipeline_bubble", paths)
     given = _pipelines(sizes, [one.world_size for one in partials]) or _pipelines_of(run)
@@ -149,7 +149,7 @@ def _measured(
 def _pipelines(
     sizes: tuple[int | None, int | None, int | None], worlds: Sequence[int | None]
 ) -> Sequence[Sequence[int]]:
-    from perfscope.pipeline.layout import Layout
+    from perfscope.analyzers.pipelines.layout import Layout
 
     if all(size is None for size in sizes):
         return ()
@@ -236,7 +236,7 @@ def _write(charts: Sequence[Chart], path: Path) -> tuple[str, ...]:
         raise UsageError(f"{path} does not end in .svg", hint="the drawing is written as SVG")
     if not charts:
         raise UsageError("there is too much to simulate, so nothing to draw", hint="ask for fewer micro-batches")
-    from perfscope.pipeline.svg import to_svg
+    from perfscope.schedules.svg import to_svg
 
     partial = path.with_name(f".{path.name}.partial")
     try:

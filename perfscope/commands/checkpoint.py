@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoint_plan import (
+from perfscope.analyzers.checkpoints.plan import (
     GB,
     TB,
     BytesPerParameter,
@@ -19,14 +19,14 @@ from perfscope.analyzers.checkpoint_plan import (
     Statement,
     bytes_per_parameter,
 )
-from perfscope.analyzers.checkpoint_plan import analyze as plan_checkpoint
+from perfscope.analyzers.checkpoints.plan import analyze as plan_checkpoint
 from perfscope.analyzers.saves import analyze as time_saves
-from perfscope.commands.options import FormatOption, require_positive
+from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report
-from perfscope.sources.run import is_run
+from perfscope.sources.runs.run import is_run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
@@ -121,7 +121,7 @@ def _saves(save_time: str | None, run: Path | None, log: Path | None) -> Saves |
         timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
         return Saves((timing,), None)
     if run is not None or log is not None:
-        from perfscope.sources.saves import read_log_saves, read_run_saves
+        from perfscope.sources.runs.saves import read_log_saves, read_run_saves
 
         return read_run_saves(run) if run is not None else read_log_saves(log or Path())
     return None
@@ -143,7 +143,7 @@ def _plan_report(plan: Plan, saves: Saves | None) -> Report:
 
 def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | None, to: Format) -> Outcome:
     """The saves that hooks timed; a given size stands in where no writer told its bytes."""
-    from perfscope.sources.saves import read_run_saves
+    from perfscope.sources.runs.saves import read_run_saves
 
     planned = None if parameters is None else parameters * (each or bytes_per_parameter()).total
     timed = time_saves(read_run_saves(run), planned)
@@ -155,8 +155,8 @@ def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | N
 def _measure(
     directory: Path, parameters: int | None, each: BytesPerParameter | None, saves: Saves | None, to: Format
 ) -> Outcome:
-    from perfscope.analyzers.checkpoint import analyze
-    from perfscope.sources.checkpoint import read_checkpoint
+    from perfscope.analyzers.checkpoints.check import analyze
+    from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 
     sizes = analyze(read_checkpoint(directory), parameters, each)
     found = sizes.checkpoint

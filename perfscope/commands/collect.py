@@ -26,7 +26,7 @@ from perfscope.collecting.agreement import (
 from perfscope.collecting.fetching import Part, Unreachable, fetch, part_of
 from perfscope.collecting.placing import carry_out, plan_placing
 from perfscope.collecting.runs import place_descriptions
-from perfscope.commands.options import FormatOption
+from perfscope.commands.options.common import FormatOption
 from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome

@@ -9,7 +9,7 @@ import typer
 
 from perfscope.checkup import hook_side, machine_side, torch_side
 from perfscope.checkup.verdict import Check, Verdict
-from perfscope.commands.options import FormatOption
+from perfscope.commands.options.common import FormatOption
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Column, Report, Section

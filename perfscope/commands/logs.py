@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.conventions import Checkpointing
-from perfscope.analyzers.logs import Given, LogSummary, analyze
-from perfscope.commands.options import FormatOption, require_positive
+from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
+from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.errors import PerfscopeError, SourceError, UsageError
-from perfscope.hardware import fastest_gpu
+from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Cell, Column, Report, Section

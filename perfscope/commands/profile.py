@@ -18,15 +18,15 @@ import typer
 
 from perfscope import wire
 from perfscope.errors import CommandNotFound, UsageError
-from perfscope.hooks import attaching, launch
-from perfscope.hooks.compress import compress
 from perfscope.hooks.config import Config
-from perfscope.hooks.describe import describe_machine, describe_run
+from perfscope.hooks.facts.describe import describe_machine, describe_run
+from perfscope.hooks.profiler.compress import compress
+from perfscope.hooks.reach import attaching, launch
+from perfscope.hooks.reach.supervise import Ending, run
 from perfscope.hooks.recorder import replace_file
-from perfscope.hooks.supervise import Ending, run
 from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
 from perfscope.outcome import Outcome
-from perfscope.summary import summarize
+from perfscope.renderers.summary import summarize
 
 SETTINGS: dict[str, Any] = {"context_settings": {"allow_interspersed_args": False}}
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.conventions import Checkpointing
-from perfscope.commands.options import FormatOption, require_positive
+from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.errors import UsageError
-from perfscope.hardware import find_gpu
+from perfscope.models.hardware import find_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Column, Json, Report, Section
@@ -115,8 +115,8 @@ def runs(
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Print the mean, median and speed-up of configurations that were run several times."""
-    from perfscope.analyzers.repeated_runs import analyze
-    from perfscope.sources.published import read_runs
+    from perfscope.analyzers.published.repeated_runs import analyze
+    from perfscope.sources.published.tables import read_runs
 
     result = analyze(read_runs(file), read_runs(published) if published else None)
     data: dict[str, Json] = {"schema": "perfscope/runs/1", "results": {"runs": result.data()}}
@@ -131,7 +131,7 @@ def environment(
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Print where a run ran: GPUs, how they are connected, driver and versions."""
-    from perfscope.sources.environment import read_environment
+    from perfscope.sources.runs.environment import read_environment
 
     found = read_environment(path)
     facts = Section("Environment", (Column("What"), Column("Which")), found.facts)
@@ -157,7 +157,7 @@ def overhead(
     format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
 ) -> Outcome:
     """Print what perfscope itself cost where its benchmark ran, beside what it may cost."""
-    from perfscope.sources.overhead import read_overhead
+    from perfscope.sources.runs.overhead import read_overhead
 
     machine, lines = read_overhead(path)
     columns = (

@@ -9,21 +9,24 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from perfscope.analyzers import dlperf, logs, scaling_tables, steps, zero_stages
-from perfscope.analyzers.logs import Given
-from perfscope.analyzers.scaling import Scaling, Series
-from perfscope.analyzers.scaling import analyze as study
-from perfscope.commands.options import FormatOption
+from perfscope.analyzers import steps
+from perfscope.analyzers.logs import summary as logs
+from perfscope.analyzers.logs.summary import Given
+from perfscope.analyzers.scaling import dlperf, zero_stages
+from perfscope.analyzers.scaling import tables as scaling_tables
+from perfscope.analyzers.scaling.study import Scaling, Series
+from perfscope.analyzers.scaling.study import analyze as study
+from perfscope.commands.options.common import FormatOption
 from perfscope.errors import MissingInput, PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.renderers.chart import Curve, to_chart
 from perfscope.report import Report
-from perfscope.sources.dlperf import Protocol, read_protocol
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.run import is_run, read_run
-from perfscope.sources.scaling import case_of, device_beside, device_of_run, model_of
+from perfscope.sources.runs.run import is_run, read_run
+from perfscope.sources.scaling.dlperf import Protocol, read_protocol
+from perfscope.sources.scaling.study import case_of, device_beside, device_of_run, model_of
 from perfscope.tables.scaling import ProtocolRun, ScalingRun
 
 _DAMAGED_INPUT = 4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.errors import SourceError
-from perfscope.sources.markdown import read_text, split_lines
+from perfscope.sources.published.markdown import read_text, split_lines
 
 _START = re.compile(r"<!--\s*perfscope:\s*(?P<command>.*?)\s*-->\s*")
 _END = re.compile(r"<!--\s*/\s*perfscope\s*-->\s*")

@@ -18,7 +18,7 @@ from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import replace_file
 from perfscope.regenerate.blocks import Block, Page, read_page, with_contents
 from perfscope.regenerate.provenance import Source, describe, stated_sources
-from perfscope.sources.markdown import Grid, parse_markdown
+from perfscope.sources.published.markdown import Grid, parse_markdown
 
 #: Commands that only read; anything else in a marker is refused.
 READING = ("analyze", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")

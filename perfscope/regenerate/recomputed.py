@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from perfscope.analyzers.contradictions import Contradiction
-from perfscope.analyzers.contradictions import analyze as find_contradictions
-from perfscope.analyzers.derived import CannotTell, baselines, recompute
-from perfscope.analyzers.published import CheckedCell, Published, rounded
-from perfscope.analyzers.published import analyze as check_tables
+from perfscope.analyzers.published.check import CheckedCell, Published, rounded
+from perfscope.analyzers.published.check import analyze as check_tables
+from perfscope.analyzers.published.contradictions import Contradiction
+from perfscope.analyzers.published.contradictions import analyze as find_contradictions
+from perfscope.analyzers.published.derived import CannotTell, baselines, recompute
 from perfscope.errors import SourceError
 from perfscope.report import Cell, Column, Json, Report, Section
-from perfscope.sources.published import read_published
+from perfscope.sources.published.tables import read_published
 from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
 from perfscope.units import format_count
 

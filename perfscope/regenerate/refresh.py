@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfscope.analyzers.contradictions import Contradiction
-from perfscope.analyzers.contradictions import analyze as find_contradictions
-from perfscope.analyzers.published import CheckedCell, Published, Verdict, of_another_convention
-from perfscope.analyzers.published import analyze as check_tables
+from perfscope.analyzers.published.check import CheckedCell, Published, Verdict, of_another_convention
+from perfscope.analyzers.published.check import analyze as check_tables
+from perfscope.analyzers.published.contradictions import Contradiction
+from perfscope.analyzers.published.contradictions import analyze as find_contradictions
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format, render
 from perfscope.report import Column, Json, Report, Section
-from perfscope.sources.markdown import Document
-from perfscope.sources.published import PublishedFile, read_published
+from perfscope.sources.published.markdown import Document
+from perfscope.sources.published.tables import PublishedFile, read_published
 from perfscope.tables.published import Constant, Quantity
 from perfscope.units import format_count
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfscope.transformer import Transformer
+    from perfscope.models.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

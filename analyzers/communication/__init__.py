@@ -1,0 +1,1 @@
+"""Collective calls of each rank, matched across ranks, and the axis of parallelism that they serve."""

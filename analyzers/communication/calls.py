@@ -1,0 +1,240 @@
+"""The communication operations of one rank, group by group, as small as a driver of many ranks needs them."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.tables import Int64
+from perfscope.tables.trace import ABSENT, Collective, Trace, Work
+
+Integers: TypeAlias = npt.NDArray[np.int16] | npt.NDArray[np.int32] | Int64
+
+_DTYPE_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8": 1,
+    "short": 2, "half": 2, "bfloat16": 2, "float16": 2, "int16": 2,
+    "int": 4, "float": 4, "float32": 4, "int32": 4,
+    "long": 8, "double": 8, "int64": 8, "float64": 8, "complexfloat": 8,
+}  # fmt: skip
+_OPERATIONS = (
+    ("all_reduce", r"all_?reduce"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_gather", r"all_?gather"),
+    ("all_to_all", r"all_?to_?all"),
+    ("broadcast", r"broadcast"),
+    ("send_recv", r"send_?recv"),
+    ("barrier", r"barrier"),
+    ("reduce", r"reduce"),
+    ("gather", r"gather"),
+    ("scatter", r"scatter"),
+    ("send", r"send"),
+    ("recv", r"recv"),
+)
+_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _OPERATIONS)
+_MOST_LISTED = 16
+#: Operations that no rank can leave before every rank has come.
+SYNCHRONISING = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
+#: Operations that move the same number of elements on every rank.
+EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """One kind of operation in a group.
+
+    Attributes:
+        operation: A name such as ``all_reduce``; ``""`` where nothing tells.
+        dtype: Element type; ``""`` where not stated.
+        bytes: Its size as nccl-tests counts it: the whole of what an all_gather gives or a reduce_scatter takes, else
+            what goes in; ABSENT where not stated.
+    """
+
+    operation: str
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupKey:
+    """A group of ranks, or one direction between two of them, as every member names it.
+
+    Attributes:
+        name: The group's name; ``""`` where not stated.
+        members: Its ranks, as ``members_of`` writes them; ``""`` where they are not listed.
+        sender: The rank that sends, for sends and receives; ABSENT for collectives.
+        receiver: The rank that receives, likewise.
+        run: Which run of several whose traces were given, from 0.
+    """
+
+    name: str
+    members: str
+    sender: int = ABSENT
+    receiver: int = ABSENT
+    run: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupCalls:
+    """One rank's operations in one group, in the order of their start.
+
+    Attributes:
+        key: The group.
+        description: What the framework calls it.
+        role: The axis of parallelism that it serves; ``""`` where nothing tells.
+        size: Ranks in it; absent where not stated.
+        kinds: The kinds of operations.
+        kind: For each operation its index in ``kinds``.
+        step: For each the number of the profiler step that launched it, or ABSENT.
+        sequence: For each the number that NCCL gave it; empty where one of them has none.
+        duration_ns: How long each took.
+        end_ns: When each ended on the wall clock; only of the first few, to align clocks.
+        covered_ns: For each of ``kinds`` the time that its operations cover.
+        hidden_ns: For each of ``kinds`` how much of that compute hides.
+    """
+
+    key: GroupKey
+    description: str
+    role: str
+    size: int | None
+    kinds: tuple[Kind, ...]
+    kind: Integers
+    step: Integers
+    sequence: Int64
+    duration_ns: Integers
+    end_ns: Int64
+    covered_ns: Int64
+    hidden_ns: Int64
+
+
+def operation_named(text: str) -> str:
+    """The operation that a name of the profiler or of a kernel stands for, ``""`` where it tells none.
+
+    >>> operation_named("_allgather_base"), operation_named("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(...)")
+    ('all_gather', 'reduce_scatter')
+    """
+    return next((name for name, pattern in _PATTERNS if pattern.search(text)), "")
+
+
+def dtype_bytes(dtype: str) -> int | None:
+    """Bytes of one element, or None for a type that is not known."""
+    name = dtype.lower().removeprefix("c10::")
+    return _DTYPE_BYTES.get("float8" if name.startswith("float8") else name)
+
+
+def members_of(ranks: Sequence[int]) -> str:
+    """The members of a group in a few bytes: ranks of ten thousand would else carry a list of ten thousand each.
+
+    >>> members_of([0, 8, 16]), members_of(range(1024))
+    ('0,8,16', '1024 ranks 0-1023 31dec690')
+    """
+    if len(ranks) <= _MOST_LISTED:
+        return ",".join(str(rank) for rank in ranks)
+    checksum = zlib.crc32(np.asarray(ranks, "<i8").tobytes())
+    return f"{len(ranks)} ranks {min(ranks)}-{max(ranks)} {checksum:08x}"
+
+
+def size_of(operation: str, call: Collective) -> int:
+    """The size of an operation as nccl-tests counts it, in bytes, or ABSENT."""
+    width = dtype_bytes(call.dtype)
+    elements = call.out_elements if operation == "all_gather" else call.in_elements
+    return ABSENT if width is None or elements is None else elements * width
+
+
+def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int) -> tuple[GroupCalls, ...]:
+    """The communication operations of one device, by group; ``compute`` is when the device computed.
+
+    Sends and receives whose peer is not stated cannot be matched and are left out.
+    """
+    events = trace.device
+    rows = np.flatnonzero((events.device == device) & events.is_work(Work.COMMUNICATION))
+    groups: dict[GroupKey, dict[int, Kind]] = {}
+    for row in rows.tolist():
+        key, kind = _describe(trace, row)
+        if key is not None:
+            groups.setdefault(key, {})[row] = kind
+    return tuple(_calls(trace, key, groups[key], compute, most_ends) for key in sorted(groups))
+
+
+def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
+    number = int(trace.device.collective[row])
+    if number == ABSENT:
+        operation = operation_named(trace.names[trace.device.name[row]])
+        kind = Kind(operation, "", ABSENT)
+        return (None if operation in ("send_recv", "send", "recv") else GroupKey("", "")), kind
+    call = trace.collectives[number]
+    operation = operation_named(call.operation)
+    kind = Kind(operation, call.dtype, size_of(operation, call))
+    known = trace.groups.get(call.group)
+    ranks = known.ranks if known else ()
+    if not is_point_to_point(operation):
+        return GroupKey(call.group, members_of(ranks)), kind
+    if call.peer is None or trace.rank is None:
+        return None, kind
+    peer = ranks[call.peer] if ranks and 0 <= call.peer < len(ranks) else call.peer
+    sender, receiver = (trace.rank, peer) if operation == "send" else (peer, trace.rank)
+    return GroupKey(call.group, members_of(ranks), sender, receiver), Kind("send_recv", call.dtype, kind.bytes)
+
+
+def _calls(
+    trace: Trace,
+    key: GroupKey,
+    calls: Mapping[int, Kind],
+    compute: Intervals,
+    most_ends: int,
+) -> GroupCalls:
+    rows = list(calls)
+    known = trace.groups.get(key.name)
+    description, size = (known.description, known.size) if known else ("", None)
+    distinct = sorted(set(calls.values()))
+    number = {kind: index for index, kind in enumerate(distinct)}
+    index = np.array(rows, np.int64)
+    operations = ("send",) if key.sender != ABSENT else ()
+    kind_of = np.array([number[kind] for kind in calls.values()], np.int16)
+    covered = [
+        union(trace.device.start_ns[chosen], trace.device.end_ns[chosen])
+        for chosen in (index[kind_of == one] for one in range(len(distinct)))
+    ]
+    return GroupCalls(
+        key=key,
+        description=description,
+        role=role_of(description, operations, size, trace.world_size),
+        size=size,
+        kinds=tuple(distinct),
+        kind=kind_of,
+        step=step_numbers(trace)[index].astype(np.int32),
+        sequence=_sequence(trace, index),
+        duration_ns=_narrow(trace.device.duration_ns[index]),
+        end_ns=(trace.base_ns + trace.device.end_ns[index])[:most_ends],
+        covered_ns=np.array([one.measure for one in covered], np.int64),
+        hidden_ns=np.array([(one & compute).measure for one in covered], np.int64),
+    )
+
+
+def _sequence(trace: Trace, rows: Int64) -> Int64:
+    """The sequence numbers of operations, or nothing where one has none."""
+    numbers = [trace.collectives[one].sequence if one != ABSENT else None for one in trace.device.collective[rows]]
+    return np.array([] if None in numbers else numbers, np.int64)
+
+
+def _narrow(values: Int64) -> Integers:
+    """The same numbers in 32 bits where they fit: the driver keeps those of every rank."""
+    return values.astype(np.int32) if len(values) and values.max() < 1 << 31 else values
+
+
+def step_numbers(trace: Trace) -> Int64:
+    """For each device event the number of the profiler step that launched it, or ABSENT."""
+    numbers = [_number_in(trace.names[name]) for name in trace.steps.name]
+    return np.array([*numbers, ABSENT], np.int64)[trace.step]
+
+
+def _number_in(name: str) -> int:
+    digits = name.rpartition("#")[2]
+    return int(digits) if digits.isdigit() else ABSENT

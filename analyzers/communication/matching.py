@@ -1,0 +1,206 @@
+"""How the operations of several ranks are matched to each other.
+
+Ranks of a group call its operations in the same order, so the n-th call of a step on one rank is the n-th call of that
+step on every other. Where profiler windows do not begin at the same call the shorter sequence is moved along the longer
+one until the operations agree. NCCL's sequence numbers, where the trace holds them, need none of that.
+
+Nothing here compares clocks: an operation's *transfer* is its shortest duration on any rank, and what it takes longer
+on another rank was *waiting*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.communication.calls import EVEN, GroupCalls, Kind
+from perfscope.tables import Int64
+from perfscope.tables.trace import ABSENT
+
+_FEWEST_ENDS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matched:
+    """Operations of one group that were found on several ranks.
+
+    Attributes:
+        ranks: The ranks, in order; the rows of ``duration_ns``.
+        kinds: The kinds of operations.
+        kind: For each operation its index in ``kinds``.
+        duration_ns: One row a rank, one column an operation.
+        end_ns: The same shape; masked (ABSENT) where not known.
+        unmatched: Operations of some rank that were not found on every other.
+    """
+
+    ranks: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    kind: Int64
+    duration_ns: Int64
+    end_ns: Int64
+    unmatched: int
+
+    @property
+    def transfer_ns(self) -> Int64:
+        """Each operation's shortest duration."""
+        return np.asarray(self.duration_ns.min(axis=0))
+
+    @property
+    def wait_ns(self) -> Int64:
+        """One row a rank, one column an operation: how much longer it took there."""
+        return np.asarray(self.duration_ns - self.transfer_ns)
+
+
+def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
+    """The operations of two windows of one rank in one group."""
+    kinds = tuple(sorted({*first.kinds, *later.kinds}))
+    of_first = np.array([kinds.index(kind) for kind in first.kinds], np.int64)
+    of_later = np.array([kinds.index(kind) for kind in later.kinds], np.int64)
+    covered_ns, hidden_ns = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
+    for index, calls in ((of_first, first), (of_later, later)):
+        covered_ns[index] += calls.covered_ns
+        hidden_ns[index] += calls.hidden_ns
+    # The ends are those of the first operations; a gap in them would shift the others.
+    all_ends = len(first.end_ns) == len(first.kind)
+    has_sequences = len(first.sequence) > 0 and len(later.sequence) > 0
+    return GroupCalls(
+        key=first.key,
+        description=first.description,
+        role=first.role,
+        size=first.size,
+        kinds=kinds,
+        kind=np.concatenate([of_first[first.kind], of_later[later.kind]]),
+        step=np.concatenate([first.step, later.step]),
+        sequence=np.concatenate([first.sequence, later.sequence]) if has_sequences else np.zeros(0, np.int64),
+        duration_ns=np.concatenate([first.duration_ns, later.duration_ns]),
+        end_ns=np.concatenate([first.end_ns, later.end_ns]) if all_ends else first.end_ns,
+        covered_ns=covered_ns,
+        hidden_ns=hidden_ns,
+    )
+
+
+def match(calls: Mapping[int, GroupCalls]) -> Matched:
+    """Match the operations that several ranks made in one group; ``calls`` is by rank.
+
+    An operation that some rank does not have is left out and counted.
+    """
+    ranks = tuple(sorted(calls))
+    kinds = tuple(sorted({kind for rank in ranks for kind in calls[rank].kinds}))
+    rows = _common_rows([calls[rank] for rank in ranks])
+    number = {kind: index for index, kind in enumerate(kinds)}
+    first = calls[ranks[0]]
+    kind = np.array([number[first.kinds[one]] for one in first.kind[rows[0]]], np.int64)
+    duration_ns = np.stack(
+        [calls[rank].duration_ns[index].astype(np.int64) for rank, index in zip(ranks, rows, strict=True)]
+    )
+    end_ns = np.stack([_padded(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
+    longest = max(len(calls[rank].kind) for rank in ranks)
+    return Matched(ranks, kinds, kind, duration_ns, end_ns, unmatched=longest - len(kind))
+
+
+def _padded(ends: Int64, index: Int64) -> Int64:
+    return np.where(index < len(ends), ends[np.minimum(index, len(ends) - 1)], ABSENT)
+
+
+_Label = tuple[int, str, str, int]
+
+
+def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
+    """For each operation its step (or sequence number) and what must agree on every rank."""
+    agreed = [(kind.operation, kind.dtype, kind.bytes if kind.operation in EVEN else ABSENT) for kind in calls.kinds]
+    sequence = calls.sequence if len(calls.sequence) else np.full(len(calls.kind), ABSENT)
+    return [
+        (int(step), (int(number), *agreed[kind]))
+        for step, number, kind in zip(calls.step, sequence, calls.kind, strict=True)
+    ]
+
+
+def _common_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
+    """For each rank the rows of the operations that all ranks have, in the same order."""
+    if all(_are_alike(calls[0], one) for one in calls):
+        return [np.arange(len(calls[0].kind)) for _ in calls]
+    labels, ends = [_labels(one) for one in calls], [one.end_ns for one in calls]
+    if all(sequence == labels[0] for sequence in labels):
+        return [np.arange(len(labels[0])) for _ in labels]
+    rows: list[list[int]] = [[] for _ in labels]
+    steps = [_by_step(sequence) for sequence in labels]
+    for step in sorted(set.intersection(*(set(of_rank) for of_rank in steps))):
+        for mine, found in zip(rows, _aligned([of_rank[step] for of_rank in steps], ends), strict=True):
+            mine.extend(found)
+    return [np.array(mine, np.int64) for mine in rows]
+
+
+def _are_alike(one: GroupCalls, other: GroupCalls) -> bool:
+    """Whether two ranks made the same operations, told without looking at each."""
+    return one.kinds == other.kinds and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("kind", "step", "sequence")
+    )
+
+
+def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[tuple[int, _Label]]]:
+    """The rows and labels of each step."""
+    steps: dict[int, list[tuple[int, _Label]]] = {}
+    for row, (step, label) in enumerate(labels):
+        steps.setdefault(step, []).append((row, label))
+    return steps
+
+
+def _aligned(sequences: Sequence[list[tuple[int, _Label]]], ends: Sequence[Int64]) -> list[list[int]]:
+    """The rows of the longest run of operations that all ranks have in the same order; none where that is unclear."""
+    begin, end = 0, len(sequences[0])
+    shifts = []
+    for sequence, end_ns in zip(sequences, ends, strict=True):
+        shift = _best_shift(sequences[0], sequence, ends[0], end_ns)
+        if shift is None:
+            return [[] for _ in sequences]
+        shifts.append(shift)
+        begin, end = max(begin, shift), min(end, shift + len(sequence))
+    if end <= begin:
+        return [[] for _ in sequences]
+    return [
+        [row for row, _ in sequence[begin - shift : end - shift]]
+        for sequence, shift in zip(sequences, shifts, strict=True)
+    ]
+
+
+def _best_shift(
+    reference: list[tuple[int, _Label]], sequence: list[tuple[int, _Label]], reference_ends: Int64, ends: Int64
+) -> int | None:
+    """How far a sequence must be moved along the reference so that what they share agrees, sharing the most.
+
+    Where several shifts are as good the right one is that for which the ends differ by the same time throughout.
+    """
+    wanted, labels = [label for _, label in reference], [label for _, label in sequence]
+    agreeing: dict[int, list[int]] = {}
+    for shift in range(-len(labels) + 1, len(wanted)):
+        begin, end = max(0, shift), min(len(wanted), shift + len(labels))
+        if wanted[begin:end] == labels[begin - shift : end - shift]:
+            agreeing.setdefault(end - begin, []).append(shift)
+    if not agreeing:
+        return None
+    best = agreeing[max(agreeing)]
+    if len(best) == 1:
+        return best[0]
+    spreads = [(_spread(reference, sequence, shift, reference_ends, ends), abs(shift), shift) for shift in best]
+    known = sorted((spread, distance, shift) for spread, distance, shift in spreads if spread is not None)
+    return known[0][2] if known else None
+
+
+def _spread(
+    reference: list[tuple[int, _Label]],
+    sequence: list[tuple[int, _Label]],
+    shift: int,
+    reference_ends: Int64,
+    ends: Int64,
+) -> float | None:
+    """How much the difference of the ends varies under a shift, or None where too few ends are known."""
+    begin, end = max(0, shift), min(len(reference), shift + len(sequence))
+    pairs = [(reference[place][0], sequence[place - shift][0]) for place in range(begin, end)]
+    known = [(one, other) for one, other in pairs if one < len(reference_ends) and other < len(ends)]
+    if len(known) < _FEWEST_ENDS:
+        return None
+    one, other = np.array(known).T
+    difference = ends[other] - reference_ends[one]
+    return float(np.median(np.abs(difference - np.median(difference))))

@@ -1,0 +1,1 @@
+"""TFLOPs, MFU and HFU by every convention."""

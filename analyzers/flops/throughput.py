@@ -1,0 +1,100 @@
+"""How many floating-point operations a second a GPU achieved, by a named convention.
+
+TFLOPs per GPU = operations of one training step / (time of the step x GPUs x 10**12). What counts as an operation is a
+convention; a figure without the convention's name cannot be compared with another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfscope.analyzers.flops.conventions import Checkpointing, bigscience, bigscience_passes
+from perfscope.report import Column, Json, Section
+
+_NS_PER_S = 10**9
+
+
+class Throughput(NamedTuple):
+    """TFLOPs per GPU by the BigScience convention, with everything that went into it.
+
+    Attributes:
+        parameters: Size of the model.
+        samples: Global batch size: sequences in one step over all GPUs.
+        step_ns: Time of one step.
+        gpus: Number of GPUs.
+        seq_len: Tokens in a sequence.
+        checkpointing: Which activations are recomputed.
+    """
+
+    parameters: int
+    samples: int
+    step_ns: int
+    gpus: int
+    seq_len: int
+    checkpointing: Checkpointing
+
+    @property
+    def passes(self) -> int:
+        """Forward passes' worth of work: 4 where all activations are recomputed, else 3."""
+        return bigscience_passes(self.checkpointing)
+
+    @property
+    def tflops_per_gpu(self) -> float:
+        """TFLOPs per GPU."""
+        operations = bigscience(self.parameters, self.checkpointing) * self.samples * self.seq_len
+        return operations / (self.step_ns / _NS_PER_S) / self.gpus / 1e12
+
+    def data(self) -> dict[str, Json]:
+        """The result for JSON."""
+        return {
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "convention": "bigscience",
+            "formula": "parameters * passes * 2 * seq_len * gbs / (time_s * gpus)",
+            "inputs": {
+                "parameters": self.parameters,
+                "gbs": self.samples,
+                "time_s": self.step_ns / _NS_PER_S,
+                "passes": self.passes,
+            },
+            "assumptions": {
+                "gpus": self.gpus,
+                "seq_len": self.seq_len,
+                "checkpointing": str(self.checkpointing),
+            },
+        }
+
+    def section(self) -> Section:
+        """The result for people."""
+        recomputes = {
+            Checkpointing.FULL: "all activations recomputed: 4 passes of 2 operations a parameter and token",
+            Checkpointing.SELECTIVE: "selective recomputation is not counted: 3 passes",
+            Checkpointing.NONE: "nothing recomputed: 3 passes of 2 operations a parameter and token",
+        }[self.checkpointing]
+        return Section(
+            "TFLOPs per GPU",
+            columns=(
+                Column("Parameters"),
+                Column("GPUs"),
+                Column("Global batch"),
+                Column("Seq length"),
+                Column("Checkpointing"),
+                Column("Step time (s)", 3),
+                Column("TFLOPs per GPU"),
+            ),
+            rows=(
+                (
+                    self.parameters,
+                    self.gpus,
+                    self.samples,
+                    self.seq_len,
+                    str(self.checkpointing),
+                    self.step_ns / _NS_PER_S,
+                    self.tflops_per_gpu,
+                ),
+            ),
+            notes=(
+                "Convention `bigscience`: parameters x passes x 2 x seq length x global batch / (time x GPUs); "
+                "attention's quadratic term is not counted.",
+                f"Checkpointing `{self.checkpointing}`: {recomputes}.",
+            ),
+        )

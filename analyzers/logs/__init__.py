@@ -1,0 +1,1 @@
+"""What the logs of training runs say of their speed."""

@@ -1,0 +1,259 @@
+"""What a run's log says of its speed, recomputed.
+
+The step time is over undisturbed iterations: the first record of every start is warm-up, and a record whose time also
+holds an evaluation or a checkpoint save is left out where the framework's clock runs on through them. Throughput is the
+batch over that time, never the figure that the log prints; where the two disagree, that is a finding. A run without a
+single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.flops.throughput import Throughput
+from perfscope.analyzers.logs.flags import flags_of
+from perfscope.analyzers.logs.setup import LAYOUT, Given, Work, know
+from perfscope.analyzers.logs.times import Times, measure, undisturbed
+from perfscope.report import Json
+from perfscope.tables.joblog import JobLog, Save, Timer
+
+__all__ = ["Given", "LogSummary", "analyze"]
+
+_NS_PER_S = 1e9
+_B = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class LogSummary:
+    """One log, summarised.
+
+    Attributes:
+        path: The file.
+        framework: What wrote it.
+        status: ``ok``, ``incomplete`` (it ended badly after iterations), ``fail`` (not one iteration) or
+            ``unrecognised``.
+        reason: Why it is not ``ok``, or why it has no step time.
+        log: The table.
+        times: The time of an iteration.
+        work: Model, batch and layout.
+        samples_per_s: Batch over the median time.
+        tflops_per_gpu: By the BigScience convention, from the median time.
+        flags: Doubts: ``code: sentence``.
+    """
+
+    path: str
+    framework: str | None
+    status: str
+    reason: str | None
+    log: JobLog
+    times: Times
+    work: Work
+    samples_per_s: float | None
+    tflops_per_gpu: float | None
+    flags: tuple[str, ...]
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that the log's records stand for."""
+        folded = self.log.folded.iterations if self.log.folded else 0
+        return int(self.log.iterations.new.sum()) + folded
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second over all GPUs."""
+        if self.samples_per_s is None or self.work.seq_len is None:
+            return _median(self.log.iterations.tokens_per_s)
+        return self.samples_per_s * self.work.seq_len
+
+    @property
+    def logged_tflops_per_gpu(self) -> float | None:
+        """TFLOPs per GPU as the log states them, in its own convention."""
+        return _median(self.log.iterations.tflops_per_gpu)
+
+    def data(self) -> dict[str, Json]:
+        """The log's entry in ``logs``."""
+        return {
+            "path": self.path,
+            "framework": self.framework,
+            "status": self.status,
+            "reason": self.reason,
+            "iterations": self.iterations,
+            **_times(self.times, self.log),
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tflops_per_gpu": self.tflops_per_gpu,
+            "logged": {
+                "samples_per_s": _median(self.log.iterations.samples_per_s),
+                "tokens_per_s_per_gpu": _median(self.log.iterations.tokens_per_s_per_gpu),
+                "tflops_per_gpu": self.logged_tflops_per_gpu,
+            },
+            **_work(self.work, self.log),
+            **_training(self.log),
+            "memory": {
+                "peak_allocated_bytes": self.log.memory.allocated_bytes,
+                "peak_reserved_bytes": self.log.memory.reserved_bytes,
+                "used_bytes": self.log.memory.used_bytes,
+                "total_bytes": self.log.memory.total_bytes,
+            },
+            "oom": self.log.out_of_memory,
+            "checkpoints": [_save(save) for save in self.log.saves],
+            "timers_ms": {timer.name: _timer(timer) for timer in self.log.timers},
+            "assumed": list(self.work.assumed),
+            "flags": list(self.flags),
+        }
+
+
+def analyze(log: JobLog, given: Given | None = None) -> LogSummary:
+    """Summarise one log."""
+    given = given or Given()
+    times = measure(log, given.warmup)
+    work = know(log, given)
+    samples_per_s = _speed(log, work, times)
+    status, reason = _status(log, times)
+    tflops = _tflops(work, times)
+    return LogSummary(
+        path=log.path,
+        framework=log.framework,
+        status=status,
+        reason=reason,
+        log=log,
+        times=times,
+        work=work,
+        samples_per_s=samples_per_s,
+        tflops_per_gpu=tflops,
+        flags=flags_of(log, work, times.median_s, tflops),
+    )
+
+
+def _speed(log: JobLog, work: Work, times: Times) -> float | None:
+    """Samples a second: batch over median time, or all samples over all time where the batch grew."""
+    rows = log.iterations
+    used = undisturbed(rows, None) & ~np.ma.getmaskarray(rows.samples)
+    batches = np.ma.getdata(rows.samples)[used]
+    if len(batches) and batches.min() != batches.max():
+        return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / _NS_PER_S))
+    if work.samples is not None and times.median_s:
+        return work.samples / times.median_s
+    return _median(rows.samples_per_s)
+
+
+def _tflops(work: Work, times: Times) -> float | None:
+    known = (work.parameters, work.samples, work.gpus, work.seq_len)
+    if times.median_s is None or work.checkpointing is None or any(value is None for value in known):
+        return None
+    return Throughput(
+        parameters=work.parameters or 0,
+        samples=work.samples or 0,
+        step_ns=round(times.median_s * _NS_PER_S),
+        gpus=work.gpus or 0,
+        seq_len=work.seq_len or 0,
+        checkpointing=work.checkpointing,
+    ).tflops_per_gpu
+
+
+def _status(log: JobLog, times: Times) -> tuple[str, str | None]:
+    if len(log.iterations):
+        if log.ended is not None:
+            return "incomplete", log.ended
+        return "ok", None if times.mean_all_s is not None else "the log does not tell the time of an iteration"
+    if log.unreadable:
+        return "fail", f"{log.unreadable} iteration records hold no readable time"
+    if log.ended is not None:
+        return "fail", f"no iteration was logged: {log.ended}"
+    if log.framework is not None or log.names_run:
+        return "fail", "no iteration was logged"
+    return "unrecognised", "nothing in it is known to be a training log"
+
+
+def _times(times: Times, log: JobLog) -> dict[str, Json]:
+    rows = log.iterations
+    numbers = rows.iteration.compressed()
+    last = log.folded.last_iteration if log.folded else int(numbers[-1]) if len(numbers) else None
+    interval = times.median_interval_s
+    return {
+        "records": len(rows) + (log.folded.records if log.folded else 0),
+        "first_iteration": int(numbers[0]) if len(numbers) else None,
+        "last_iteration": last,
+        "train_iterations": log.number("train_iterations"),
+        "complete": log.complete,
+        "time_source": log.time_source,
+        "median_s": times.median_s,
+        "median_interval_s": list(interval) if interval else None,
+        "mean_s": times.mean_s,
+        "p95_s": times.p95_s,
+        "min_s": times.min_s,
+        "max_s": times.max_s,
+        "first_s": times.first_s,
+        "mean_all_s": times.mean_all_s,
+        "used_records": times.records,
+        "left_out": {"warmup": times.warmup, "evaluation": times.evaluation, "save": times.save},
+        "restarts": int(rows.attempt.max()) if len(rows) else 0,
+        "redone_iterations": log.redone,
+    }
+
+
+def _work(work: Work, log: JobLog) -> dict[str, Json]:
+    precision = log.fact("precision")
+    return {
+        "parameters": work.parameters,
+        "parameters_source": work.parameters_source,
+        "size": None if work.parameters is None else f"{work.parameters / _B:.4g}B",
+        "gpus": work.gpus,
+        "seq_len": work.seq_len,
+        "global_batch_size": work.samples,
+        "gbs": work.samples,
+        **{name: work.layout.get(name) for name in LAYOUT},
+        **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
+        "precision": None if precision is None else str(precision.value),
+        "checkpointing": None if work.checkpointing is None else str(work.checkpointing),
+    }
+
+
+def _training(log: JobLog) -> dict[str, Json]:
+    rows = log.iterations
+    folded = log.folded
+    losses, scales = rows.loss.compressed(), rows.loss_scale.compressed()
+    first = log.fact("first_loss")
+    if first is not None and isinstance(first.value, float):
+        losses = np.concatenate(([first.value], losses))
+    return {
+        "loss": _ends(losses, folded.last_loss if folded else None),
+        "loss_scale": _ends(scales, folded.last_loss_scale if folded else None),
+        "skipped_iterations": _skipped(log),
+        "nan_iterations": int(rows.nan.sum()) + (folded.nan if folded else 0),
+    }
+
+
+def _skipped(log: JobLog) -> int:
+    stated = int(log.iterations.skipped.sum()) + (log.folded.skipped if log.folded else 0)
+    return max(stated, log.number("skipped_total") or 0)
+
+
+def _ends(values: np.ndarray[tuple[int], np.dtype[np.float64]], last: float | None) -> Mapping[str, Json] | None:
+    if not len(values):
+        return None
+    return {"first": float(values[0]), "last": float(values[-1]) if last is None else last}
+
+
+def _save(save: Save) -> dict[str, Json]:
+    seconds = None if save.wall_ns is None else save.wall_ns / _NS_PER_S
+    return {
+        "iteration": save.iteration,
+        "seconds": seconds,
+        "source": save.source,
+        "path": save.path,
+        "asynchronous": save.asynchronous,
+        "drained_seconds": None if save.drained_ns is None else save.drained_ns / _NS_PER_S,
+    }
+
+
+def _timer(timer: Timer) -> dict[str, Json]:
+    return {"mean": timer.mean_ns / 1e6, "lines": timer.lines}
+
+
+def _median(column: np.ma.MaskedArray) -> float | None:
+    known = column.compressed()
+    return float(np.median(known)) if len(known) else None

@@ -1,0 +1,110 @@
+"""The time of an iteration, over undisturbed records.
+
+Warm-up is the first record of every start, and the next one where that counts the first iteration again; or as many
+iterations as are asked for. A record whose time also holds an evaluation or a checkpoint save is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.shared.medians import Counted, counted, merged
+from perfscope.tables.joblog import Iterations, JobLog
+
+_NS_PER_S = 1e9
+_LEAST_SHARE_LEFT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The time of an iteration.
+
+    Attributes:
+        records: Records that the figures are over.
+        median_s, p95_s, mean_s, min_s, max_s: Over those.
+        median_interval_s: Bootstrap interval of the median; absent of fewer than three records.
+        first_s: The first record.
+        mean_all_s: Over all records, warm-up and disturbed ones too, as BigScience's one-liner has it.
+        warmup: Records left out as warm-up.
+        evaluation, save: Records left out because their time holds one.
+    """
+
+    records: int
+    median_s: float | None
+    p95_s: float | None
+    mean_s: float | None
+    min_s: float | None
+    max_s: float | None
+    median_interval_s: tuple[float, float] | None
+    first_s: float | None
+    mean_all_s: float | None
+    warmup: int
+    evaluation: int
+    save: int
+
+
+def undisturbed(rows: Iterations, warmup: int | None) -> npt.NDArray[np.bool_]:
+    """Which records count: timed ones, less warm-up, less disturbed ones unless those are most of them.
+
+    ``warmup`` is a number of iterations of every start; None leaves out one record.
+    """
+    timed = ~np.ma.getmaskarray(rows.wall_ns)
+    settled = timed & ~warming(rows, warmup)
+    if not settled.any():
+        return timed if warmup is None else settled
+    quiet = settled & (rows.disturbed == "")
+    return quiet if quiet.sum() >= _LEAST_SHARE_LEFT * settled.sum() else settled
+
+
+def warming(rows: Iterations, warmup: int | None) -> npt.NDArray[np.bool_]:
+    """Which records are warm-up: of N iterations, every record that holds one of them."""
+    before = rows.before
+    if warmup is not None:
+        flags: npt.NDArray[np.bool_] = before < warmup
+        return flags
+    # The second record of a start can count the first iteration again.
+    return before <= 0
+
+
+def measure(log: JobLog, warmup: int | None) -> Times:
+    """Summarise the times of a log."""
+    rows = log.iterations
+    used = undisturbed(rows, warmup)
+    warm = warming(rows, warmup) & ~used
+    seconds = counted(np.ma.getdata(rows.wall_ns)[used] / _NS_PER_S)
+    values = seconds if log.folded is None else merged(seconds, _folded(log, warmup))
+    left_out = ~used & ~warm
+    timed = rows.wall_ns.compressed()
+    return Times(
+        records=values.n,
+        median_s=values.median(),
+        p95_s=values.quantile(0.95),
+        mean_s=values.mean(),
+        min_s=values.quantile(0.0),
+        max_s=values.quantile(1.0),
+        median_interval_s=values.median_interval(),
+        first_s=float(timed[0]) / _NS_PER_S if len(timed) else None,
+        mean_all_s=_mean_of_all(log),
+        warmup=int(warm.sum()) + (len(log.folded.warmups) if log.folded else 0),
+        evaluation=int((left_out & (rows.disturbed == "evaluation")).sum()),
+        save=int((left_out & (rows.disturbed == "save")).sum()),
+    )
+
+
+def _folded(log: JobLog, warmup: int | None) -> Counted:
+    assert log.folded is not None
+    folded = Counted(log.folded.wall_ns / _NS_PER_S, log.folded.count)
+    warmups = log.folded.warmups
+    return folded if warmup is None or not warmups else merged(folded, counted(np.asarray(warmups) / _NS_PER_S))
+
+
+def _mean_of_all(log: JobLog) -> float | None:
+    times = log.iterations.wall_ns.compressed()
+    total, count = int(times.sum()), len(times)
+    if log.folded is not None:
+        interval = log.folded.iterations // log.folded.records
+        total, count = total + log.folded.wall_total_ns // interval, count + log.folded.records
+    return total / count / _NS_PER_S if count else None

@@ -1,0 +1,1 @@
+"""Pipeline bubbles measured from traces."""

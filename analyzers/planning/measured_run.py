@@ -1,0 +1,126 @@
+"""What a run did of what a plan estimates: its layout, and the memory, step time and checkpoint that it measured."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import NamedTuple
+
+from perfscope.analyzers import steps as step_times
+from perfscope.analyzers.flops.trained_run import tokens_of_a_step
+from perfscope.errors import MissingInput
+from perfscope.tables import Run
+
+_16_BIT = ("bf16", "fp16")
+_DEEPSPEED, _MEGATRON = "deepspeed", "megatron"
+_FP32_BYTES = 4
+_COPYING = ("Float16", "DistributedOptimizer", "BF16_Optimizer", "FP16_", "DeepSpeedZeroOptimizer")
+
+
+class MeasuredRun(NamedTuple):
+    """What is known of a run; absent is what it did not tell.
+
+    Attributes:
+        gpus: Ranks of the job.
+        tensor, pipeline, context: Degrees of parallelism, 1 where no rank told another place.
+        zero: Stage of ZeRO.
+        seq_len: Tokens in a sequence.
+        micro_batch: Sequences of one forward pass on one data-parallel rank.
+        global_batch: Sequences of a step over all ranks.
+        states: What weights, gradients and optimizer are kept in: ``mixed``, ``autocast``, ``pure`` or ``fp32``.
+        gradient_bytes: Bytes of a gradient where ``mixed`` leaves it open: 4 under Megatron-core, by its default.
+        step_s: The median undisturbed step.
+        memory_peak_bytes: The most that tensors took on any rank.
+        memory_used_bytes: The most that NVML saw in use on any GPU.
+        checkpoint_bytes: What all ranks wrote in one save, the median of the saves.
+        notes: What is not known of these, and why.
+    """
+
+    gpus: int
+    tensor: int
+    pipeline: int
+    context: int
+    zero: int | None
+    seq_len: int | None
+    micro_batch: int | None
+    global_batch: int | None
+    states: str | None
+    gradient_bytes: int | None
+    step_s: float | None
+    memory_peak_bytes: int | None
+    memory_used_bytes: int | None
+    checkpoint_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def measured(run: Run) -> MeasuredRun:
+    """Gather what a run told.
+
+    Raises:
+        MissingInput: No rank completed a training step.
+    """
+    times = step_times.analyze(run)
+    notes = []
+    tokens: int | None = None
+    seq_len: int | None = None
+    try:
+        tokens, seq_len = tokens_of_a_step(times)
+    except MissingInput as missing:
+        notes.append(f"Not measured: tokens of a step. {missing.problem[:1].upper()}{missing.problem[1:]}.")
+    zero = next((model.zero_stage for model in run.models if model.zero_stage is not None), None)
+    is_deepspeed, is_megatron = (times.source.startswith(framework) for framework in (_DEEPSPEED, _MEGATRON))
+    if zero is None and is_deepspeed:
+        notes.append("The run did not tell its stage of ZeRO: 0 is taken where --zero does not state it.")
+    peaks = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
+    used = [int(gpu.memory_used_bytes.max()) for gpu in run.gpus if gpu.memory_used_bytes.count()]
+    return MeasuredRun(
+        gpus=max(rank.world_size for rank in run.ranks),
+        tensor=_degree(run, "tp"),
+        pipeline=_degree(run, "pp"),
+        context=_degree(run, "cp"),
+        zero=zero,
+        seq_len=seq_len,
+        micro_batch=_micro_batch(run, times),
+        global_batch=round(tokens / seq_len) if tokens and seq_len else None,
+        states=_states(run, keeps_copies=is_deepspeed or is_megatron),
+        gradient_bytes=_FP32_BYTES if is_megatron else None,
+        step_s=times.median_s,
+        memory_peak_bytes=max(peaks, default=None),
+        memory_used_bytes=max(used, default=None),
+        checkpoint_bytes=_checkpoint_bytes(run),
+        notes=tuple(notes),
+    )
+
+
+def _degree(run: Run, axis: str) -> int:
+    return 1 + max((rank.parallel.get(axis, 0) for rank in run.ranks), default=0)
+
+
+def _micro_batch(run: Run, times: step_times.StepTimes) -> int | None:
+    """Sequences of one forward pass, where every step says how many passes it had."""
+    samples = next((rank.samples for rank in times.ranks if rank.samples), None)
+    passes = [int(count) for table in run.steps for count in table.micro_batches.compressed()]
+    return max(1, round(samples / median(passes))) if samples and passes else None
+
+
+def _states(run: Run, *, keeps_copies: bool) -> str | None:
+    """By the type of the weights and of the products; whether an fp32 copy of 16-bit weights is kept is told."""
+    model = next(iter(run.models), None)
+    if model is None or model.weights_dtype is None:
+        return None
+    if model.weights_dtype in _16_BIT:
+        return "mixed" if keeps_copies or _keeps_copies(model.optimizer) else "pure"
+    return "autocast" if model.dtype in _16_BIT else "fp32"
+
+
+def _keeps_copies(optimizer: str | None) -> bool:
+    """Whether an optimizer is one of those of Megatron-core and DeepSpeed that keep an fp32 copy of the weights."""
+    return optimizer is not None and any(part in optimizer for part in _COPYING)
+
+
+def _checkpoint_bytes(run: Run) -> int | None:
+    """What all ranks wrote after one step; the median over the steps after which every size is told."""
+    by_step: dict[int, list[int | None]] = {}
+    for save in run.saves.timings if run.saves else ():
+        by_step.setdefault(save.number if save.step is None else save.step, []).append(save.size_bytes)
+    sizes = [sum(size for size in written if size is not None) for written in by_step.values() if None not in written]
+    return round(median(sizes)) if sizes else None

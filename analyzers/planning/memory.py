@@ -1,0 +1,294 @@
+"""How much memory training takes on the fullest GPU, before it is tried: weights, gradients, optimizer, activations.
+
+The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a stage shards one more of optimizer,
+gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass wants
+them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer). Of a pipeline
+the fuller of two stages counts: the first, which holds the most micro-batches, or the last, which has the loss. What an
+allocator, a communication library and a CUDA context take besides is not counted: it is some percent of the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from math import ceil
+
+from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.analyzers.flops.per_token import vocabulary_rows
+from perfscope.models.transformer import (
+    GATED_MATRICES,
+    Transformer,
+    embedding_parameters,
+    position_parameters,
+    total_parameters,
+)
+
+WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
+_SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
+_OFFLOADED_AS = {OPTIMIZER: "optimizer", GRADIENTS: "", WEIGHTS: "parameters"}
+LAST_STAGE = 3
+
+
+class Optimizer(StrEnum):
+    """What the optimizer keeps for each parameter."""
+
+    ADAM = "adam"
+    ADAM_8BIT = "adam8bit"
+    SGD = "sgd"
+
+
+class Attention(StrEnum):
+    """Whether the attention matrix is kept for the backward pass."""
+
+    FLASH = "flash"
+    EAGER = "eager"
+
+
+class Loss(StrEnum):
+    """What of the logits is there at once when the backward pass begins.
+
+    ``plain`` is PyTorch's cross-entropy in fp32: the logits, their fp32 logarithms of probabilities, and two gradients.
+    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``chunked`` never has them whole.
+    """
+
+    PLAIN = "plain"
+    FUSED = "fused"
+    CHUNKED = "chunked"
+
+
+_OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of one parameter in each state.
+
+    Attributes:
+        weights: The weights that the forward pass uses.
+        gradients: The gradients that are kept between micro-batches.
+        optimizer: What the optimizer keeps, the fp32 copy of the weights included.
+        activations: One element of an activation.
+        cast: A copy of the weights that the backward pass keeps, as autocast makes it.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    cast: int = 0
+
+    @property
+    def checkpoint(self) -> int:
+        """A parameter in a checkpoint: weights and optimizer; gradients are not saved."""
+        return self.weights + self.optimizer
+
+
+def mixed_precision(optimizer: Optimizer, gradient_bytes: int = 2) -> Precision:
+    """16-bit weights and activations, with an fp32 copy of the weights in the optimizer."""
+    return Precision(2, gradient_bytes, 4 + _OPTIMIZER_BYTES[optimizer], 2)
+
+
+def autocast_precision(optimizer: Optimizer) -> Precision:
+    """fp32 weights, of which ``torch.autocast`` makes 16-bit copies to compute in; no copy in the optimizer."""
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 2, cast=2)
+
+
+def pure_16bit(optimizer: Optimizer) -> Precision:
+    """Everything in 16 bits, what the optimizer keeps too: ``model.to(bfloat16)`` with PyTorch's optimizers."""
+    return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2)
+
+
+def full_precision(optimizer: Optimizer) -> Precision:
+    """Everything in fp32, without a second copy of the weights."""
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is spread over GPUs.
+
+    Attributes:
+        data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
+        zero: Stage of ZeRO, 0 to 3.
+        sequence_parallel: Whether what tensor parallelism leaves whole is split along the sequence.
+        checkpointing: Which activations are recomputed.
+        micro_batch: Sequences of one forward pass on one data-parallel rank.
+        micro_batches: Forward passes of one step; absent where unknown.
+        offload: What is kept off the GPU: ``optimizer``, ``parameters``.
+        loss: What is kept of the logits.
+        context: Context-parallel degree: ranks that share a sequence. They hold the same weights, so ZeRO shards the
+            states over them, too.
+        virtual: Virtual stages of each pipeline rank, 1 without interleaving.
+    """
+
+    data: int
+    tensor: int
+    pipeline: int
+    zero: int
+    checkpointing: Checkpointing
+    micro_batch: int
+    expert: int = 1
+    sequence_parallel: bool = False
+    micro_batches: int | None = None
+    offload: tuple[str, ...] = ()
+    loss: Loss = Loss.PLAIN
+    context: int = 1
+    virtual: int = 1
+
+    @property
+    def in_flight(self) -> float:
+        """Micro-batches of all layers that the first stage holds at most.
+
+        One for each stage, and with interleaving a little more, ``1 + (p - 1) / (p v)`` times as many (Korthikanti et
+        al. 2022, section 4.2.3); never more than there are.
+        """
+        stages = self.pipeline
+        most = stages + (stages - 1) / self.virtual if self.virtual > 1 else float(stages)
+        return most if self.micro_batches is None else min(most, self.micro_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest GPU.
+
+    Attributes:
+        layout: How the model is spread.
+        weights, gradients, optimizer, activations: Its parts.
+    """
+
+    layout: Layout
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimate(
+    model: Transformer, layout: Layout, *, parameters: int, seq_len: int, precision: Precision, attention: Attention
+) -> Memory:
+    """Estimate the memory of the fullest GPU.
+
+    Args:
+        model: The dimensions.
+        layout: How the model is spread.
+        parameters: All parameters; the model's own number, or the size it stands for.
+        seq_len: Tokens in a sequence.
+        precision: Bytes of each state.
+        attention: Whether the attention matrix is kept.
+    """
+    scale = parameters / total_parameters(model)
+    stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
+    each = [
+        replace(
+            _states(scale, layout, precision, _parameters_on_a_gpu(model, layout, stage)),
+            activations=activations(model, seq_len, precision.activations, attention, layout, stage=stage),
+        )
+        for stage in stages
+    ]
+    return max(each, key=lambda memory: memory.total)
+
+
+class Stage(Enum):
+    """A stage of a pipeline; without one the first stage is also the last."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+def _states(scale: float, layout: Layout, precision: Precision, held: tuple[float, float]) -> Memory:
+    """Weights, gradients and optimizer of a GPU that holds so many parameters, and so many of routed experts."""
+    dense, experts = held
+
+    def state(name: str, size: int) -> int:
+        if _OFFLOADED_AS[name] in layout.offload:
+            return 0
+        sharded = layout.zero >= _SHARDED_FROM[name]
+        replicas = layout.data * layout.context
+        dense_ranks = replicas if sharded else 1
+        expert_ranks = max(1, replicas // layout.expert) if sharded else 1
+        return ceil(scale * size * (dense / dense_ranks + experts / expert_ranks))
+
+    return Memory(
+        layout=layout,
+        weights=state(WEIGHTS, precision.weights + precision.cast),
+        gradients=state(GRADIENTS, precision.gradients),
+        optimizer=state(OPTIMIZER, precision.optimizer),
+        activations=0,
+    )
+
+
+def _parameters_on_a_gpu(model: Transformer, layout: Layout, stage: Stage) -> tuple[float, float]:
+    """Parameters of a GPU before ZeRO: those that data-parallel ranks share, and routed experts.
+
+    The first pipeline stage has the embedding, the last one the output layer, which is a copy where they are tied;
+    without a pipeline one GPU has both.
+    """
+    layers = ceil(model.layers / layout.pipeline)
+    share = layers / model.layers / layout.tensor
+    routed = 0
+    if model.experts:
+        weights = model.mlp_matrices * model.hidden * model.experts.ffn + model.experts.vectors
+        routed = model.experts.layers * model.experts.routed * weights
+    tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
+    in_layers = total_parameters(model) - tables - routed
+    if layout.pipeline > 1:
+        tables = embedding_parameters(model) + (position_parameters(model) if stage is Stage.FIRST else 0)
+    return in_layers * share + tables / layout.tensor, routed * share / layout.expert
+
+
+def activations(
+    model: Transformer,
+    seq_len: int,
+    element_bytes: int,
+    attention: Attention,
+    layout: Layout,
+    *,
+    stage: Stage = Stage.FIRST,
+) -> int:
+    """Bytes of activations on a pipeline stage."""
+    tokens = ceil(seq_len * layout.micro_batch / layout.context)
+    layers = ceil(model.layers / layout.pipeline)
+    in_flight = layout.in_flight if stage is Stage.FIRST else 1
+    kept = _layer_bytes(model, seq_len, element_bytes, attention, layout)
+    head = _head_bytes(model, tokens, element_bytes, layout) if layout.pipeline == 1 or stage is Stage.LAST else 0
+    if layout.checkpointing is Checkpointing.FULL:
+        split = layout.tensor if layout.sequence_parallel else 1
+        stored = layers * in_flight * element_bytes * model.hidden / split
+        # The loss is done before the first layer is recomputed.
+        return ceil(tokens * stored) + max(ceil(tokens * kept), head)
+    return ceil(tokens * layers * in_flight * kept) + head
+
+
+def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
+    """Bytes that one layer keeps for one token, with what is recomputed selectively left out."""
+    hidden = model.hidden
+    dropout_masks = 0 if model.mlp_matrices == GATED_MATRICES else 2 * hidden
+    # Inputs of both norms, of the attention and of the MLP.
+    whole = 4 * element_bytes * hidden + dropout_masks
+    kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
+    split = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim) + _mlp_bytes(model, element_bytes)
+    if attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE:
+        split += (2 * element_bytes + 1) * model.heads * seq_len
+    return split / layout.tensor + whole / (layout.tensor if layout.sequence_parallel else 1)
+
+
+def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
+    """Bytes inside the MLP for one token: before and after the activation, and with a gate the product too."""
+    tensors = 4 if model.mlp_matrices == GATED_MATRICES else 2
+    ffn: float = model.ffn
+    if model.experts:
+        visited = model.experts.active * model.experts.ffn + model.experts.shared_ffn
+        ffn = (model.ffn * (model.layers - model.experts.layers) + visited * model.experts.layers) / model.layers
+    return element_bytes * tensors * ffn
+
+
+def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout) -> int:
+    """Bytes of the last norm, the output layer and the logits."""
+    bytes_of_a_logit = {Loss.PLAIN: element_bytes + 3 * 4, Loss.FUSED: 4, Loss.CHUNKED: 0}[layout.loss]
+    logits = bytes_of_a_logit * vocabulary_rows(model)
+    return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

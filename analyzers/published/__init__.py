@@ -1,0 +1,1 @@
+"""Whether published tables agree with themselves."""

@@ -1,0 +1,224 @@
+"""The tables of a scaling study, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfscope.analyzers.scaling.dlperf import ProtocolResult
+from perfscope.analyzers.scaling.fits import Fit
+from perfscope.analyzers.scaling.study import Scaling
+from perfscope.analyzers.scaling.zero_stages import Stage
+from perfscope.analyzers.shared.medians import counted
+from perfscope.report import Cell, Column, Json, Section
+from perfscope.tables.scaling import ScalingRun
+
+_MIB = 2**20
+_GB = 1e9
+_PERCENT = 100
+_FOUR_DIGITS = 10_000
+
+_LAWS = {
+    "amdahl": "Amdahl (fixed work)",
+    "gustafson": "Gustafson (growing work)",
+    "usl": "Universal scalability law",
+}
+
+
+def protocol(result: ProtocolResult) -> Section:
+    """The benchmark's own table, with efficiency."""
+    columns = (
+        Column("Model"),
+        Column("node_num"),
+        Column("gpu_num"),
+        Column("batch_size_per_device"),
+        Column("runs"),
+        Column("average_speed", 2),
+        Column("samples/s", 2),
+        Column("speedup", 2),
+        Column("efficiency (%)", 1),
+    )
+    rows = tuple(
+        (
+            model,
+            speed.case.nodes,
+            speed.case.gpus,
+            speed.batch_per_gpu,
+            len(speed.runs),
+            speed.average,
+            speed.median,
+            speed.speedup,
+            None if speed.speedup is None else speed.speedup / speed.case.gpus * _PERCENT,
+        )
+        for model, speeds in result.speeds.items()
+        for speed in speeds
+    )
+    notes = ("samples/s is the median of the runs; each run is the mean over iterations 101 to 200.",)
+    return Section("Speed", columns, rows, notes)
+
+
+def series(found: Scaling) -> Iterator[Section]:
+    """One table a series."""
+    columns = (
+        Column("Nodes"),
+        Column("GPUs"),
+        Column("Global batch"),
+        Column("Runs"),
+        Column("Samples/s", 2),
+        Column("95 % interval"),
+        Column("Speed-up", 2),
+        Column("Efficiency (%)", 1),
+    )
+    for one in found.series:
+        rows = []
+        for point in one.points:
+            interval = counted(point.speeds).median_interval()
+            rows.append(
+                (
+                    point.case.nodes,
+                    point.case.gpus,
+                    point.batch,
+                    len(point.speeds),
+                    point.median,
+                    None if interval is None else f"{interval[0]:.5g} to {interval[1]:.5g}",
+                    point.speedup,
+                    point.efficiency * _PERCENT,
+                )
+            )
+        note = f"Baseline {one.points[0].case}; samples/s is the median of the runs."
+        yield Section(one.title, columns, tuple(rows), (note,))
+
+
+def laws(found: Scaling) -> Iterator[Section]:
+    """Every fit of every series."""
+    columns = (
+        Column("Series"),
+        Column("Law"),
+        Column("Parameters"),
+        Column("Error (%)", 2),
+        Column("Peak (GPUs)", 0),
+        Column("Prediction"),
+    )
+    rows = tuple(
+        (one.title, _LAWS[fit.law], _parameters(fit), _percent(fit.error), fit.peak_gpus, _predictions(fit))
+        for one in found.series
+        for fit in one.fits
+    )
+    if rows:
+        notes = (
+            "Least squares on relative errors over all runs; 95 % intervals by Student's t.",
+            "A law that is fitted to few numbers of GPUs says little beyond them.",
+        )
+        yield Section("Laws of scaling", columns, rows, notes)
+
+
+def stages(rows: Sequence[Stage]) -> Iterator[Section]:
+    """Memory, utilisation and throughput of ZeRO's stages."""
+    columns = (
+        Column("test_desc"),
+        Column("xn_xg_xdp_xmp_xbs"),
+        Column("gpu_mem (MiB)"),
+        Column("gpu_util (%)", 0),
+        Column("throughput (samples/s)"),
+    )
+    if rows:
+        table = tuple(
+            (
+                f"zero-stage-{row.stage}",
+                row.name,
+                _with_change(row.memory_bytes, _MIB, row.memory_change, row.memory_saved_bytes),
+                row.util_percent,
+                _with_change(row.samples_per_s, 1, row.samples_change, None),
+            )
+            for row in rows
+        )
+        note = "Changes are against stage 0; memory is the most that any GPU had in use, utilisation a mean."
+        yield Section("ZeRO stages", columns, table, (note,))
+
+
+def memory(runs: Sequence[ScalingRun]) -> Iterator[Section]:
+    """Memory used of total for each batch size, and where it did not fit."""
+    columns = (
+        Column("Set-up"),
+        Column("Model"),
+        Column("Batch of a GPU", 0),
+        Column("Used (MiB)", 0),
+        Column("Total (MiB)", 0),
+        Column("Used (%)", 1),
+        Column("Out of memory"),
+    )
+    rows = []
+    for run in sorted(runs, key=lambda run: (run.model, run.case.gpus, run.batch_per_gpu or 0)):
+        if run.device is None and not run.out_of_memory:
+            continue
+        used = run.device.memory_used_bytes if run.device else None
+        total = run.device.memory_total_bytes if run.device else None
+        rows.append(
+            (
+                run.name,
+                run.model,
+                run.batch_per_gpu,
+                None if used is None else used / _MIB,
+                None if total is None else total / _MIB,
+                used / total * _PERCENT if used is not None and total else None,
+                "OOM" if run.out_of_memory else "no",
+            )
+        )
+    if rows:
+        yield Section("Memory", columns, tuple(dict.fromkeys(rows)))
+
+
+def run_data(run: ScalingRun) -> dict[str, Json]:
+    """One run for JSON."""
+    return {
+        "path": run.path,
+        "case": str(run.case),
+        "xn_xg_xdp_xmp_xbs": run.name,
+        "model": run.model,
+        "global_batch_size": run.batch,
+        "batch_size_per_device": run.batch_per_gpu,
+        "zero_stage": run.zero_stage,
+        "samples_per_s": run.samples_per_s,
+        "memory_used_bytes": run.device.memory_used_bytes if run.device else None,
+        "memory_total_bytes": run.device.memory_total_bytes if run.device else None,
+        "gpu_util_percent": run.device.util_percent if run.device else None,
+        "oom": run.out_of_memory,
+    }
+
+
+def _parameters(fit: Fit) -> str:
+    if fit.reason is not None:
+        return fit.reason
+    return ", ".join(f"{name} {value:.4g}{_plus_minus(fit, name)}" for name, value in fit.parameters.items())
+
+
+def _plus_minus(fit: Fit, name: str) -> str:
+    interval = fit.intervals[name]
+    return "" if interval is None else f" ({interval[0]:.4g} to {interval[1]:.4g})"
+
+
+def _predictions(fit: Fit) -> Cell:
+    texts = []
+    for one in fit.predictions:
+        interval = "" if one.interval is None else f" ({_short(one.interval[0])} to {_short(one.interval[1])})"
+        texts.append(f"{one.gpus} GPUs: {_short(one.samples_per_s)}{interval}")
+    return "; ".join(texts) or None
+
+
+def _short(value: float) -> str:
+    """Four digits, or all before the point."""
+    return f"{value:.4g}" if value < _FOUR_DIGITS else f"{value:.0f}"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * _PERCENT
+
+
+def _with_change(value: float | None, unit: int, change: float | None, saved: int | None) -> Cell:
+    if value is None:
+        return None
+    text = f"{value / unit:.5g}"
+    if change is None:
+        return text
+    arrow = "↓" if change < 0 else "↑"
+    by = f"{saved / unit:.0f}, " if saved is not None and saved > 0 else ""
+    return f"{text} ({by}{arrow}{abs(change) * _PERCENT:.1f}%)"

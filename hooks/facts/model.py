@@ -1,0 +1,180 @@
+"""What a module says of its own size: the facts that its operations are computed from.
+
+Nothing is run and no device is waited for: only shapes, types and attributes are read. Names that differ by a number
+alone are one entry, so that a model of a thousand tensors makes a record of some dozen lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from perfscope.hooks.facts.secrets import redact_facts
+from perfscope.hooks.facts.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
+from perfscope.wire import ModelRecord, WeightRecord
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
+_PLAIN = (str, int, float, bool)
+_LONGEST_TEXT = 100
+_LONGEST_LIST = 256
+#: Wrappers around a module keep it under one of these names.
+_WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
+#: Where frameworks keep what a model was built from.
+_CONFIGS = ("config", "model_config", "model_args", "args")
+_16_BIT_AND_OTHERS = {
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+    "torch.float8_e4m3fn": "fp8",
+}
+
+
+def describe_model(
+    torch: Any,
+    *parts: Any,
+    compute_dtype: str | None = None,
+    stated: dict[str, Any] | None = None,
+) -> ModelRecord:
+    """Describe a module that is trained.
+
+    Args:
+        torch: The torch module that is loaded.
+        parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
+            several parts of one model.
+        compute_dtype: The type that autocast computed its forward pass in; None where it was off.
+        stated: What the framework was told about the model; it goes before what the module says.
+    """
+    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
+    module = _unwrapped(parts[0])
+    return ModelRecord(
+        parameters=sum(weight.count * _product(weight.shape) for weight in weights),
+        trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
+        weights=weights,
+        module=_class_name(module),
+        config=redact_facts(
+            {**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}}
+        ),
+        dtype=_widest_dtype(weights),
+        compute_dtype=compute_dtype or _tf32(torch, weights),
+        checkpointing=_checkpointing(module),
+    )
+
+
+def _unwrapped(module: Any) -> Any:
+    """The model inside wrappers that hold nothing but it."""
+    for _ in range(8):
+        inner = next((found for name in _WRAPPED if (found := module._modules.get(name)) is not None), None)
+        if inner is None or len(module._modules) != 1:
+            return module
+        module = inner
+    return module
+
+
+def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
+    """Each parameter with its name and the class of the module that owns it."""
+    flat = list(flat_parameters(wrapped))
+    for one in flat:
+        owner = "Embedding" if isinstance(one.owner, torch.nn.Embedding) else _class_name(one.owner)
+        yield one.name, owner, one
+    if flat and not any(True for _ in unflattened(wrapped)):
+        return
+    module = _unwrapped(wrapped)
+    owners: dict[int, str] = {}
+    for owner in module.modules():
+        is_table = isinstance(owner, torch.nn.Embedding)
+        for parameter in owner._parameters.values():
+            # A table that is tied to the output layer has two owners: that it is looked up must not be lost.
+            if parameter is not None and (is_table or id(parameter) not in owners):
+                owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
+    rank = tensor_rank(module.parameters())
+    for name, parameter in unflattened(module) if flat else module.named_parameters():
+        if stands_for(parameter, rank):
+            yield name, owners.get(id(parameter), ""), parameter
+
+
+def _class_name(module: Any) -> str:
+    """The class that a module was written as: ``fully_shard`` makes it one of a class derived from that."""
+    bases = type(module).__bases__
+    is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return str((bases[1] if is_sharded else type(module)).__name__)
+
+
+def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
+    counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
+    for name, owner, parameter in found:
+        dtype = _16_BIT_AND_OTHERS.get(str(parameter.dtype), str(parameter.dtype))
+        key = (_NUMBER.sub("*", name), owner, whole_shape(parameter), dtype, bool(parameter.requires_grad))
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(WeightRecord(*key, count) for key, count in counts.items())
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return functools.reduce(lambda left, right: left * right, shape, 1)
+
+
+def _config(module: Any) -> dict[str, Any]:
+    """The plain values of the object that the model was built from; empty where it has none."""
+    for name in _CONFIGS:
+        held = getattr(module, name, None)
+        if held is None or isinstance(held, _PLAIN):
+            continue
+        to_dict = getattr(held, "to_dict", None)
+        values = to_dict() if callable(to_dict) else held if isinstance(held, dict) else _attributes(held)
+        return {str(key): value for key, value in values.items() if _is_plain(value)}
+    return {}
+
+
+def _attributes(held: Any) -> dict[str, Any]:
+    names = getattr(held, "__dict__", None) or dict.fromkeys(getattr(type(held), "__slots__", ()))
+    return {name: getattr(held, name, None) for name in names if not name.startswith("_")}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a short text or a short list of them: a config may hold paths, secrets never."""
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _LONGEST_LIST and all(isinstance(item, (int, float, bool)) for item in value)
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT and "/" not in value
+    return value is None or isinstance(value, (int, float, bool))
+
+
+def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
+    """The type of most elements."""
+    elements: dict[str, int] = {}
+    for weight in weights:
+        elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.count * _product(weight.shape)
+    return max(elements, key=lambda dtype: elements[dtype]) if elements else None
+
+
+def autocast_dtype(torch: Any) -> str | None:
+    """The type that autocast is computing in right now; None where it is off or cannot be asked."""
+    for device in ("cuda", "cpu"):
+        try:
+            if torch.is_autocast_enabled(device):
+                dtype = str(torch.get_autocast_dtype(device))
+                return _16_BIT_AND_OTHERS.get(dtype, dtype)
+        except (AttributeError, RuntimeError, TypeError):
+            return None
+    return None
+
+
+def _tf32(torch: Any, weights: tuple[WeightRecord, ...]) -> str | None:
+    """``tf32`` where fp32 products are allowed to round their inputs."""
+    if _widest_dtype(weights) != "fp32" or not torch.cuda.is_available():
+        return None
+    return "tf32" if torch.get_float32_matmul_precision() != "highest" else None
+
+
+def _checkpointing(module: Any) -> str | None:
+    """``full`` where a layer says that it recomputes, None where nothing says it."""
+    config = getattr(module, "config", None)
+    granularity = getattr(config, "recompute_granularity", None)
+    if granularity in ("full", "selective"):
+        return str(granularity)
+    for part in module.modules():
+        if type(part).__name__ == "CheckpointWrapper" or getattr(part, "gradient_checkpointing", False) is True:
+            return "full"
+    return None

@@ -1,0 +1,97 @@
+"""What is known of the model that is trained: which one it is, what it computes in, whether it is recomputed."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.facts.model import autocast_dtype, describe_model
+from perfscope.hooks.facts.model_search import find_model, report_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.hooks.facts.model_search import Call
+    from perfscope.wire import ModelRecord
+
+
+#: The stage of ZeRO that FSDP does.
+_FULLY_SHARDED = 3
+_SHARDED_BY = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+class ModelWatch:
+    """The model of one process; nothing of it is kept alive.
+
+    Attributes:
+        uncounted: Why the calls of the model are not reported; empty where they are.
+    """
+
+    def __init__(self) -> None:
+        self.uncounted = ""
+        self._parts: tuple[weakref.ref[Any], ...] = ()
+        self._stated: dict[str, Any] = {}
+        self._optimizer: weakref.ref[Any] | None = None
+        self._compute_dtype: str | None = None
+        self._is_recomputed = False
+        self._zero_stage: int | None = None
+
+    def trains(self, parts: Sequence[Any], stated: dict[str, Any], zero_stage: int | None) -> None:
+        """A framework trains a module, or several parts of one on this rank; the first is the model."""
+        if not self._parts:
+            self._parts = tuple(weakref.ref(part) for part in parts)
+            self._stated = stated
+            self._zero_stage = zero_stage
+
+    def holds(self, part: Any) -> None:
+        """This rank holds one more part of the model."""
+        self._parts = (*self._parts, weakref.ref(part))
+
+    def steps(self, optimizer: Any) -> None:
+        """An optimizer steps; the first one's parameters are those of the model where no framework tells it."""
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+
+    def is_recomputed(self) -> None:
+        """A part of the model runs so that its activations are recomputed."""
+        self._is_recomputed = True
+
+    def computes(self) -> bool:
+        """The model is about to run; whether the type that it computes in became known by that."""
+        if self._compute_dtype is None:
+            self._compute_dtype = autocast_dtype(sys.modules["torch"])
+            return self._compute_dtype is not None
+        return False
+
+    def record(self, call: Call) -> ModelRecord | None:
+        """Describe the model; one that no framework told is looked for, and its calls are reported from then on."""
+        if not self._parts:
+            self._find(call)
+        parts = [part for reference in self._parts if (part := reference()) is not None]
+        if not parts:
+            return None
+        described = describe_model(sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._stated)
+        optimizer = self._optimizer() if self._optimizer else None
+        return replace(
+            described,
+            checkpointing=described.checkpointing or ("full" if self._is_recomputed else None),
+            zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
+            optimizer=None if optimizer is None else type(optimizer).__name__,
+        )
+
+    def _find(self, call: Call) -> None:
+        optimizer = self._optimizer() if self._optimizer else None
+        chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
+        if not chain:
+            return
+        self._parts = (weakref.ref(chain[0]),)
+        if not report_calls(sys.modules["torch"], chain, call):
+            self.uncounted = "tokens are not counted: the script compiles the code around the model"
+
+
+def _is_sharded(parts: Sequence[Any]) -> bool:
+    """Whether PyTorch's FSDP, of either kind, shards a part of the model."""
+    classes = {type(module) for part in parts for module in part.modules()}
+    return any(base.__name__ in _SHARDED_BY for each in classes for base in each.__mro__)

@@ -1,0 +1,1 @@
+"""Wrappers around frameworks, one module a framework."""

@@ -1,0 +1,1 @@
+"""Samples of NVML, taken by a process of its own."""

@@ -1,0 +1,67 @@
+"""Starts one NVML sampler a node: the first rank that claims the node does, and the sampler ends with it.
+
+The claim is a socket in the kernel's abstract namespace, which the sampler inherits: it needs no file that a killed
+process could leave behind or that a shared file system could show to another node, and it is free again the moment the
+sampler is gone, so that a rank that starts again samples again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import zlib
+
+from perfscope import wire
+from perfscope.hooks.config import Config
+
+_samplers: list[subprocess.Popen[bytes]] = []
+
+
+def start_sampler(config: Config) -> None:
+    """Start the sampler, unless another rank of this node has; a failure leaves a run without samples."""
+    with contextlib.suppress(OSError):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0perfscope-nvml-{os.getuid()}-{zlib.crc32(config.run_dir.encode()):08x}")
+            _start(config, claim.fileno())
+        finally:
+            claim.close()
+
+
+def _start(config: Config, claim: int) -> None:
+    descriptor = _new_file(os.path.join(config.run_dir, wire.NVML))
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sampler.py")
+    try:
+        # A process, not a thread, so that it never waits for the interpreter lock; no pipe of the launcher is held.
+        _samplers.append(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", script, str(config.nvml_path), str(config.nvml_hz), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(claim,),
+            )
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _new_file(folder: str) -> int:
+    """Open HOST.jsonl, or HOST.1.jsonl and so on where the node was sampled before in this run.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    os.makedirs(folder, exist_ok=True)
+    host = socket.gethostname()
+    attempt = 0
+    while True:
+        name = f"{host}.jsonl" if attempt == 0 else f"{host}.{attempt}.jsonl"
+        try:
+            return os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError:
+            attempt += 1

@@ -1,0 +1,1 @@
+"""How the hooks get into a training process."""

@@ -1,0 +1,54 @@
+"""Capture from inside a script: patches what is imported already, and watches for what is imported later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from perfscope import wire
+from perfscope.hooks import start
+from perfscope.hooks.facts.describe import describe_run
+from perfscope.hooks.reach.imports import WATCHED, PostImportFinder
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from perfscope.hooks.config import Config
+
+
+def attach(config: Config) -> None:
+    """Make the capture and patch every watched module, now or when it is imported."""
+    capture = start.begin(config)
+
+    def patch(name: str, module: ModuleType) -> None:
+        start.patch_module(name, module, capture)
+
+    for name in sorted(WATCHED):
+        if name in sys.modules:
+            patch(name, sys.modules[name])
+    sys.meta_path.insert(0, PostImportFinder(WATCHED, patch))
+    capture.adopt_process_group()
+
+
+def make_run_dir(run_dir: str) -> str:
+    """Make the run's folder and describe the run, unless another rank has done so.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    path = os.path.abspath(run_dir)
+    for folder in (wire.RANKS, wire.TRACES):
+        os.makedirs(os.path.join(path, folder), exist_ok=True)
+    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ))
+    with contextlib.suppress(FileExistsError), open(os.path.join(path, wire.RUN_FILE), "xb") as file:
+        file.write(description)
+    return path
+
+
+def find_pynvml() -> str | None:
+    """The folder that holds ``pynvml``; None where it is not installed."""
+    spec = find_spec("pynvml")
+    return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else None

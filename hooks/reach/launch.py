@@ -1,0 +1,135 @@
+"""Prepares the environment in which an unmodified command captures itself: a boot folder first on PYTHONPATH.
+
+Every launcher passes PYTHONPATH on to its ranks (torchrun and srun all of the environment, DeepSpeed's runners what
+begins with PYTHON), so that Python itself runs our ``sitecustomize`` in each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import perfscope
+from perfscope import hooks, wire
+from perfscope.hooks.config import CONFIG_FILE, ENVIRONMENT_VARIABLE, LOCATIONS_FILE, Config
+from perfscope.hooks.recorder import replace_file
+
+#: DeepSpeed's runners quote every other character, and two of them leave the quotes inside the value.
+_SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
+
+#: What a process loads that imports torch and never trains.
+_LIGHT = (
+    "__init__.py",
+    "boot/sitecustomize.py",
+    "guard.py",
+    "start.py",
+    "reach/__init__.py",
+    "reach/imports.py",
+    "frameworks/__init__.py",
+    "frameworks/arguments.py",
+    "frameworks/deepspeed.py",
+    "frameworks/meshes.py",
+    "frameworks/micro_batches.py",
+    "frameworks/nested_optimizers.py",
+    "frameworks/saves.py",
+    "frameworks/torch.py",
+    "frameworks/wrappers.py",
+)
+
+_MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun")
+_TIMEOUT_S = 10
+
+_PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
+
+
+def prepare(config: Config) -> Path:
+    """Make the run's folder and its boot folder.
+
+    Raises:
+        OSError: The folder exists, or cannot be made.
+    """
+    run_dir = Path(config.run_dir)
+    run_dir.mkdir(parents=True)
+    (run_dir / wire.RANKS).mkdir()
+    (run_dir / wire.TRACES).mkdir()
+    boot = run_dir / wire.BOOT
+    boot.mkdir()
+    shutil.copyfile(_PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py")
+    replace_file(str(boot / CONFIG_FILE), config.to_json().encode())
+    package = Path(perfscope.__file__).parent
+    _compile(boot / "sitecustomize.py", package / "__init__.py", *(_PACKAGED_BOOT.parent / name for name in _LIGHT))
+    locations = "\n".join(str(Path(module.__file__ or "").resolve()) for module in (perfscope, hooks))
+    replace_file(str(boot / LOCATIONS_FILE), f"{locations}\n".encode())
+    return boot
+
+
+def _compile(*sources: Path) -> None:
+    """Compile what every Python process runs, because PYTHONDONTWRITEBYTECODE would make each compile it again."""
+    for source in sources:
+        with contextlib.suppress(OSError, py_compile.PyCompileError):
+            py_compile.compile(str(source), doraise=True)
+
+
+def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The command's environment: the inherited one with our two variables."""
+    entries = [str(_PACKAGED_BOOT)]
+    if _SAFE_PATH.fullmatch(str(boot)):
+        entries.insert(0, str(boot))
+    if inherited.get("PYTHONPATH"):
+        entries.append(inherited["PYTHONPATH"])
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(entries),
+        ENVIRONMENT_VARIABLE: config.to_environment(),
+    }
+
+
+def forwarding(command: Sequence[str]) -> list[str]:
+    """The command with the words that make its launcher pass our variables on.
+
+    Open MPI gives other hosts only the variables that ``-x`` names; MPICH's and Intel's launchers give them all.
+    """
+    if Path(command[0]).name not in _MPI_LAUNCHERS or not _is_open_mpi(command[0]):
+        return list(command)
+    return [command[0], "-x", "PYTHONPATH", "-x", ENVIRONMENT_VARIABLE, *command[1:]]
+
+
+def _is_open_mpi(program: str) -> bool:
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "Open MPI" in answer.stdout or "OpenRTE" in answer.stdout
+
+
+def doubts(command: Sequence[str], inherited: Mapping[str, str] | None = None) -> list[str]:
+    """Reasons why the hook may not reach the ranks, in words, before anything starts."""
+    found = []
+    if Path(command[0]).name == "srun":
+        found += [
+            f"{name}={value} keeps PYTHONPATH from the ranks: unset it, or give srun --export=ALL"
+            for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
+            if (value := (inherited or {}).get(name)) and "ALL" not in value
+        ]
+    if Path("sitecustomize.py").exists() and Path(command[0]).name == "deepspeed":
+        found.append("deepspeed puts the working directory first, so its sitecustomize.py hides the hook: rename it")
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if re.fullmatch(r"-[A-Za-z]*[IES][A-Za-z]*", word) and Path(command[0]).name.startswith("python"):
+            found.append(f"python {word} ignores PYTHONPATH or sitecustomize: nothing will be captured")
+        export = following if word == "--export" else word.removeprefix("--export=") if "--export=" in word else "ALL"
+        if Path(command[0]).name == "srun" and "ALL" not in export:
+            found.append(f"--export={export} keeps PYTHONPATH from the ranks: add ALL")
+    if Path(command[0]).name == "deepspeed":
+        files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
+        found += [f"{file} sets PYTHONPATH, which hides the hook on other nodes" for file in files if _sets_path(file)]
+    return found
+
+
+def _sets_path(file: Path) -> bool:
+    return file.is_file() and any(line.strip().startswith("PYTHONPATH=") for line in file.read_text().splitlines())

@@ -1,0 +1,1 @@
+"""Timers of micro-batch passes and of checkpoint saves."""

@@ -1,0 +1,123 @@
+"""The share of a pipeline step that is idle by formula: equal stages, no transfer time.
+
+Two denominators are in use and differ by a factor of 2 where m is about p: *of the total* is idle time over the whole
+step, *of the ideal* is idle time over the useful time, (p - 1) / m for 1F1B. F, B and W are the times of one
+micro-batch on one stage: forward, gradient of the input, gradient of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from perfscope.schedules.orders import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Times of one micro-batch on one of p equal stages: forward F, gradient of the input B, of the weights W."""
+
+    forward: Fraction
+    input_gradient: Fraction
+    weight_gradient: Fraction
+
+    @property
+    def whole(self) -> Fraction:
+        """F + B + W."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """A formula for the bubble and what it gives.
+
+    Attributes:
+        formula: Idle time of a stage.
+        source: Where it is from.
+        useful: Useful time of a stage in a step, m (F + B + W).
+        bubble: Idle time of a stage in a step, in the unit of the stage times; absent with ``reason``.
+        reason: Why the formula does not hold for these numbers.
+    """
+
+    formula: str
+    source: str
+    useful: Fraction
+    bubble: Fraction | None
+    reason: str | None = None
+
+    @property
+    def fraction_of_total(self) -> Fraction | None:
+        """Idle over idle and useful."""
+        return None if self.bubble is None else self.bubble / (self.bubble + self.useful)
+
+    @property
+    def fraction_of_ideal(self) -> Fraction | None:
+        """Idle over useful."""
+        return None if self.bubble is None else self.bubble / self.useful
+
+
+_SOURCES = {
+    Schedule.GPIPE: "Huang et al. 2019, arXiv 1811.06965",
+    Schedule.ONE_F_ONE_B: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1",
+    Schedule.INTERLEAVED: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2",
+    Schedule.ZB_H1: "Qi et al. 2024, arXiv 2401.10241, table 2",
+    Schedule.ZB_H2: "Qi et al. 2024, arXiv 2401.10241, table 2",
+    Schedule.ZBV: "Qi et al. 2024, arXiv 2405.15362",
+    Schedule.DUALPIPE: "DeepSeek-AI 2024, arXiv 2412.19437, table 2",
+}
+
+_FORMULAS = {
+    Schedule.GPIPE: "(p-1)(F+B+W)",
+    Schedule.ONE_F_ONE_B: "(p-1)(F+B+W)",
+    Schedule.INTERLEAVED: "(p-1)(F+B+W)/v",
+    Schedule.ZB_H1: "(p-1)(F+B-W)",
+    Schedule.ZB_H2: "(p-1)(F+B-2W)",
+    Schedule.ZBV: "0 at F=B=W",
+    Schedule.DUALPIPE: "(p/2-1)(F&B+Bfull-3W), F&B=F+B+W, Bfull=B+W",
+}
+
+
+def closed_form(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int = 1) -> ClosedForm:
+    """The idle time of a stage by the schedule's formula.
+
+    Args:
+        schedule: Which one.
+        devices: Pipeline stages, p.
+        microbatches: Micro-batches of a step, m.
+        times: Of every stage.
+        chunks: Virtual stages on a device, v.
+    """
+    reason = _reason(schedule, devices, microbatches, times, chunks)
+    return ClosedForm(
+        formula=_FORMULAS[schedule],
+        source=_SOURCES[schedule],
+        useful=microbatches * times.whole,
+        bubble=_bubble(schedule, devices, times, chunks) if reason is None else None,
+        reason=reason,
+    )
+
+
+def _bubble(schedule: Schedule, devices: int, times: StageTimes, chunks: int) -> Fraction:
+    forward, inputs, weights = times.forward, times.input_gradient, times.weight_gradient
+    if schedule is Schedule.ZB_H1:
+        return (devices - 1) * (forward + inputs - weights)
+    if schedule is Schedule.ZB_H2:
+        return (devices - 1) * (forward + inputs - 2 * weights)
+    if schedule is Schedule.ZBV:
+        return Fraction(0)
+    if schedule is Schedule.DUALPIPE:
+        return (Fraction(devices, 2) - 1) * (times.whole + inputs + weights - 3 * weights)
+    return (devices - 1) * times.whole / chunks
+
+
+def _reason(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int) -> str | None:
+    if schedule is Schedule.INTERLEAVED and chunks > 1 and microbatches % devices:
+        return f"it holds where the micro-batches are a multiple of the stages, not for {microbatches} and {devices}"
+    if schedule is Schedule.ZBV and not times.forward == times.input_gradient == times.weight_gradient:
+        return "it is published for F = B = W only"
+    fewest = {Schedule.ZB_H1: devices, Schedule.ZB_H2: 2 * devices - 1, Schedule.ZBV: 2 * devices - 1}
+    if microbatches < fewest.get(schedule, 1):
+        return f"it needs at least {fewest[schedule]} micro-batches to fill the pipeline"
+    if schedule in {Schedule.ZB_H1, Schedule.ZB_H2, Schedule.DUALPIPE} and _bubble(schedule, devices, times, 1) < 0:
+        return "it is negative: the weight gradient is too long for it to hold"
+    return None

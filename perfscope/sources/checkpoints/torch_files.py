@@ -1,0 +1,250 @@
+"""The tensors of a file of ``torch.save``, from its table of contents: no tensor is read and nothing is unpickled.
+
+A file of torch 1.6 or later is a zip archive: ``data.pkl`` says which tensors there are, ``data/<key>`` are their
+storages. Older ones are pickles in a row with the storages behind them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+from perfscope.sources.checkpoints.pickles import Made, Name, Persistent, PickleDamage, Replayed, replay, walk
+
+LARGEST_PICKLE = 256 * 2**20
+LARGEST_DIRECTORY = 256 * 2**20
+_SMALLEST_ZIP = 22
+# What zipfile raises on changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+)
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_ITEM_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("Double", "float64", "Long", "int64", "ComplexFloat", "complex64"), 8),
+    **dict.fromkeys(("Float", "float32", "Int", "int32"), 4),
+    **dict.fromkeys(("Half", "float16", "BFloat16", "bfloat16", "Short", "int16", "uint16"), 2),
+    **dict.fromkeys(("Byte", "uint8", "Char", "int8", "Bool", "bool", "Untyped", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("ComplexDouble", "complex128"), 16),
+    **dict.fromkeys(("uint32",), 4),
+    **dict.fromkeys(("uint64",), 8),
+}
+_DTYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+           "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
+_REBUILDS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
+
+
+class TorchDamage(Exception):
+    """A file is no whole file of ``torch.save``; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The bytes behind tensors: which archive member, and how many items of which kind."""
+
+    key: str
+    dtype: str
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: the keys that lead to it, and which part of a storage it shows."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    storage: Storage
+    offset: int
+
+    @property
+    def items(self) -> int:
+        """Its number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFile:
+    """What a file of ``torch.save`` holds.
+
+    Attributes:
+        value: The saved object in inert form.
+        tensors: Its tensors.
+        names: Every function or class that loading it would look up.
+        stored_bytes: The size of each storage in the file, by key; empty for the old format.
+    """
+
+    value: Any
+    tensors: tuple[Tensor, ...]
+    names: frozenset[str]
+    stored_bytes: Mapping[str, int]
+
+
+def item_bytes(dtype: str) -> int | None:
+    """The size of one element; None for a kind that is not known."""
+    return _ITEM_BYTES.get(dtype)
+
+
+def read_torch_file(path: Path) -> TorchFile:
+    """Read a file's table of contents.
+
+    Raises:
+        TorchDamage: The file is not whole, or was made to harm its reader.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+        if not start:
+            raise TorchDamage("is empty")
+        if start.startswith(b"PK"):
+            return _read_zip(file)
+        file.seek(0)
+        if start[:1] == b"\x80":
+            return _read_legacy(file)
+        if not start.strip(b"\0"):
+            raise TorchDamage("begins with zeros only: it was not written whole")
+        raise TorchDamage("is no file of torch.save")
+
+
+def _read_zip(file: IO[bytes]) -> TorchFile:
+    _refuse_large_directory(file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = {entry.filename: entry for entry in archive.infolist()}
+            _refuse_bomb(members, os.fstat(file.fileno()).st_size, len(archive.infolist()))
+            pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
+            if len(pickles) != 1:
+                raise TorchDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
+            with archive.open(pickles[0]) as stream:
+                replayed = _replay(stream.read(LARGEST_PICKLE + 1))
+    except _ZIP_ERRORS as error:
+        raise TorchDamage(f"is no whole zip archive ({error})") from None
+    folder = pickles[0].removesuffix("data.pkl") + "data/"
+    stored = {name.removeprefix(folder): entry.file_size for name, entry in members.items() if name.startswith(folder)}
+    tensors = tuple(find_tensors(replayed.value))
+    _check_storages(tensors, stored)
+    return TorchFile(replayed.value, tensors, replayed.names, stored)
+
+
+def _refuse_large_directory(file: IO[bytes]) -> None:
+    """Python's zipfile reads the whole directory into memory: look at its stated size before."""
+    size = file.seek(0, os.SEEK_END)
+    tail_size = min(size, 65536 + _SMALLEST_ZIP)
+    file.seek(size - tail_size)
+    tail = file.read(tail_size)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) - at < _SMALLEST_ZIP:
+        raise TorchDamage("has no end of its zip directory: it is cut off, or was still being written")
+    directory = struct.unpack_from("<L", tail, at + 12)[0]
+    record = tail.rfind(b"PK\x06\x06", 0, at)
+    if directory == 2**32 - 1 and record >= 0 and len(tail) >= record + 48:
+        directory = struct.unpack_from("<Q", tail, record + 40)[0]
+    if directory > LARGEST_DIRECTORY:
+        raise TorchDamage(f"has a zip directory of {directory:,} bytes; it is not read")
+    file.seek(0)
+
+
+def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) -> None:
+    if len(members) != count:
+        raise TorchDamage("has two archive members of one name")
+    declared = sum(entry.file_size for entry in members.values())
+    if declared > size + LARGEST_PICKLE:
+        raise TorchDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
+
+
+def _replay(content: bytes) -> Replayed:
+    if len(content) > LARGEST_PICKLE:
+        raise TorchDamage(f"has a data.pkl of more than {LARGEST_PICKLE >> 20} MiB; it is not read")
+    try:
+        return replay(io.BytesIO(content))
+    except PickleDamage as damage:
+        raise TorchDamage(f"has a data.pkl that {damage}") from None
+
+
+def _read_legacy(file: IO[bytes]) -> TorchFile:
+    """Magic number, protocol, system, object, keys: five pickles; only files of torch begin with the first."""
+    limited = io.BytesIO(file.read(LARGEST_PICKLE))
+    try:
+        if replay(limited).value != _LEGACY_MAGIC:
+            limited.seek(0)
+            return _plain_pickle(replay(limited))
+        replay(limited)
+        replay(limited)
+        replayed = replay(limited)
+    except PickleDamage as damage:
+        raise TorchDamage(f"holds a pickle that {damage}") from None
+    return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
+
+
+def _plain_pickle(replayed: Replayed) -> TorchFile:
+    return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
+
+
+def find_tensors(value: object) -> Iterator[Tensor]:
+    """The tensors of an inert value."""
+    for path, current in walk(value):
+        match current:
+            case Made(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
+                tensor = _tensor(path, arguments)
+            case Made(function=function, arguments=(Name(text=rebuild), Name(), tuple(arguments), *_)) if (
+                "_rebuild_from_type" in function and rebuild.rpartition(".")[2] in _REBUILDS
+            ):  # a tensor with attributes of its own, as DeepSpeed's
+                tensor = _tensor(path, arguments)
+            case _:
+                continue
+        if tensor is not None:
+            yield tensor
+
+
+def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
+    """Read the arguments of torch's own rebuilding functions: storage, offset, shape, strides and, in v3, the dtype."""
+    match arguments:
+        case (Persistent(id=(_, Name(text=kind), key, _, int(items), *_)), int(offset), size, _, *more) if (
+            items >= 0 and offset >= 0
+        ):
+            shape = _shape(size)
+        case _:
+            return None
+    if shape is None:
+        return None
+    storage = Storage(str(key), kind.rpartition(".")[2].removesuffix("Storage"), items)
+    named = next((part.text for part in more if isinstance(part, Name)), "")
+    untyped = storage.dtype == "Untyped" and named.startswith("torch.")
+    dtype = named.removeprefix("torch.") if untyped else _DTYPES.get(storage.dtype, storage.dtype)
+    return Tensor(path, dtype, shape, storage, offset)
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, Made):  # torch.Size((2, 3))
+        value = value.arguments[0] if isinstance(value.arguments, tuple) and value.arguments else None
+    if isinstance(value, tuple | list) and all(isinstance(part, int) and part >= 0 for part in value):
+        return tuple(value)
+    return None
+
+
+def _check_storages(tensors: tuple[Tensor, ...], stored: Mapping[str, int]) -> None:
+    for tensor in tensors:
+        size = item_bytes(tensor.storage.dtype)
+        if tensor.storage.key not in stored:
+            raise TorchDamage(f"lacks the storage {tensor.storage.key} of {'.'.join(tensor.path) or 'a tensor'}")
+        if size is not None and stored[tensor.storage.key] < tensor.storage.items * size:
+            raise TorchDamage(
+                f"holds {stored[tensor.storage.key]:,} bytes for a storage of {tensor.storage.items * size:,}"
+            )

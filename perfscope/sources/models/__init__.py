@@ -1,0 +1,1 @@
+"""Models from configuration files and from presets."""

@@ -1,0 +1,299 @@
+"""A Hugging Face ``config.json`` as a Transformer.
+
+An architecture that ``model_families`` does not list is refused, and so is a part of a listed one that is not
+understood: a wrong guess about the MLP alone would move the FLOPs by a fifth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfscope.errors import SourceError, UsageError
+from perfscope.models.transformer import (
+    GATED_MATRICES,
+    PLAIN_MATRICES,
+    Experts,
+    KnownModel,
+    Latent,
+    Transformer,
+    checked,
+)
+from perfscope.sources.models.families import FAMILIES, Family, Flag
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads")
+_FFN = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+_CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_TOP_K = ("num_experts_per_tok", "experts_per_token")
+_FULL_ATTENTION = {"full_attention", "sliding_attention"}
+_OTHER_PARTS = ("vision_config", "audio_config", "speech_config", "text_config", "encoder", "decoder")
+_UNKNOWN_IF_SET = ("use_qk_norm", "qk_layernorm", "parallel_layers")
+_DEEPSPEED_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
+
+
+def is_config_file(path: Path) -> bool:
+    """Whether a path is a ``config.json`` or a folder that holds one."""
+    return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file())
+
+
+def read_config(path: Path) -> KnownModel:
+    """Read a ``config.json``, or the one in a folder.
+
+    Raises:
+        SourceError: The file does not exist or is no JSON object.
+        UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        raise SourceError(file, f"cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{file} is not JSON") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{file} holds no JSON object")
+    if "model_type" not in config and any(key in config for key in _DEEPSPEED_KEYS):
+        raise UsageError(
+            f"{file} is a DeepSpeed config, which holds no dimensions of a model",
+            hint="give it as --deepspeed-config beside --model or --size",
+        )
+    model, notes = to_transformer(config, str(file))
+    return KnownModel(model, f"{file} ({config['model_type']})", notes)
+
+
+def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
+    """Build a Transformer from a config's keys; the second value says what was left out.
+
+    Raises:
+        UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
+    """
+    try:
+        return _to_transformer(config, name)
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError):
+        raise UsageError(
+            f"{name}: a value has another type than the key has in {config.get('model_type')!r}",
+            hint="is it the config.json of the model, as transformers writes it?",
+        ) from None
+
+
+def _to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
+    family = _family(config, name)
+    _refuse_unknown_parts(config, family, name)
+    hidden = _need(config, _HIDDEN, name, "hidden size")
+    heads = _need(config, _HEADS, name, "number of attention heads")
+    latent = _latent(config, name)
+    experts = _experts(config, family, name)
+    model = Transformer(
+        name=name,
+        layers=_need(config, _LAYERS, name, "number of layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads if latent else _kv_heads(config, heads),
+        head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, family, (hidden, heads), name),
+        ffn=_ffn(config, family, hidden, name),
+        mlp_matrices=GATED_MATRICES if family.gated else PLAIN_MATRICES,
+        vocabulary=_need(config, ("vocab_size",), name, "vocabulary"),
+        tied=bool(config.get("tie_word_embeddings", family.tied)),
+        positions=_positions(config, family, name),
+        latent=latent,
+        experts=experts,
+        window=_window(config),
+        context=_find(config, _CONTEXT),
+    )
+    return _with_vectors(checked(model), config, family), _notes(config)
+
+
+def _family(config: Mapping[str, Any], name: str) -> Family:
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[str(model_type)]
+    parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
+    if parts:
+        problem = f"{name}: {', '.join(parts)} of {model_type!r} is not known, only plain decoders are"
+    elif model_type is None:
+        problem = f"{name}: it has no model_type, so what its layers are made of is not known"
+    else:
+        problem = f"{name}: what a layer of the architecture {model_type!r} is made of is not known"
+    raise UsageError(
+        problem,
+        hint=f"known: {', '.join(sorted(FAMILIES))}; or give --layers, --hidden, --heads, --ffn and --vocab",
+    )
+
+
+def _refuse_unknown_parts(config: Mapping[str, Any], family: Family, name: str) -> None:
+    kind = config["model_type"]
+    layer_types = set(config.get("layer_types") or ()) - _FULL_ATTENTION
+    if layer_types:
+        raise UsageError(f"{name}: layers of type {', '.join(sorted(layer_types))} in {kind!r} are not known")
+    for key in _UNKNOWN_IF_SET:
+        if config.get(key):
+            raise UsageError(f"{name}: {key} in {kind!r} is not known")
+    if not family.mixture and (_find(config, _EXPERTS) or 0) > 1:
+        raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
+    projected = config.get("word_embed_proj_dim", config.get("hidden_size"))
+    if projected != config.get("hidden_size"):
+        raise UsageError(f"{name}: word_embed_proj_dim in {kind!r} is not known")
+
+
+def _find(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _need(config: Mapping[str, Any], keys: Sequence[str], name: str, what: str) -> int:
+    value = _find(config, keys)
+    if value is None:
+        raise UsageError(f"{name}: the {what} ({keys[0]}) is missing")
+    return value
+
+
+def _flag(config: Mapping[str, Any], flag: Flag) -> bool:
+    if isinstance(flag, bool):
+        return flag
+    key, default = flag
+    return bool(config.get(key, default))
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    if config["model_type"] == "falcon":
+        if config.get("new_decoder_architecture"):
+            return config.get("num_kv_heads") or heads
+        return 1 if config.get("multi_query", True) else heads
+    if config["model_type"] == "gpt_bigcode":
+        return 1 if config.get("multi_query", True) else heads
+    nested = config.get("attn_config")
+    if isinstance(nested, Mapping):
+        return nested.get("kv_n_heads") or heads
+    return _find(config, _KV_HEADS) or heads
+
+
+def _head_dim(config: Mapping[str, Any], family: Family, sizes: tuple[int, int], name: str) -> int:
+    stated = config.get("head_dim", family.head_dim)
+    if isinstance(stated, int):
+        return stated
+    hidden, heads = sizes
+    if heads < 1 or hidden % heads:
+        raise UsageError(f"{name}: a hidden size of {hidden} does not divide into {heads} heads")
+    return hidden // heads
+
+
+def _ffn(config: Mapping[str, Any], family: Family, hidden: int, name: str) -> int:
+    stated = _find(config, _FFN)
+    if stated is not None:
+        return stated
+    if family.gated:
+        if family.mixture and config.get("moe_intermediate_size"):
+            return int(config["moe_intermediate_size"])
+        raise UsageError(f"{name}: the hidden size of its MLP ({_FFN[0]}) is missing")
+    return hidden * int(config.get("expansion_ratio", 4))
+
+
+def _positions(config: Mapping[str, Any], family: Family, name: str) -> int:
+    if family.positions is None:
+        return 0
+    return _need(config, _CONTEXT, name, "number of positions") + family.positions
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        return None
+    kinds = config.get("layer_types")
+    return window if kinds is None or "sliding_attention" in kinds else None
+
+
+def _latent(config: Mapping[str, Any], name: str) -> Latent | None:
+    if config["model_type"] not in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
+        return None
+    return Latent(
+        q_rank=config.get("q_lora_rank"),
+        kv_rank=_need(config, ("kv_lora_rank",), name, "rank of keys and values"),
+        nope_dim=_need(config, ("qk_nope_head_dim",), name, "query head without position"),
+        rope_dim=_need(config, ("qk_rope_head_dim",), name, "rotary part of a head"),
+        value_dim=_need(config, ("v_head_dim",), name, "value head"),
+    )
+
+
+def _experts(config: Mapping[str, Any], family: Family, name: str) -> Experts | None:
+    count = _find(config, _EXPERTS)
+    if not family.mixture or not count:
+        return None
+    layers = _expert_layers(config, _need(config, _LAYERS, name, "number of layers"))
+    ffn = _find(config, ("moe_intermediate_size", *_FFN))
+    if ffn is None:
+        raise UsageError(f"{name}: the hidden size of an expert (moe_intermediate_size) is missing")
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * ffn
+    hidden = _need(config, _HIDDEN, name, "hidden size")
+    kind = config["model_type"]
+    return Experts(
+        routed=count,
+        active=_need(config, _TOP_K, name, "experts that a token visits"),
+        ffn=ffn,
+        shared_ffn=shared,
+        layers=layers,
+        vectors=2 * ffn + hidden if kind == "gpt_oss" else 0,
+        layer_vectors={"qwen2_moe": hidden, "gpt_oss": count}.get(kind, 0),
+    )
+
+
+def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
+    """How many layers have experts: all but the first few (DeepSeek), or every n-th but some (Qwen)."""
+    first = config.get("first_k_dense_replace") or 0
+    step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
+    dense = set(config.get("mlp_only_layers") or ())
+    offset = 1 if config.get("decoder_sparse_step") else 0
+    return sum(1 for layer in range(layers) if layer >= first and layer not in dense and (layer + offset) % step == 0)
+
+
+def _with_vectors(model: Transformer, config: Mapping[str, Any], family: Family) -> Transformer:
+    """Count norms and biases."""
+    kind = config["model_type"]
+    kv_dim = model.kv_heads * model.head_dim
+    norms = _norms(config, family)
+    vectors = norms * family.norm_vectors * model.hidden
+    if model.latent:
+        vectors += (model.latent.q_rank or 0) + model.latent.kv_rank
+    if _flag(config, family.qkv_bias):
+        vectors += model.query_dim + 2 * kv_dim
+    if _flag(config, family.out_bias):
+        vectors += model.hidden
+    if _flag(config, family.mlp_bias):
+        vectors += (model.mlp_matrices - 1) * model.ffn + model.hidden
+    if family.qk_norm:
+        vectors += 2 * model.head_dim if family.qk_norm == "head" else model.query_dim + kv_dim
+    if kind == "gpt_oss":
+        vectors += model.heads  # attention sinks
+    outside = family.other_norms * family.norm_vectors * model.hidden
+    if kind == "opt" and not config.get("do_layer_norm_before", True):
+        outside = 0
+    if family.head_bias:
+        outside += model.vocabulary
+    return model._replace(layer_vectors=vectors, other_vectors=outside)
+
+
+def _norms(config: Mapping[str, Any], family: Family) -> int:
+    if config["model_type"] == "falcon":
+        if config.get("new_decoder_architecture"):
+            return int(config.get("num_ln_in_parallel_attn") or 2)
+        return 1 if config.get("parallel_attn", True) else 2
+    if config["model_type"] == "stablelm" and config.get("use_parallel_residual"):
+        return 1
+    return family.norms
+
+
+def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    modules = config.get("num_nextn_predict_layers")
+    if not modules:
+        return ()
+    return (
+        f"num_nextn_predict_layers = {modules} is left out, as in the published size; --mtp-layers {modules} counts it",
+    )

@@ -1,0 +1,37 @@
+"""Models by name, from ``models.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+from perfscope.models.transformer import KnownModel
+from perfscope.sources.models.huggingface import to_transformer
+
+
+@cache
+def _entries() -> dict[str, str]:
+    """The text of each entry by its name: parsing them all takes longer than all else that a command does."""
+    text = files("perfscope.models").joinpath("models.toml").read_text("utf-8")
+    parts = re.split(r'^\["?([\w.-]+)"?\]$', text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names, in the order of the file."""
+    return tuple(_entries())
+
+
+def find_preset(name: str) -> KnownModel | None:
+    """Look a model up by its name or an alias; absent where it is not known."""
+    wanted = "-".join(name.lower().replace("_", " ").split())
+    for known, text in _entries().items():
+        if wanted != known and f'"{wanted}"' not in text:
+            continue
+        entry = tomllib.loads(text)
+        if wanted == known or wanted in entry.get("aliases", ()):
+            model, notes = to_transformer(entry["config"], known)
+            return KnownModel(model, f"the preset {known} ({entry['source']})", notes)
+    return None

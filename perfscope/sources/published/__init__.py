@@ -1,0 +1,1 @@
+"""Published tables from Markdown and CSV files."""

@@ -1,0 +1,133 @@
+"""Where a run ran, as Environment: from a run's ``run.json``, or a JSON file with the same keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfscope import wire
+from perfscope.errors import SourceError
+from perfscope.sources.published.markdown import read_text
+
+_GPU_LINE = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: .*\))?")
+_VERSIONS = (
+    (re.compile(r"nvidia-cuda-runtime(-cu\d+)?|cuda"), "CUDA"),
+    (re.compile(r"nvidia-nccl(-cu\d+)?|nccl"), "NCCL"),
+    (re.compile(r"nvidia-cudnn(-cu\d+)?|cudnn"), "cuDNN"),
+    (re.compile(r"torch|pytorch"), "PyTorch"),
+    (re.compile(r"deepspeed"), "DeepSpeed"),
+    (re.compile(r"mxnet"), "MXNet"),
+)
+_LINE = (("host", "Host"), ("system", "System"), ("cpu", "CPU"), ("memory", "Memory"), ("network", "Network"),
+         ("driver", "Driver"), ("python", "Python"), ("git_commit", "Commit of the training code"))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where something ran.
+
+    Attributes:
+        facts: Names and values in the order to show them.
+        topology: The rows of the matrix of ``nvidia-smi topo -m``, its headings first; empty without one.
+        command: The command that ran; empty where none is stated.
+    """
+
+    facts: tuple[tuple[str, str], ...]
+    topology: tuple[tuple[str, ...], ...]
+    command: str
+
+
+def read_environment(path: Path) -> Environment:
+    """Read where something ran.
+
+    Args:
+        path: A run's folder, or a JSON file.
+
+    Raises:
+        SourceError: It is no JSON object, or says nothing of an environment.
+    """
+    file = path / wire.RUN_FILE if path.is_dir() else path
+    try:
+        stated = json.loads(read_text(file))
+    except (ValueError, RecursionError):
+        raise SourceError(file, "is no whole JSON") from None
+    if not isinstance(stated, dict):
+        raise SourceError(file, "is no JSON object")
+    versions = {**_of_container(stated), **_as_dict(stated.get("versions")), **_of_ranks(file.parent)}
+    facts = [*_gpus(stated), *_lines(stated), *_versions(versions)]
+    topology = parse_topology(str(stated.get("topology") or ""))
+    if not facts and not topology:
+        raise SourceError(file, "says nothing of an environment", hint="it should be a run.json of `perfscope profile`")
+    command = stated.get("command")
+    return Environment(tuple(facts), topology, " ".join(map(str, command)) if isinstance(command, list) else "")
+
+
+def _gpus(stated: Mapping[str, Any]) -> list[tuple[str, str]]:
+    value = stated.get("gpus")
+    lines = value.splitlines() if isinstance(value, str) else [str(line) for line in value or ()]
+    names = [match["name"] if (match := _GPU_LINE.fullmatch(line.strip())) else line.strip() for line in lines]
+    counted = Counter(name for name in names if name)
+    return [("GPUs", ", ".join(f"{count} x {name}" for name, count in counted.items()))] if counted else []
+
+
+def _lines(stated: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = []
+    for key, name in _LINE:
+        value = stated.get(key)
+        if isinstance(value, str) and value.strip():
+            found.append((name, ", ".join(dict.fromkeys(line.strip() for line in value.splitlines()))))
+    return found
+
+
+def _as_dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _of_container(stated: Mapping[str, Any]) -> dict[str, str]:
+    """What NVIDIA's images state in the environment; torch can bring libraries of its own."""
+    environment = _as_dict(stated.get("environment"))
+    names = (("CUDA_VERSION", "CUDA of the image"), ("NCCL_VERSION", "NCCL of the image"))
+    return {name: str(environment[variable]) for variable, name in names if variable in environment}
+
+
+def _of_ranks(run: Path) -> dict[str, str]:
+    """Torch as the first rank saw it: with the CUDA that it was built for."""
+    for file in sorted((run / wire.RANKS).glob(f"*/{wire.RANK_FILE}"))[:1]:
+        try:
+            torch = _as_dict(json.loads(read_text(file))).get("torch")
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(torch, str):
+            return {"torch": torch}
+    return {}
+
+
+def _versions(versions: Mapping[str, Any]) -> list[tuple[str, str]]:
+    named: dict[str, str] = {}
+    for package, version in versions.items():
+        name = next((name for pattern, name in _VERSIONS if pattern.fullmatch(str(package).lower())), str(package))
+        named[name] = str(version)
+    order = [name for _, name in _VERSIONS]
+    first = [name for known in order for name in (known, f"{known} of the image") if name in named]
+    return [(name, named[name]) for name in [*first, *sorted(set(named) - set(first))]]
+
+
+def parse_topology(text: str) -> tuple[tuple[str, ...], ...]:
+    r"""Read the matrix that ``nvidia-smi topo -m`` prints; columns behind the devices (affinity) are dropped.
+
+    >>> parse_topology("      GPU0  GPU1 CPU Affinity\nGPU0   X    NV18  0-47\nGPU1  NV18   X    0-47")
+    (('', 'GPU0', 'GPU1'), ('GPU0', 'X', 'NV18'), ('GPU1', 'NV18', 'X'))
+    """
+    lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    if not lines:
+        return ()
+    devices = [word for word in lines[0] if re.fullmatch(r"(GPU|NIC|mlx\w*?_?)\d+", word)]
+    rows = [(line[0], *line[1 : 1 + len(devices)]) for line in lines[1:] if line[0] in devices]
+    if not devices or any(len(row) != len(devices) + 1 for row in rows):
+        return ()
+    return (("", *devices), *rows)

@@ -1,0 +1,56 @@
+"""What a rank trains, from its ``model.json``: shapes of parameters, and dimensions where the file names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfscope import wire
+from perfscope.errors import UsageError
+from perfscope.models.transformer import Transformer
+from perfscope.sources.joblog.megatron_log import model_of
+from perfscope.sources.models.huggingface import to_transformer
+from perfscope.tables.model import Model, Weight
+
+
+def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
+    """Read one rank's model; absent where it wrote none."""
+    path = folder / wire.MODEL_FILE
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=wire.ModelRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        damage.append(f"{wire.RANKS}/{folder.name}/{wire.MODEL_FILE} cannot be read")
+        return None
+    transformer, reason = _dimensions(record.config, record.module or "the model")
+    return Model(
+        rank=rank,
+        name=record.module,
+        parameters=record.parameters,
+        trainable=record.trainable,
+        weights=tuple(
+            Weight(weight.name, weight.owner == "Embedding", weight.shape, weight.count) for weight in record.weights
+        ),
+        transformer=transformer,
+        no_transformer=reason,
+        dtype=record.compute_dtype or record.dtype,
+        checkpointing=record.checkpointing,
+        weights_dtype=record.dtype,
+        zero_stage=record.zero_stage,
+        optimizer=record.optimizer,
+    )
+
+
+def _dimensions(config: dict[str, Any], name: str) -> tuple[Transformer | None, str]:
+    """The dimensions by a Hugging Face config or by Megatron's arguments, and why there are none."""
+    try:
+        if "model_type" in config:
+            return to_transformer(config, name)[0], ""
+        if "padded_vocab_size" in config:
+            return model_of({key: str(value) for key, value in config.items()}, None, name), ""
+    except UsageError as error:
+        return None, error.problem
+    return None, ""

@@ -1,0 +1,258 @@
+"""The files that the NVML sampler writes: ``RUN/nvml/HOST.jsonl``, the GPUs in the first line, then a line a sample.
+
+A node that was sampled again, after a restart, has ``HOST.1.jsonl`` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope import wire
+from perfscope.sources.traces.masking import masked
+from perfscope.tables.gpus import GpuSamples, MigInstance
+
+#: Counters of ``GpuSamples.counters``.
+COUNTERS = (
+    "nvlink_tx_kib", "nvlink_rx_kib", "pcie_tx_bytes", "pcie_rx_bytes",
+    "sw_power_cap_ns", "sync_boost_ns", "sw_thermal_ns", "hw_thermal_ns", "hw_power_brake_ns",
+)  # fmt: skip
+
+
+class _Mig(msgspec.Struct):
+    """A MIG instance in a first line."""
+
+    uuid: str = ""
+    name: str = ""
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    memory_total_bytes: int | None = None
+
+
+class _Gpu(msgspec.Struct):
+    """A GPU in a first line, or its values in a sample."""
+
+    uuid: str = ""
+    name: str = ""
+    index: int | None = None
+    power_limit_mw: int | None = None
+    power_limit_default_mw: int | None = None
+    memory_total_bytes: int | None = None
+    sm_clock_max_mhz: int | None = None
+    mig_devices: list[_Mig] = []
+    power_mw: int | None = None
+    gpu_util_percent: int | None = None
+    memory_used_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttle: int | None = None
+    energy_mj: int | None = None
+    energy_t_ns: int | None = None
+    nvlink_tx_kib: int | None = None
+    nvlink_rx_kib: int | None = None
+    pcie_tx_bytes: int | None = None
+    pcie_rx_bytes: int | None = None
+    sw_power_cap_ns: int | None = None
+    sync_boost_ns: int | None = None
+    sw_thermal_ns: int | None = None
+    hw_thermal_ns: int | None = None
+    hw_power_brake_ns: int | None = None
+    pcie_tx_kb_per_s: int | None = None
+    pcie_rx_kb_per_s: int | None = None
+
+
+class _Cost(msgspec.Struct):
+    """What the sampler has cost so far."""
+
+    cpu_ns: int = 0
+    rounds: int = 0
+    late: int = 0
+
+
+class _Line(msgspec.Struct):
+    """Any line."""
+
+    t_ns: int = 0
+    gpus: list[_Gpu] | None = None
+    host: str = ""
+    note: str = ""
+    lost: str = ""
+    slower: str = ""
+    call_ns: int = 0
+    period_ns: int = 0
+    sampler: _Cost | None = None
+
+
+_SAMPLED = (
+    "power_mw", "gpu_util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle",
+    "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s",
+)  # fmt: skip
+_CHUNK = 20_000
+_VALUES_OF = attrgetter(*_SAMPLED)
+
+
+class _Columns:
+    """The samples of one GPU; packed as they come, because a week has millions."""
+
+    def __init__(self) -> None:
+        self._packed: list[tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]] = []
+        self._times: list[int] = []
+        self._values: list[_Gpu] = []
+
+    def add(self, t_ns: int, values: _Gpu) -> None:
+        """Add a sample."""
+        self._times.append(t_ns)
+        self._values.append(values)
+        if len(self._times) >= _CHUNK:
+            self._pack()
+
+    def _pack(self) -> None:
+        columns = zip(*map(_VALUES_OF, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
+        packed = {name: _column(values) for name, values in zip(_SAMPLED, columns, strict=True)}
+        self._packed.append((np.asarray(self._times, np.int64), packed))
+        self._times, self._values = [], []
+
+    def whole(self) -> tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]:
+        """The times, and the columns by name."""
+        self._pack()
+        times = np.concatenate([times for times, _ in self._packed])
+        return times, {name: _joined([columns[name] for _, columns in self._packed]) for name in _SAMPLED}
+
+
+def _column(values: tuple[int | None, ...]) -> np.ma.MaskedArray[Any, Any]:
+    if None not in values:
+        return np.ma.MaskedArray(np.asarray(values, np.int64), mask=np.zeros(len(values), np.bool_))
+    return masked(values)
+
+
+def _joined(pieces: Sequence[np.ma.MaskedArray[Any, Any]]) -> np.ma.MaskedArray[Any, Any]:
+    return np.ma.MaskedArray(
+        np.concatenate([piece.data for piece in pieces]),
+        mask=np.concatenate([np.ma.getmaskarray(piece) for piece in pieces]),
+    )
+
+
+@dataclass(slots=True)
+class _Host:
+    """All files of one host, in the order of their beginnings.
+
+    Attributes:
+        known: Who each GPU is, by its UUID.
+        samples: The samples of each GPU, by its UUID.
+        lost_ns: When a GPU stopped to answer, by its UUID.
+        notes: What a reader must know.
+    """
+
+    known: dict[str, _Gpu] = field(default_factory=dict)
+    samples: dict[str, _Columns] = field(default_factory=dict)
+    lost_ns: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
+    """Read every host's samples.
+
+    Args:
+        run: The run's folder.
+        damage: Gets a line for each file that ends in half a line or is not what it should be.
+
+    Returns:
+        The GPUs; and notes: hosts without NVML, values that were slow to read, what the sampler cost.
+    """
+    hosts: dict[str, _Host] = {}
+    files = [(_first_line(path), path) for path in (run / wire.NVML).glob("*.jsonl")]
+    for first, path in sorted(files, key=lambda one: (one[0].t_ns, one[1].name)):
+        _add(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
+    gpus = [
+        _gpu(name, host.known[uuid], samples, host.lost_ns.get(uuid))
+        for name, host in sorted(hosts.items())
+        for uuid, samples in host.samples.items()
+    ]
+    notes = [f"{name}: {note}" for name, host in sorted(hosts.items()) for note in dict.fromkeys(host.notes)]
+    return tuple(gpus), tuple(notes)
+
+
+def _first_line(path: Path) -> _Line:
+    """Who the GPUs are, or why there are none."""
+    for line in _lines(path, []):
+        return line
+    return _Line()
+
+
+def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
+    decode = msgspec.json.Decoder(_Line).decode
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield decode(line)
+            except msgspec.MsgspecError:
+                damage.append(f"{wire.NVML}/{path.name} holds a line that cannot be read")
+
+
+def _add(host: _Host, lines: Iterable[_Line]) -> None:
+    uuids: list[str] = []
+    slower: dict[str, _Line] = {}
+    began_ns, cost = 0, None
+    for line in lines:
+        if line.note:
+            host.notes.append(line.note)
+        elif line.lost:
+            host.lost_ns.setdefault(line.lost, line.t_ns)
+            host.notes.append(f"{line.lost} stopped to answer NVML")
+        elif line.slower:
+            slower[line.slower] = line
+        elif line.sampler is not None:
+            cost = line
+        elif line.gpus is not None and any(gpu.uuid for gpu in line.gpus):
+            began_ns = line.t_ns
+            uuids = [gpu.uuid for gpu in line.gpus]
+            for gpu in line.gpus:
+                host.known[gpu.uuid] = gpu
+                host.samples.setdefault(gpu.uuid, _Columns())
+        elif line.gpus is not None and len(line.gpus) == len(uuids):
+            for uuid, gpu in zip(uuids, line.gpus, strict=True):
+                host.samples[uuid].add(line.t_ns, gpu)
+    host.notes += [
+        f"{name} is read every {line.period_ns / 1e9:.1f} s only, because a call takes {line.call_ns / 1e6:.1f} ms"
+        for name, line in slower.items()
+    ]
+    if cost is not None and cost.sampler is not None and cost.t_ns > began_ns > 0:
+        share = cost.sampler.cpu_ns / (cost.t_ns - began_ns)
+        late = f"; {cost.sampler.late} of {cost.sampler.rounds} rounds came late" if cost.sampler.late else ""
+        host.notes.append(f"the sampler took {100 * share:.1f} % of one core{late}")
+
+
+def _gpu(host: str, known: _Gpu, samples: _Columns, lost_ns: int | None) -> GpuSamples:
+    times, columns = samples.whole()
+    return GpuSamples(
+        host=host,
+        uuid=known.uuid,
+        name=known.name,
+        index=known.index,
+        power_limit_mw=known.power_limit_mw,
+        power_limit_default_mw=known.power_limit_default_mw,
+        memory_total_bytes=known.memory_total_bytes,
+        sm_clock_max_mhz=known.sm_clock_max_mhz,
+        instances=tuple(
+            MigInstance(one.uuid, one.name, one.gpu_instance, one.compute_instance, one.memory_total_bytes)
+            for one in known.mig_devices
+        ),
+        lost_ns=lost_ns,
+        t_ns=times,
+        power_mw=columns["power_mw"],
+        util_percent=columns["gpu_util_percent"],
+        memory_used_bytes=columns["memory_used_bytes"],
+        sm_clock_mhz=columns["sm_clock_mhz"],
+        temperature_c=columns["temperature_c"],
+        throttle=columns["throttle"],
+        energy_mj=columns["energy_mj"],
+        energy_t_ns=columns["energy_t_ns"],
+        counters={name: columns[name] for name in COUNTERS},
+        pcie_kb_per_s=(columns["pcie_tx_kb_per_s"], columns["pcie_rx_kb_per_s"]),
+    )

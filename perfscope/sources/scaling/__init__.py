@@ -1,0 +1,1 @@
+"""Folders of runs as scaling studies."""

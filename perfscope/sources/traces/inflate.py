@@ -1,0 +1,118 @@
+"""The bytes of a trace file, inflated as they are read, and whatever is whole of a damaged one."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, BinaryIO
+
+from isal import isal_zlib
+from isal.igzip_lib import IsalError as _IsalError
+
+from perfscope.errors import SourceError
+from perfscope.sources.traces.files import open_trace
+
+IsalError: Any = _IsalError  # its stub does not say that it is an exception
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
+#: A megabyte when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
+_READ_BYTES = 64 << 10
+_GIVEN_BYTES = 4 << 20
+_CAREFUL_BYTES = 512
+_LARGEST_KEPT_BYTES = 31 << 20
+#: gzip cannot exceed 1032:1, traces reach 25:1; what is far above that is not one, and would fill the memory.
+_LARGEST_RATIO = 250
+_RATIO_MATTERS_ABOVE_BYTES = 256 << 20
+
+
+def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
+    """Yield a file's content piece by piece; what is wrong with it is added to ``damage``.
+
+    Raises:
+        SourceError: The file cannot be opened, or inflates without end.
+    """
+    try:
+        with open_trace(path) as file:
+            block = file.read(_READ_BYTES)
+            if block.startswith(_GZIP_MAGIC):
+                yield from _inflate(path, chain((block,), _rest(file)), damage)
+            else:
+                yield from chain((block,), _rest(file))
+    except OSError as error:
+        raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed for the next block.
+
+    glibc maps and unmaps every large block anew until it has once freed a block of that size (mallopt(3), on
+    M_MMAP_THRESHOLD), which costs as much as inflating. The block that is freed here is never touched.
+    """
+    bytes(_LARGEST_KEPT_BYTES)
+
+
+def _rest(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(_READ_BYTES):
+        yield block
+
+
+def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
+    stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+    given = taken = 0
+    is_whole = False
+    for raw in blocks:
+        block = raw
+        taken += len(block)
+        while block:
+            try:
+                data = stream.decompress(block, _GIVEN_BYTES)
+            except IsalError as error:
+                yield _inflate_carefully(path)[given:]
+                damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
+                return
+            given += len(data)
+            if given > _RATIO_MATTERS_ABOVE_BYTES and given > _LARGEST_RATIO * taken:
+                raise SourceError(path, f"inflates to more than {_LARGEST_RATIO} times its size: it is no trace")
+            yield data
+            block = stream.unconsumed_tail
+            is_whole = stream.eof
+            if is_whole:
+                # A gzip file may have several members; what follows the last one is padding.
+                block = stream.unused_data if stream.unused_data.startswith(_GZIP_MAGIC) else b""
+                stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+    if not is_whole:
+        yield stream.flush()
+        damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
+
+
+def _inflate_carefully(path: str) -> bytes:
+    """Inflate again in small pieces, to keep all that comes before the damage."""
+    stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    pieces: list[bytes] = []
+    with open_trace(path) as file:
+        while piece := file.read(_CAREFUL_BYTES):
+            checkpoint = stream.copy()
+            try:
+                pieces.append(stream.decompress(piece))
+                if stream.eof and stream.unused_data.startswith(_GZIP_MAGIC):
+                    file.seek(-len(stream.unused_data), 1)
+                    stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
+            except zlib.error:
+                pieces.append(_until_the_damage(checkpoint, piece))
+                break
+    return b"".join(pieces)
+
+
+def _reason(error: Exception) -> str:
+    return "its checksum does not match" if "crc" in str(error).lower() or "check" in str(error) else str(error)
+
+
+def _until_the_damage(stream: Any, piece: bytes) -> bytes:  # noqa: ANN401 - zlib's private type
+    kept = []
+    for index in range(len(piece)):
+        try:
+            kept.append(stream.decompress(piece[index : index + 1]))
+        except zlib.error:
+            break
+    return b"".join(kept)

@@ -1,0 +1,378 @@
+"""Claims about the bubble that is measured from traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.commands.analyze import to_report
+from perfscope.commands.bubble import bubble
+from perfscope.engine.run import Plan as Analyzers
+from perfscope.engine.run import analyze
+from perfscope.errors import MissingInput, SourceError, UsageError
+from perfscope.renderers import Format, render
+from perfscope.schedules.orders import Kind, Op, Plan, Schedule, plan, single
+from perfscope.schedules.simulator import Costs, simulate
+from tests.analyzers.pipelines.generator import ALL_REDUCE, Job, pytorch_marks, write_job
+from tests.sources.traces import making
+
+PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
+
+
+def _document(*paths: Path) -> dict[str, Any]:
+    analysis = analyze(list(paths), Analyzers(only=frozenset({"pipeline_bubble"})))
+    document: dict[str, Any] = json.loads(render(to_report(analysis), Format.JSON))
+    return document
+
+
+def _bubble(*paths: Path) -> dict[str, Any]:
+    document = _document(*paths)
+    assert "pipeline_bubble" in document["results"], document["skipped"]
+    found: dict[str, Any] = document["results"]["pipeline_bubble"]
+    return found
+
+
+def _reason(*paths: Path) -> str:
+    return next(str(one["reason"]) for one in _document(*paths)["skipped"] if one["analyzer"] == "pipeline_bubble")
+
+
+def _equal(work: Plan, forward: int = 4000, backward: int = 8000, transfer: int = 0) -> Costs:
+    stages = work.stages
+    return Costs((forward,) * stages, (backward,) * stages, (backward // 2,) * stages, (transfer,) * work.devices)
+
+
+def _adds_up(bubble: dict[str, Any]) -> None:
+    for row in bubble["stages"]:
+        assert sum(row[part] for part in PARTS) == pytest.approx(bubble["section_us"], rel=1e-12)
+        assert row["idle_us"] == pytest.approx(bubble["section_us"] - row["useful_us"], rel=1e-12)
+    total = bubble["p"] * bubble["section_us"]
+    useful = sum(row["useful_us"] for row in bubble["stages"])
+    assert bubble["fraction_of_total"] == pytest.approx(1 - useful / total, rel=1e-12)
+    for step in bubble["steps"]:
+        for row in step["stages"]:
+            parts = [round(1000 * row[part]) for part in PARTS]
+            assert sum(parts) == round(1000 * step["section_us"])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "microbatches", "chunks"),
+    [
+        (Schedule.GPIPE, 2, 2, 1),
+        (Schedule.GPIPE, 4, 8, 1),
+        (Schedule.GPIPE, 4, 3, 1),
+        (Schedule.ONE_F_ONE_B, 2, 2, 1),
+        (Schedule.ONE_F_ONE_B, 4, 8, 1),
+        (Schedule.ONE_F_ONE_B, 8, 24, 1),
+        (Schedule.ONE_F_ONE_B, 4, 3, 1),
+        (Schedule.INTERLEAVED, 2, 4, 2),
+        (Schedule.INTERLEAVED, 4, 8, 3),
+    ],
+)
+def test_the_trace_of_a_simulated_schedule_gives_the_theory_exactly(
+    tmp_path: Path, schedule: Schedule, devices: int, microbatches: int, chunks: int
+) -> None:
+    work = plan(schedule, devices, microbatches, chunks)
+    write_job(Job(work, _equal(work)), tmp_path)
+    found = _bubble(tmp_path)
+    expected = Fraction(devices - 1, chunks * microbatches + devices - 1)
+    assert found["fraction_of_total"] == float(expected)
+    assert found["theory_fraction_of_total"] == float(expected)
+    assert (found["schedule"], found["virtual_stages"]) == (schedule, chunks)
+    assert (found["p"], found["microbatches"]) == (devices, microbatches)
+    for row in found["stages"]:
+        assert row["useful_us"] == 12 * chunks * microbatches
+        assert row["schedule_us"] == 12 * (devices - 1)
+        assert (row["imbalance_us"], row["transfer_us"], row["host_us"]) == (0, 0, 0)
+    _adds_up(found)
+
+
+@pytest.mark.parametrize("schedule", [one for one in Schedule if one is not Schedule.DUALPIPE])
+def test_marked_passes_name_their_schedule_and_give_its_simulation(tmp_path: Path, schedule: Schedule) -> None:
+    work = plan(schedule, 4, 8, 2 if schedule is Schedule.INTERLEAVED else 1)
+    write_job(Job(work, _equal(work), mark=pytorch_marks), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["schedule"] == schedule
+    assert found["microbatches"] == 8
+    assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
+    assert found["theory_fraction_of_total"] == found["fraction_of_total"]
+    _adds_up(found)
+
+
+def test_a_pass_that_launches_nothing_is_a_pass_all_the_same(tmp_path: Path) -> None:
+    work = plan(Schedule.ZB_H1, 2, 4)
+    write_job(Job(work, _equal(work), mark=pytorch_marks, silent=Op(Kind.INPUT, 1, 0)), tmp_path)
+    found = _bubble(tmp_path)
+    assert (found["schedule"], found["microbatches"]) == ("zb-h1", 4)
+    assert found["stages"][0]["useful_us"] == 48 - 4
+    _adds_up(found)
+
+
+def test_a_marked_order_without_a_name_is_simulated_as_it_ran(tmp_path: Path) -> None:
+    orders = tuple(
+        tuple(
+            single(kind, microbatch, device)
+            for start in (0, 2)
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for microbatch in (start, start + 1)
+        )
+        for device in range(2)
+    )
+    work = Plan(4, 2, orders)
+    write_job(Job(work, _equal(work), mark=pytorch_marks), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["schedule"] == "custom"
+    assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
+    assert found["stages"][0]["host_us"] == 0
+
+
+def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    costs = Costs((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (0,) * 4)
+    write_job(Job(work, costs), tmp_path)
+    found = _bubble(tmp_path)
+    mean = (3 * 12 + 18) / 4
+    section = simulate(work, costs).section / 1000
+    for stage, row in enumerate(found["stages"]):
+        useful = 8 * (18 if stage == 3 else 12)
+        assert row["useful_us"] == useful
+        assert row["schedule_us"] == pytest.approx(3 * mean, abs=1e-3)
+        assert row["imbalance_us"] == pytest.approx(section - useful - 3 * mean, abs=1e-3)
+        assert (row["transfer_us"], row["host_us"]) == (0, 0)
+    assert found["stages"][3]["imbalance_us"] < 0 < sum(row["imbalance_us"] for row in found["stages"])
+    _adds_up(found)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize("names_peers", [True, False])
+def test_transfers_are_told_from_waiting(tmp_path: Path, schedule: Schedule, names_peers: bool) -> None:
+    work = plan(schedule, 4, 8)
+    costs = _equal(work, transfer=500)
+    write_job(Job(work, costs, names_peers=names_peers), tmp_path)
+    found = _bubble(tmp_path)
+    longer = (simulate(work, costs).section - simulate(work, _equal(work)).section) / 1000
+    assert longer > 0
+    for row in found["stages"]:
+        assert row["schedule_us"] == 3 * 12
+        assert row["transfer_us"] == longer
+        assert (row["imbalance_us"], row["host_us"]) == (0, 0)
+    _adds_up(found)
+
+
+def test_gaps_in_front_of_every_pass_are_the_hosts(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    write_job(Job(work, _equal(work, 5000, 9000), idle=1000), tmp_path)
+    found = _bubble(tmp_path)
+    section = (8 + 3) * 14 - 1  # the section begins with the first kernel, behind the first gap
+    assert found["section_us"] == section
+    for row in found["stages"]:
+        assert row["useful_us"] == 8 * 12
+        assert row["schedule_us"] == 3 * 12
+        assert row["host_us"] == section - 11 * 12
+    _adds_up(found)
+
+
+def test_names_of_files_and_folders_and_their_order_change_nothing(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    paths = write_job(Job(work, _equal(work)), tmp_path)
+    moved = tmp_path / "gpipe_pp16_m4"
+    moved.mkdir()
+    for old, new in zip(paths, ("rank3.json", "rank9.json", "a.json", "rank0.json"), strict=True):
+        shutil.copy(old, moved / new)
+    assert _bubble(moved) == _bubble(*paths) == _bubble(*reversed(paths))
+
+
+def test_nothing_around_the_passes_is_part_of_the_section(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    write_job(Job(work, _equal(work)), tmp_path)
+    assert _bubble(tmp_path)["section_us"] == simulate(work, _equal(work)).section / 1000
+
+
+def test_gradient_synchronisation_at_the_end_is_neither_work_nor_section(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+
+    def synchronise(writer: Any, zero: int, end: int) -> None:
+        writer.launch(ALL_REDUCE, end - 2000, end + 900_000, making.AUTOGRAD)
+
+    write_job(Job(work, _equal(work), extra={0: synchronise, 1: synchronise}), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["fraction_of_total"] == 1 / 5
+    assert found["stages"][0]["useful_us"] == 48
+
+
+def test_the_section_is_the_mean_of_the_complete_steps(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    write_job(Job(work, _equal(work), steps=3), tmp_path)
+    found = _bubble(tmp_path)
+    assert [step["step"] for step in found["steps"]] == ["6", "7", "8"]
+    assert {step["section_us"] for step in found["steps"]} == {found["section_us"]}
+
+
+def test_a_step_that_one_stage_lacks_is_left_out_and_said(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    (tmp_path / "more").mkdir()
+    short = write_job(Job(work, _equal(work), steps=2), tmp_path)
+    longer = write_job(Job(work, _equal(work), steps=3), tmp_path / "more")
+    found = _bubble(short[0], longer[1])
+    assert [step["step"] for step in found["steps"]] == ["6", "7"]
+    assert any("1 steps are not whole" in note for note in found["notes"])
+
+
+def test_an_order_that_no_schedule_has_gives_the_total_without_parts(tmp_path: Path) -> None:
+    # Two forwards, two backwards, and again: no schedule that is known does that, and nothing is marked.
+    orders = tuple(
+        tuple(
+            single(kind, microbatch, device)
+            for start in (0, 2)
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for microbatch in (start, start + 1)
+        )
+        for device in range(2)
+    )
+    work = Plan(4, 2, orders)
+    write_job(Job(work, _equal(work)), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["schedule"] is None
+    assert found["theory_fraction_of_total"] is None
+    assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
+    assert found["stages"][0]["schedule_us"] is None
+    assert found["stages"][0]["useful_us"] == 48
+    assert any("no schedule that is known" in note for note in found["notes"])
+
+
+def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
+    paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
+    outcome = bubble([paths[0], paths[1], paths[3]], format=Format.JSON)
+    assert outcome.exit_code == 4
+    found = json.loads(outcome.text)["pipeline_bubble"]
+    assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
+    assert found["section_us"] == 11 * 12
+    assert found["theory_fraction_of_total"] == 3 / 11
+    assert found["fraction_of_total"] == float(Fraction(3, 11))
+    assert [row["useful_us"] for row in found["stages"]] == [96, 96, None, 96]
+    assert found["schedule_fraction_of_total"] is None
+
+
+def test_without_stage_0_there_is_no_section_but_its_schedule_is_known(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    paths = write_job(Job(work, _equal(work)), tmp_path)
+    found = _bubble(*paths[1:])
+    assert found["section_us"] is None
+    assert found["fraction_of_total"] is None
+    assert (found["schedule"], found["microbatches"]) == ("1f1b", 8)
+    assert [row["useful_us"] for row in found["stages"]] == [None, 96, 96, 96]
+
+
+def test_traces_without_a_pipeline_say_so(tmp_path: Path) -> None:
+    events = [
+        making.call("cudaLaunchKernel", 0, 10, launch=1),
+        making.kernel("gemm", 20, 90, launch=1),
+        making.step(1, 0, 100),
+    ]
+    path = making.write(tmp_path / "single.json", events, **making.distributed(0))
+    assert "no pipeline" in _reason(path)
+
+
+def _pipelines_of(folder: Path, groups: list[dict[str, Any]]) -> None:
+    """Two pipelines of two stages: ranks 0 and 2, 1 and 3."""
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    for first in (0, 1):
+        write_job(Job(work, _equal(work), groups=groups, rank_of={0: first, 1: first + 2}, world_size=4), folder)
+
+
+def test_pipelines_that_ran_side_by_side_are_found_by_their_groups(tmp_path: Path) -> None:
+    groups = [
+        {"pg_name": "1", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 1]},
+        {"pg_name": "2", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 2]},
+        {"pg_name": "3", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [1, 3]},
+        {
+            "pg_name": "4",
+            "pg_desc": "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
+            "pg_size": 4,
+            "ranks": [0, 1, 2, 3],
+        },
+    ]
+    _pipelines_of(tmp_path, groups)
+    found = _bubble(tmp_path)
+    assert found["p"] == 2
+    assert [row["ranks"] for row in found["stages"]] == [[0, 1], [2, 3]]
+    assert found["fraction_of_total"] == 1 / 5
+    _adds_up(found)
+
+
+def test_pipelines_are_found_by_the_peers_of_their_transfers(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    for first in (0, 1):
+        write_job(Job(work, _equal(work), names_peers=True, rank_of={0: first, 1: first + 2}, world_size=4), tmp_path)
+    assert [row["ranks"] for row in _bubble(tmp_path)["stages"]] == [[0, 1], [2, 3]]
+
+
+def test_ranks_that_nothing_sorts_into_pipelines_are_not_guessed(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
+    assert "--tp, --pp and --dp" in _reason(tmp_path)
+
+
+def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
+    sizes: Any
+    for sizes in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
+        document = json.loads(bubble([tmp_path], format=Format.JSON, **sizes).text)
+        assert [row["ranks"] for row in document["pipeline_bubble"]["stages"]] == [[0, 1], [2, 3]]
+        assert document["pipeline_bubble"]["fraction_of_total"] == 1 / 5
+
+
+def test_a_layout_that_does_not_divide_the_job_is_an_error(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [])
+    with pytest.raises(UsageError, match="make 3 ranks, but the job has 4"):
+        bubble([tmp_path], pp=3)
+
+
+def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) -> None:
+    _pipelines_of(tmp_path, [])
+    with pytest.raises(UsageError, match="a run is measured"):
+        bubble([tmp_path], microbatches=4)
+    with pytest.raises(UsageError, match="--pp and --microbatches are missing"):
+        bubble()
+    with pytest.raises(UsageError, match="--tp and --dp"):
+        bubble(pp=4, microbatches=8, tp=2)
+
+
+def test_a_place_that_holds_no_pipeline_is_an_error(tmp_path: Path) -> None:
+    path = making.write(tmp_path / "single.json", [making.step(1, 0, 100)], **making.distributed(0))
+    with pytest.raises(MissingInput, match="no pipeline"):
+        bubble([path])
+    with pytest.raises(SourceError, match="does not exist"):
+        bubble([tmp_path / "missing"])
+
+
+def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path: Path) -> None:
+    for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+        folder = tmp_path / schedule
+        folder.mkdir()
+        work = plan(schedule, 4, 8)
+        write_job(Job(work, _equal(work), rank_of={0: 2, 1: 0, 2: 3, 3: 1}), folder)
+        found = _bubble(folder)
+        assert [row["rank"] for row in found["stages"]] == [2, 0, 3, 1]
+        assert found["fraction_of_total"] == 3 / 11
+
+
+def test_clocks_of_several_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    ahead = {2: 7_000_000_000, 3: 7_000_000_000}
+    write_job(Job(work, _equal(work), clock_ns=ahead, hosts={0: "one", 1: "one", 2: "two", 3: "two"}), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["fraction_of_total"] == 3 / 11
+
+
+def test_fewer_micro_batches_than_stages_are_measured_and_said(tmp_path: Path) -> None:
+    work = plan(Schedule.ONE_F_ONE_B, 4, 2)
+    write_job(Job(work, _equal(work)), tmp_path)
+    found = _bubble(tmp_path)
+    assert found["fraction_of_total"] == 3 / 5
+    assert "2 micro-batches cannot fill 4 stages." in found["notes"]

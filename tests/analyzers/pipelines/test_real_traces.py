@@ -1,0 +1,207 @@
+"""Claims about traces of real pipelines, held against figures that were found without this code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.commands.bubble import bubble
+from perfscope.engine.run import Plan, analyze
+from perfscope.renderers import Format
+from tests.conftest import ROOT
+
+FIXTURES = ROOT / "fixtures" / "pipeline"
+SETS = ("pp4_1f1b_m8", "pp4_gpipe_m8", "ds_pp4")
+PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
+
+
+@cache
+def _measured(name: str) -> dict[str, Any]:
+    document = json.loads(bubble([FIXTURES / name], format=Format.JSON).text)
+    found: dict[str, Any] = document["pipeline_bubble"]
+    return found
+
+
+@pytest.mark.parametrize(("name", "schedule"), [(SETS[0], "1f1b"), (SETS[1], "gpipe"), (SETS[2], "1f1b")])
+def test_the_schedule_and_the_micro_batches_come_from_the_trace(name: str, schedule: str) -> None:
+    found = _measured(name)
+    assert (found["schedule"], found["microbatches"], found["p"]) == (schedule, 8, 4)
+    assert [row["rank"] for row in found["stages"]] == [0, 1, 2, 3]
+    assert found["theory_fraction_of_total"] == 3 / 11
+    assert len(found["steps"]) == 2
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_parts_add_up_to_p_times_the_section(name: str) -> None:
+    found = _measured(name)
+    for step in found["steps"]:
+        for row in step["stages"]:
+            assert sum(round(1000 * row[part]) for part in PARTS) == round(1000 * step["section_us"])
+    total = sum(row[part] for row in found["stages"] for part in PARTS)
+    assert total == pytest.approx(4 * found["section_us"], rel=1e-12)
+    assert all(row["host_us"] > 0 and row["transfer_us"] > 0 for row in found["stages"])
+
+
+@pytest.mark.parametrize("name", SETS[:2])
+def test_the_schedule_part_is_that_of_the_slope_over_micro_batches(name: str) -> None:
+    """Unprofiled steps took 79.1 and 125.4 ms at 4 and 8 micro-batches: 23 % of a step is filling and draining."""
+    assert _measured(name)["schedule_fraction_of_total"] == pytest.approx(0.23, abs=0.03)
+
+
+def test_the_last_stage_is_the_slow_one_and_so_its_imbalance_is_negative() -> None:
+    for name in SETS:
+        imbalance = [row["imbalance_us"] for row in _measured(name)["stages"]]
+        assert imbalance[3] == min(imbalance) < 0 < sum(imbalance)
+
+
+def _kernels(name: str, rank: int) -> list[tuple[float, float, str, bool, float]]:
+    """Start, end, name, whether the autograd thread launched it, and launch time; by the json module alone."""
+    text = gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes())
+    events = json.loads(text)["traceEvents"]
+    events = [one for one in events if "cat" in one]
+    calls = {one["args"]["correlation"]: one for one in events if one["cat"] in ("cuda_runtime", "cuda_driver")}
+    annotated = next(one["tid"] for one in events if one["name"].startswith("ProfilerStep"))
+    found = []
+    for one in events:
+        call = calls.get(one["args"].get("correlation")) if one["cat"].startswith(("kernel", "gpu_mem")) else None
+        if call is not None:
+            end = one["ts"] + one["dur"]
+            found.append((one["ts"], end, one["name"], call["tid"] != annotated, call["ts"]))
+    return sorted(found)
+
+
+def _covered_us(spans: list[tuple[float, float]]) -> float:
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+@pytest.mark.parametrize("name", SETS[:1])
+def test_section_and_useful_time_agree_with_a_reading_by_hand(name: str) -> None:
+    """Stage 0 begins with its embedding's gather kernel; a rank works until its last backward pass."""
+    ranks = [_kernels(name, rank) for rank in range(4)]
+    gathers = [start for start, _, kernel, _, _ in ranks[0] if "vectorized_gather" in kernel]
+    half = len(gathers) // 2
+    for step, begin in enumerate((gathers[0], gathers[half])):
+        until = gathers[half] if step == 0 else float("inf")
+        last = max(end for rank in ranks for start, end, _, engine, _ in rank if engine and start < until)
+        found = _measured(name)["steps"][step]
+        assert found["section_us"] == pytest.approx(last - begin, abs=0.01)
+        for rank, kernels in enumerate(ranks):
+            within = [one for one in kernels if begin <= one[0] <= last]
+            final = max(launch for _, _, _, engine, launch in within if engine)
+            work = [
+                (start, end) for start, end, kernel, _, launch in within if "nccl" not in kernel and launch <= final
+            ]
+            assert found["stages"][rank]["useful_us"] == pytest.approx(_covered_us(work), abs=0.05)
+
+
+def test_measured_times_tell_what_would_change_the_bubble() -> None:
+    document = json.loads(bubble([FIXTURES / SETS[0]], format=Format.JSON).text)
+    given = {one["change"]: one for one in document["alternatives"]}
+    assert given["as it is"]["speedup"] == 1
+    assert given["16 micro-batches"]["fraction_of_total"] < given["as it is"]["fraction_of_total"]
+    assert given["zb-h2"]["speedup"] > given["zb-h1"]["speedup"] > 1
+
+
+def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one(tmp_path: Path) -> None:
+    text = bubble([FIXTURES / SETS[0]], output=tmp_path / "steps.svg").text
+    assert "measured, step" in text
+    assert "equal stages, no transfers" in text
+    drawn = (tmp_path / "steps.svg").read_text("utf-8")
+    assert drawn.count(">stage 3<") == 2
+
+
+MARKED = {
+    "megatron_pp2_m4": ("1f1b", 4, 1),
+    "megatron_pp2_interleaved_m4": ("interleaved", 4, 2),
+    "ds_pp2_m8": ("1f1b", 8, 1),
+}
+
+
+def _without_marks(name: str, folder: Path) -> Path:
+    """The same traces as if the hooks had not been there, under other file names."""
+    for rank in range(2):
+        document = json.loads(gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes()))
+        kept = [one for one in document["traceEvents"] if not one["name"].startswith("perfscope: ")]
+        assert len(kept) < len(document["traceEvents"])
+        document["traceEvents"] = kept
+        (folder / f"x{1 - rank}.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: Path) -> None:
+    marked = _measured(name)
+    bare = json.loads(bubble([_without_marks(name, tmp_path)], format=Format.JSON).text)["pipeline_bubble"]
+    schedule, microbatches, chunks = MARKED[name]
+    for found in (marked, bare):
+        assert (found["schedule"], found["microbatches"], found["virtual_stages"]) == (schedule, microbatches, chunks)
+        assert [row["rank"] for row in found["stages"]] == [0, 1]
+    assert len(bare["notes"]) > len(marked["notes"])
+    assert bare["fraction_of_total"] == pytest.approx(marked["fraction_of_total"], abs=0.006)
+    assert bare["schedule_fraction_of_total"] == pytest.approx(marked["schedule_fraction_of_total"], abs=0.002)
+
+
+def test_an_interleaved_picture_numbers_micro_batches_by_the_schedule(tmp_path: Path) -> None:
+    """Four micro-batches through two chunks: eight forward passes a stage, numbered 0 to 3 twice."""
+    text = bubble([_without_marks("megatron_pp2_interleaved_m4", tmp_path)]).text
+    measured = text.partition("measured, step")[2].splitlines()[1:3]
+    drawn = set("".join(line.partition("|")[2] for line in measured))
+    assert drawn == set("0123abcd.|")
+
+
+def _passes(name: str, rank: int) -> list[tuple[str, float, float]]:
+    """The hooks' marks of one rank: its words, begin and end on the host."""
+    text = gzip.decompress((FIXTURES / name / f"rank{rank}.pt.trace.json.gz").read_bytes())
+    return sorted(
+        (one["name"].removeprefix("perfscope: "), one["ts"], one["ts"] + one["dur"])
+        for one in json.loads(text)["traceEvents"]
+        if one["name"].startswith("perfscope: ") and one["cat"] == "user_annotation"
+    )
+
+
+def test_the_first_backward_pass_of_a_step_is_the_quickest() -> None:
+    """Why the slope of DeepSpeed's step times leaves less for filling and draining than the clock shows."""
+    kernels = _kernels("ds_pp2_m8", 1)
+    work: dict[str, float] = {}
+    for words, begin, until in _passes("ds_pp2_m8", 1):
+        if words.startswith("backward"):
+            own = [(one[0], one[1]) for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
+            work[words] = work.get(words, 0.0) + _covered_us(own) / 2
+    first, *others = (work[words] for words in sorted(work))
+    assert len(others) == 7
+    assert first < min(others)
+    assert first < 0.95 * sum(others[1:]) / 6
+
+
+def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
+    """On 1F1B's last stage nothing but filling and draining idles it before its first and after its last pass."""
+    passes = _passes("ds_pp2_m8", 1)
+    begins = sorted(begin for words, begin, _ in passes if words.startswith("forward 0 "))
+    untils = sorted(until for words, _, until in passes if words.startswith("backward 7 "))
+    found = _measured("ds_pp2_m8")
+    kernels = _kernels("ds_pp2_m8", 1)
+    for step, begin, until in zip(found["steps"], begins, untils, strict=True):
+        own = [one for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
+        waited_us = step["section_us"] - (max(one[1] for one in own) - min(one[0] for one in own))
+        assert waited_us / step["section_us"] == pytest.approx(0.113, abs=0.005)
+    assert found["schedule_fraction_of_total"] == pytest.approx(0.113, abs=0.015)
+
+
+def test_batched_transfers_without_metadata_are_the_pipeline_axis() -> None:
+    """Megatron's SendRecv kernels name no group; its groups say that the rank is in a pipeline."""
+    analysis = analyze([FIXTURES / "megatron_pp2_m4"], Plan(only=frozenset({"overlap"})))
+    document: Any = analysis.results["overlap"].data()
+    groups = document["groups"]
+    assert {(one["axis"], one["description"]) for one in groups if one["point_to_point"]} == {("PP", None)}
+    batched = sum(one["communication_us"] for one in groups if one["point_to_point"])
+    spans = [span for rank in range(2) for span in _kernels("megatron_pp2_m4", rank) if "SendRecv" in span[2]]
+    assert batched == pytest.approx(sum(end - start for start, end, *_ in spans), rel=1e-9)

@@ -1,0 +1,246 @@
+"""DLPerf's protocols, to the digit, and where the original scripts stop or answer wrongly."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.scaling import dlperf
+from perfscope.errors import MissingInput, UsageError
+from perfscope.sources.scaling.dlperf import Protocol, read_protocol
+from perfscope.tables.scaling import Case, Printed, ProtocolRun
+from tests.analyzers.scaling.benchmark import (
+    deepspeed_line,
+    gluon_line,
+    latencies_for,
+    numpys_round,
+    oracle,
+    write_deepspeed,
+    write_gluon,
+)
+
+#: Speeds of the runs of DLPerf's MXNet BERT-base fp32 benchmark with batch 32, as its README prints them.
+PUBLISHED_RUNS = {
+    "1n1g": {1: 150.11, 2: 150.14, 3: 149.53, 4: 149.88, 5: 150.12, 6: 150.04, 7: 150.9},
+    "1n2g": {1: 267.29, 2: 271.05, 3: 273.02, 4: 270.28, 5: 269.99, 6: 272.09, 7: 268.86},
+    "1n4g": {1: 537.05, 2: 538.5, 3: 549.03, 4: 538.91, 5: 533.45, 6: 536.96, 7: 549.75},
+    "1n8g": {1: 1061.91, 2: 1075.74, 3: 1036.56, 4: 1047.02, 5: 1058.6, 6: 1075.79, 7: 1050.76},
+    "2n8g": {2: 1848.74, 3: 1854.88, 4: 1844.1, 5: 1847.2, 6: 1835.11, 7: 1841.41},
+    "4n8g": {1: 3693.44, 2: 3668.26, 3: 3666.21, 4: 3698.92, 5: 3671.45, 6: 3658.23, 7: 3673.42},
+}
+PUBLISHED_RESULT = {
+    "1n1g": {"average_speed": 150.1, "batch_size_per_device": 32, "median_speed": 150.11, "speedup": 1.0},
+    "1n2g": {"average_speed": 270.37, "batch_size_per_device": 32, "median_speed": 270.28, "speedup": 1.8},
+    "1n4g": {"average_speed": 540.52, "batch_size_per_device": 32, "median_speed": 538.5, "speedup": 3.59},
+    "1n8g": {"average_speed": 1058.05, "batch_size_per_device": 32, "median_speed": 1058.6, "speedup": 7.05},
+    "2n8g": {"average_speed": 1845.24, "batch_size_per_device": 32, "median_speed": 1845.65, "speedup": 12.3},
+    "4n8g": {"average_speed": 3675.7, "batch_size_per_device": 32, "median_speed": 3671.45, "speedup": 24.46},
+}
+
+
+def mxnet(*paths: Path) -> dlperf.ProtocolResult:
+    runs, _ = read_protocol(paths, Protocol.MXNET_BERT)
+    return dlperf.mxnet_bert(runs)
+
+
+def deepspeed(*paths: Path) -> dlperf.ProtocolResult:
+    runs, _ = read_protocol(paths, Protocol.DEEPSPEED)
+    return dlperf.deepspeed(runs)
+
+
+def test_the_published_benchmark_is_reproduced_to_the_digit(tmp_path: Path) -> None:
+    for case, runs in PUBLISHED_RUNS.items():
+        gpus = int(case[0]) * int(case[2])
+        for run, speed in runs.items():
+            write_gluon(tmp_path / case, run, gpus, latencies_for(speed, gpus))
+    result = mxnet(tmp_path)
+    assert {str(speed.case): dict(speed.runs) for speed in result.speeds["bert"]} == PUBLISHED_RUNS
+    assert result.data() == {"bert": PUBLISHED_RESULT}
+    assert result.notes == ("bert 2n8g: 6 runs; the protocol has 7",)
+
+
+def test_the_oracle_gives_the_published_result_too() -> None:
+    assert oracle(PUBLISHED_RUNS, 32) == PUBLISHED_RESULT
+
+
+def test_an_iteration_is_the_median_of_its_ranks_in_the_order_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "1n2g").mkdir()
+    (tmp_path / "1n1g").mkdir()
+    lines = [gluon_line(step, latency) for step in range(1, 201) for latency in ("100.0", "300.0")]
+    (tmp_path / "1n2g" / "bert_b32_fp32_1.log").write_text("".join(lines))
+    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    result = mxnet(tmp_path)
+    # 64 samples in 100 ms and in 300 ms are 640 and 213.33 a second; half of both is 426.67.
+    assert result.data()["bert"]["1n2g"]["median_speed"] == 426.67  # type: ignore[index, call-overload]
+
+
+def test_ranks_out_of_step_are_grouped_as_the_script_does_and_that_is_said(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    (tmp_path / "1n2g").mkdir()
+    lines = [gluon_line(step, latency) for latency in ("100.0", "300.0") for step in range(1, 201)]
+    (tmp_path / "1n2g" / "bert_b32_fp32_1.log").write_text("".join(lines))
+    result = mxnet(tmp_path)
+    # Two lines at a time, the last hundred pairs are all of the slow rank.
+    assert result.data()["bert"]["1n2g"]["median_speed"] == 213.33  # type: ignore[index, call-overload]
+    assert any("213.33 as the original script groups lines; 426.67 by iteration" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("case", ["10n8g", "16n16g", "1n128g"])
+def test_names_that_the_script_cannot_read_are_read_and_named(tmp_path: Path, case: str) -> None:
+    nodes, gpus = (int(part) for part in case.rstrip("g").split("n"))
+    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    write_gluon(tmp_path / case, 1, nodes * gpus, ["200.0"] * 200)
+    result = mxnet(tmp_path)
+    assert result.data()["bert"][case]["speedup"] == nodes * gpus / 2  # type: ignore[index, call-overload]
+    assert any("cannot read the name" in note for note in result.notes)
+
+
+def test_without_one_gpu_there_is_no_speed_up(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "1n8g", 1, 8, ["100.0"] * 200)
+    result = mxnet(tmp_path)
+    assert result.data() == {
+        "bert": {
+            "1n8g": {"average_speed": 2560.0, "batch_size_per_device": 32, "median_speed": 2560.0, "speedup": None}
+        }
+    }
+    assert any("1n1g is missing" in note for note in result.notes)
+
+
+def test_a_log_of_another_length_is_taken_by_iteration_and_named(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "1n1g", 1, 1, ["200.0"] * 100 + ["100.0"] * 20)
+    result = mxnet(tmp_path)
+    assert result.data()["bert"]["1n1g"]["average_speed"] == 320.0  # type: ignore[index, call-overload]
+    assert any("120 lines where the original script wants 200 x 1" in note for note in result.notes)
+
+
+def test_a_log_that_ends_in_its_warm_up_has_no_speed(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 100)
+    with pytest.raises(MissingInput, match="no run is longer"):
+        mxnet(tmp_path)
+
+
+def test_two_batch_sizes_are_not_mixed(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "bz32" / "1n1g", 1, 1, ["100.0"] * 200, batch=32)
+    write_gluon(tmp_path / "bz48" / "1n1g", 1, 1, ["100.0"] * 200, batch=48)
+    with pytest.raises(UsageError, match="batch sizes 32 and 48"):
+        mxnet(tmp_path)
+    assert mxnet(tmp_path / "bz48").speeds["bert"][0].batch_per_gpu == 48
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    (tmp_path / "1n1g" / "notes.log").write_text("throughput=?\n")
+    _, notes = read_protocol([tmp_path], Protocol.MXNET_BERT)
+    assert len(notes) == 1
+    assert "notes.log" in notes[0]
+
+
+def test_nothing_to_read_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no log of the protocol"):
+        mxnet(tmp_path)
+    with pytest.raises(UsageError, match="does not exist"):
+        mxnet(tmp_path / "none")
+
+
+def test_deepspeed_takes_the_list_from_its_99th_line(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    speeds: dict[str, dict[int, float]] = {}
+    for case in ("1n1g", "1n4g", "4n8g"):
+        for run in (1, 2, 3, 4):
+            printed = draw.normal(20.0 * int(case[0]) * int(case[2]), 0.3, 198)
+            write_deepspeed(tmp_path / case, run, [repr(float(value)) for value in printed])
+            kept = [round(float(value), 4) for value in printed][98:200]
+            speeds.setdefault(case, {})[run] = numpys_round(float(np.mean(kept)))
+    assert deepspeed(tmp_path).data() == {"gpt2-small": oracle(speeds, 8)}
+
+
+def test_deepspeeds_lines_of_today_stop_the_script_and_not_us(tmp_path: Path) -> None:
+    (tmp_path / "1n1g").mkdir()
+    lines = [deepspeed_line(step, "20.0, MemAllocated=0.26GB") for step in range(3, 201)]
+    (tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log").write_text("".join(lines))
+    result = deepspeed(tmp_path)
+    assert result.speeds["gpt2-small"][0].median == 20.0
+    assert any("the original script stops there" in note for note in result.notes)
+
+
+def test_too_short_a_deepspeed_log_is_no_not_a_number(tmp_path: Path) -> None:
+    write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
+    write_deepspeed(tmp_path / "1n1g", 2, ["20.0"] * 50)
+    result = deepspeed(tmp_path)
+    assert list(result.speeds["gpt2-small"][0].runs) == [1]
+    assert any("writes NaN" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("value", "numpys"), [(0.285, 0.28), (1.005, 1.0), (2.675, 2.68)])
+def test_rounding_is_numpys(value: float, numpys: float) -> None:
+    # 2.675 lies below the tie, so Python gives 2.67; times a hundred it is the tie itself, and NumPy gives 2.68.
+    assert dlperf._rounded(value) == numpys
+
+
+def test_a_last_line_without_its_end_stops_the_script_and_not_us(tmp_path: Path) -> None:
+    path = write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
+    path.write_text(path.read_text().removesuffix("\n"))
+    result = deepspeed(tmp_path)
+    assert result.speeds["gpt2-small"][0].median == 20.0
+    assert any("the last line has no end, at which the original script stops" in note for note in result.notes)
+
+
+def test_a_speed_of_zero_is_left_out_and_named(tmp_path: Path) -> None:
+    write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 190 + ["0.0"] * 8)
+    result = deepspeed(tmp_path)
+    assert result.speeds["gpt2-small"][0].median == 20.0
+    assert any("the original script counts it" in note for note in result.notes)
+
+
+def test_records_glued_on_one_line_are_all_read(tmp_path: Path) -> None:
+    write_deepspeed(tmp_path / "1n1g", 1, ["20.0"] * 198)
+    path = write_gluon(tmp_path / "mx" / "1n1g", 1, 1, ["100.0"] * 199 + ["900.0"])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2]) + lines[-2].rstrip("\n") + lines[-1])
+    result = mxnet(tmp_path / "mx")
+    assert result.speeds["bert"][0].median == round((99 * 320 + 32000 / 900) / 100, 2)
+    assert any("glued on one line" in note for note in result.notes)
+    path = tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:100]) + lines[100].rstrip("\n") + "".join(lines[101:]))
+    runs, _ = read_protocol([tmp_path / "1n1g"], Protocol.DEEPSPEED)
+    assert len(runs[0].printed) == 198
+
+
+def test_two_logs_of_one_run_are_named(tmp_path: Path) -> None:
+    path = write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
+    path.with_name("bert_b32_fp16_1.log").write_text(path.read_text())
+    assert any("is run 1 too; one of them counts" in note for note in mxnet(tmp_path).notes)
+
+
+def test_runs_are_added_up_in_the_folders_order_where_that_decides_a_tie() -> None:
+    # A mean of four runs can be a tie in its third decimal, which the order of adding up decides.
+    speeds = {1: 598.51, 2: 571.99, 3: 424.18, 4: 466.54}
+    orders = {}
+    for order in itertools.permutations(speeds):
+        total = 0.0
+        for run in order:
+            total += speeds[run]
+        orders[order] = numpys_round(total / 4)
+    assert set(orders.values()) == {515.3, 515.31}
+    for order, average in orders.items():
+        result = dlperf.deepspeed(
+            [
+                ProtocolRun(
+                    path=f"{run}.log",
+                    case=Case(1, 1),
+                    model="gpt2",
+                    batch_per_gpu=1,
+                    precision="fp16",
+                    run=run,
+                    printed=tuple(Printed(step, speed) for step in range(3, 201)),
+                    listed=order.index(run),
+                )
+                for run, speed in speeds.items()
+            ]
+        )
+        assert result.speeds["gpt2"][0].average == average
+        assert any("is a tie" in note for note in result.notes) == (average != orders[1, 2, 3, 4])

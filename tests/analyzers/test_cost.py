@@ -1,0 +1,123 @@
+"""What perfscope itself cost a run, from records that are written here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope import wire
+from perfscope.analyzers import cost, distortion
+from perfscope.errors import MissingInput, SourceError
+from perfscope.sources.runs.overhead import lines, read_overhead
+from perfscope.sources.runs.run import read_run
+
+MS = 10**6
+STEPS: dict[int, dict[str, Any]] = {
+    **{step: {"wall_ns": 100 * MS, "hook_ns": 50_000} for step in range(2, 5)},
+    5: {"wall_ns": 115 * MS, "window": "warmup"},
+    6: {"wall_ns": 140 * MS, "window": "profiled"},
+    7: {"wall_ns": 150 * MS, "window": "profiled"},
+    8: {"wall_ns": 90 * MS, "window": "export"},
+    **{step: {"wall_ns": 104 * MS, "hook_ns": 50_000} for step in range(9, 12)},
+}
+WINDOW = wire.WindowRecord(
+    6,
+    7,
+    "t.json",
+    20 * MS,
+    200 * MS,
+    150 * MS,
+    9 * 10**6,
+    release_ns=30 * MS,
+    rss_before_bytes=100,
+    rss_after_bytes=700,
+)
+
+
+def write_run(folder: Path, windows: list[wire.WindowRecord], steps: dict[int, dict[str, Any]], ranks: int = 1) -> Path:
+    for rank in range(ranks):
+        place = folder / "ranks" / f"{rank:05d}"
+        place.mkdir(parents=True)
+        (place / "rank.json").write_bytes(wire.to_line(wire.RankRecord(rank, ranks, "h", 1, 1, 1, "3.12")))
+        records = [wire.StepRecord(step, step * 10**9, "optimizer", **facts) for step, facts in steps.items()]
+        (place / "steps.jsonl").write_bytes(b"".join(wire.to_line(record) for record in records))
+        (place / "events.jsonl").write_bytes(b"".join(wire.to_line(window) for window in windows))
+    return folder
+
+
+def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
+    slow = replace(WINDOW, export_ns=250 * MS, rss_after_bytes=300)
+    run_dir = write_run(tmp_path, [WINDOW], STEPS, ranks=2)
+    (run_dir / "ranks" / "00001" / "events.jsonl").write_bytes(wire.to_line(slow))
+    found = cost.analyze(read_run(run_dir))
+    assert (found.before_s, found.after_s, found.undisturbed_s) == pytest.approx((0.1, 0.104, 0.102))
+    assert found.hooks_s == pytest.approx(50e-6)
+    (window,) = found.windows
+    assert window.profiled_s == pytest.approx(0.145)
+    assert window.slower == pytest.approx(0.145 / 0.102 - 1)
+    assert window.is_distorted
+    assert window.held_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was held longest
+    assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
+    text = " ".join(note for section in found.sections() for note in section.notes)
+    assert "100.00 ms before the first window, 104.00 ms behind it (+4.0%)" in text
+    assert "50 us of a median step" in text
+    assert "6-7" in text
+
+
+def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    nothing = cost.analyze(read_run(write_run(tmp_path / "a", [], {1: {}, 2: {"wall_ns": 5}})))
+    assert (nothing.before_s, nothing.hooks_s, nothing.windows) == (None, None, ())
+    old = replace(WINDOW, release_ns=None, rss_before_bytes=None)
+    only = {step: facts for step, facts in STEPS.items() if step < 9 and step > 4}
+    (window,) = cost.analyze(read_run(write_run(tmp_path / "b", [old], only))).windows
+    assert (window.slower, window.is_distorted, window.release_s, window.memory_bytes) == (None, None, None, None)
+    (tmp_path / "c" / "ranks").mkdir(parents=True)
+    with pytest.raises(MissingInput, match="no rank"):
+        cost.analyze(read_run(tmp_path / "c"))
+
+
+def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
+    found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], STEPS)))
+    parts = SimpleNamespace(compute=51 * MS, exposed_communication=60 * MS, exposed_copy=10.2 * MS)
+    long = SimpleNamespace(compute=103 * MS, exposed_communication=0, exposed_copy=0)
+    rank = SimpleNamespace(rank=0, device=0, steps=[SimpleNamespace(parts=parts), SimpleNamespace(parts=parts)])
+    busy = SimpleNamespace(rank=0, device=1, steps=[SimpleNamespace(parts=long)])
+    steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
+    breakdown: Any = SimpleNamespace(ranks=[rank, busy])
+    corrected = distortion.correct(found, steps, breakdown)
+    assert corrected is not None
+    one, two = corrected.ranks
+    assert (one.compute, one.exposed_copy, one.rest) == pytest.approx((0.5, 0.1, 0.4))
+    assert two.rest is None
+    assert "longer than an undisturbed step" in corrected.sections()[0].notes[1]
+    kept = cost.Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slower=0.02) for window in found.windows))
+    assert distortion.correct(kept, steps, breakdown) is None
+
+
+def test_the_lines_of_the_benchmark_say_what_is_kept(tmp_path: Path) -> None:
+    change = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
+    split = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
+    found: dict[str, Any] = {
+        "machine": {"device": "d"},
+        "outside": change,
+        "window": {**change, "change_percent": 2.5, "ours": split, "bare": {**split, "stall": 1.0}, "stall_ratio": 0.3},
+        "after": {"median_ms": 101.0, "change_percent": 1.0},
+        "nvml": {**change, "samples": 9},
+        "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
+        "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
+    }
+    verdicts = [line.kept for line in lines(found) if line.kept]
+    # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
+    assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
+    noisy = lines({**found, "outside": {**change, "error_percent": 0.4}})
+    assert noisy[0].kept == "not shown"
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(SourceError, match="was not written by"):
+        read_overhead(tmp_path / "x.json")
+    assert np.isfinite([line.ours for line in lines(found) if line.ours is not None]).all()

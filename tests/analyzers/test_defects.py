@@ -1,0 +1,157 @@
+"""What other tools are known to get wrong, each case on a trace small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers import breakdown
+from perfscope.engine.run import Analysis, analyze
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import frame
+from tests.conftest import ROOT
+from tests.sources.traces.making import Event, call, compact, copy, distributed, kernel, step, write
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def only(tmp_path: Path, *events: Event) -> dict[str, Any]:
+    path = write(tmp_path / "rank0.json", list(events), **distributed(0))
+    (rank,) = breakdown.analyze([breakdown.measure(read_trace(path))]).ranks
+    return rank.data()
+
+
+def data(analysis: Analysis, name: str) -> Any:
+    return analysis.results[name].data()
+
+
+def test_the_last_step_counts(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for number in (1, 2, 3):
+        start = 1000 * number
+        events += [
+            step(number, start, start + 1000),
+            call("cudaLaunchKernel", start, start + 1, launch=number),
+            kernel("gemm", start + 100, start + 200, launch=number),
+        ]
+    entry = only(tmp_path, *events)
+    assert [each["name"] for each in entry["steps"]] == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
+    assert entry["compute_us"] == 0.3
+
+
+def test_fractions_of_a_microsecond_are_kept(tmp_path: Path) -> None:
+    """Thousands of 10 us kernels that begin at odd eighths of a microsecond: rounding ends and starts loses a tenth."""
+    start = 4_362_342_475_491_125
+    events = [kernel("gemm", start + 10_250 * n, start + 10_250 * n + 10_125) for n in range(2000)]
+    events += [kernel(NCCL, start + 10_250 * n + 5_000, start + 10_250 * n + 10_250, stream=20) for n in range(2000)]
+    entry = only(tmp_path, *events)
+    assert entry["compute_us"] == 2000 * 10.125
+    assert entry["communication_us"] == 2000 * 5.25
+    assert entry["overlap_fraction"] == (2000 * 5_125) / (2000 * 5_250)
+    assert entry["idle_us"] == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
+        "void multimem_all_reduce_kernel<c10::BFloat16>(c10::BFloat16*)",
+        "void deep_ep::internode_ll::dispatch<true, false, 3>(void*)",
+        "nvshmemi_transfer_rma_p",
+    ],
+)
+def test_communication_that_is_not_named_nccl_counts(tmp_path: Path, name: str) -> None:
+    entry = only(tmp_path, kernel("gemm", 0, 100), kernel(name, 50, 150, stream=20))
+    assert (entry["compute_us"], entry["communication_us"], entry["overlap_fraction"]) == (0.1, 0.1, 0.5)
+
+
+def test_a_wait_for_an_event_is_idle_time(tmp_path: Path) -> None:
+    """Two steps in 1000 us of which 150 us are work: waiting for events must not make the device busy."""
+    events: list[Event] = []
+    for start in (0, 550_000):
+        wait = {**kernel("Stream Wait Event", start + 30_000, start + 330_000, stream=9), "cat": "cuda_sync"}
+        events += [
+            kernel("gemm", start, start + 25_000),
+            wait,
+            kernel(NCCL, start + 400_000, start + 450_000, stream=20),
+        ]
+    entry = only(tmp_path, *events)
+    assert entry["window_us"] == 1000
+    assert (entry["idle_us"], entry["exposed_communication_us"], entry["compute_us"]) == (850, 100, 50)
+
+
+def test_without_communication_overlap_is_absent(tmp_path: Path) -> None:
+    entry = only(tmp_path, kernel("gemm", 0, 100))
+    assert entry["overlap_fraction"] is None
+    assert "NaN" not in json.dumps(entry)
+
+
+@pytest.mark.parametrize("name", ["void SyncBatchNormKernel<float>(float*)", "void gemm_with_dma_prefetch(float*)"])
+def test_sync_and_dma_in_a_name_do_not_make_it_something_else(tmp_path: Path, name: str) -> None:
+    assert only(tmp_path, kernel(name, 0, 100))["compute_us"] == 0.1
+
+
+def test_tables_are_frames_of_the_pandas_that_is_installed() -> None:
+    """A tool that packs its columns into narrow types by hand fails to load on pandas 3."""
+    trace = read_trace(ROOT / "fixtures" / "traces" / "ddp4" / "rank0.pt.trace.json.gz")
+    table = frame(trace, trace.device)
+    assert len(table) == len(trace.device)
+    assert int(table["duration_ns"].sum()) == int(trace.device.duration_ns.sum())
+    assert table["name"].str.contains("nccl").any()
+
+
+def test_a_copy_of_hip_is_a_copy(tmp_path: Path) -> None:
+    entry = only(tmp_path, kernel("gemm", 0, 100), copy("hipMemcpyHtoD", 100, 150))
+    assert (entry["communication_us"], entry["exposed_copy_us"]) == (0, 0.05)
+
+
+def test_a_fill_is_not_compute(tmp_path: Path) -> None:
+    entry = only(tmp_path, kernel("gemm", 0, 100), copy("Memset (Device)", 100, 150, category="gpu_memset"))
+    assert (entry["compute_us"], entry["copy_us"]) == (0.1, 0.05)
+
+
+def test_two_ranks_in_compact_json_are_two_ranks(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        path = write(tmp_path / f"{'ab'[rank]}.json", [kernel("gemm", 0, 100)], compact, **distributed(rank, 2))
+        assert re.search(r'"rank":\d', path.read_text())
+    analysis = analyze([tmp_path])
+    assert [entry["rank"] for entry in data(analysis, "breakdown")["ranks"]] == [0, 1]
+    assert analysis.damage == ()
+
+
+def test_a_kernel_before_its_launch_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [call("cudaLaunchKernel", 100, 110, launch=1), kernel("gemm", 90, 200, launch=1)])
+    analysis = analyze([tmp_path])
+    assert data(analysis, "breakdown")["ranks"][0]["compute_us"] == 0.11
+
+
+def test_a_profiler_that_saw_launches_but_no_kernels_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [call("cudaLaunchKernel", n, n + 1, launch=n) for n in range(10)], **distributed(0))
+    analysis = analyze([tmp_path])
+    assert "breakdown" in {skip.analyzer for skip in analysis.skipped}
+    (line,) = analysis.damage
+    assert "launches but not one of their kernels" in line
+    assert "DCGM" in line
+
+
+def test_a_profiler_that_lost_some_kernels_is_told(tmp_path: Path) -> None:
+    launches = [call("cudaLaunchKernel", 10 * n, 10 * n + 1, launch=n) for n in range(100)]
+    seen = [kernel("gemm", 10 * n + 2, 10 * n + 8, launch=n) for n in range(90)]
+    write(tmp_path / "rank0.json", [*launches, *seen], **distributed(0))
+    (line,) = analyze([tmp_path]).damage
+    assert "10 of 100 launches have no GPU event" in line
+
+
+def test_kernels_of_one_graph_share_its_launch(tmp_path: Path) -> None:
+    events = [
+        step(1, 0, 100),
+        call("cudaGraphLaunch", 10, 20, launch=5),
+        *(kernel(f"node {n}", 30 + 20 * n, 40 + 20 * n, launch=5) for n in range(3)),
+    ]
+    entry = only(tmp_path, *events)
+    assert entry["steps"][0]["compute_us"] == 0.03
+    assert entry["steps"][0]["window_us"] == 0.05

@@ -1,0 +1,193 @@
+"""Energy, tokens a joule and throttled steps, on samples whose answers are known by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope import wire
+from perfscope.analyzers import energy, gpus, throttling
+from perfscope.errors import MissingInput
+from perfscope.sources.runs.run import read_run
+from perfscope.tables import Run
+
+S = 10**9
+UUID = "GPU-00000000-aaaa-bbbb-cccc-00000000000{}"
+STEPS = 30
+
+#: The values of GPU number g at second t.
+At = Callable[[int, float], dict[str, Any]]
+
+
+def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = None, ranks: int = 2) -> Run:
+    """Ranks of one host with 30 steps of a second each, from second 0; GPU r belongs to rank r; samples every 0.5 s."""
+    (root / wire.RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (root / wire.RUN_FILE).write_text(json.dumps({"command": ["train"]}))
+    for rank in range(ranks):
+        folder = root / wire.RANKS / wire.rank_folder(rank)
+        folder.mkdir(parents=True)
+        uuid = UUID.format(rank)
+        record = wire.RankRecord(rank, ranks, "node", 1, 0, 0, "3.11", device_type="cuda", device_uuid=uuid)
+        (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
+        lines = [
+            wire.StepRecord(
+                step, step * S, "deepspeed", wall_ns=S, tokens=500, window=wire.PROFILED if step in (4, 5) else None
+            )
+            for step in range(1, STEPS + 1)
+        ]
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+    known = [{"uuid": UUID.format(gpu), "name": "Some GPU", "index": gpu, **(head or {})} for gpu in range(count)]
+    samples = [
+        {"t_ns": tick * S // 2, "gpus": [at(gpu, tick / 2) for gpu in range(count)]} for tick in range(2 * STEPS + 1)
+    ]
+    (root / wire.NVML).mkdir()
+    records = [{"host": "node", "t_ns": 0, "gpus": known}, *samples]
+    (root / wire.NVML / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    return read_run(root)
+
+
+def test_energy_is_power_over_the_undisturbed_steps_and_the_counter_agrees(tmp_path: Path) -> None:
+    """Power rises by 10 W a second from 200 W; the counter is its integral, 200 t + 5 t^2."""
+    run = write(
+        tmp_path, lambda gpu, t: {"power_mw": int(200e3 + 10e3 * t), "energy_mj": int((200 * t + 5 * t * t) * 1e3)}
+    )
+    result = energy.analyze(run)
+    # Steps 2, 3 and 6 to 30; step n lies around second n - 0.5.
+    undisturbed = [2, 3, *range(6, STEPS + 1)]
+    expected = sum(200 + 10 * (step - 0.5) for step in undisturbed) / len(undisturbed)
+    assert [gpu.step_j for gpu in result.gpus] == [pytest.approx(expected)] * 2
+    assert [gpu.steps for gpu in result.gpus] == [27, 27]
+    assert result.step_j == pytest.approx(2 * expected)
+    assert result.tokens_per_j == pytest.approx(2 * 500 / (2 * expected))
+    assert result.gpus[0].compared_s == pytest.approx(30)
+    assert result.gpus[0].difference == pytest.approx(0, abs=1e-3)
+    assert not any("Warning" in note for note in result.notes)
+
+
+def test_a_counter_that_differs_by_more_than_5_percent_is_said(tmp_path: Path) -> None:
+    run = write(tmp_path, lambda gpu, t: {"power_mw": 300_000, "energy_mj": int(300e3 * t * (1.0 if gpu else 0.9))})
+    result = energy.analyze(run)
+    assert result.gpus[0].difference == pytest.approx(1 / 0.9 - 1)
+    (warning,) = [note for note in result.notes if "Warning" in note]
+    assert "+11.1 %, more than 5 % apart" in warning
+    assert "8,100 J by its energy counter and 9,000 J" in warning
+
+
+def test_a_silence_leaves_the_steps_in_it_out(tmp_path: Path) -> None:
+    """No power from second 10 to 20: those steps are neither interpolated nor 0."""
+    run = write(tmp_path, lambda gpu, t: {} if 10 < t < 20 else {"power_mw": 100_000 if t <= 10 else 300_000})
+    (first, _) = energy.analyze(run).gpus
+    assert first.steps == 17
+    assert first.step_j == pytest.approx((100 * 7 + 300 * 10) / 17)
+
+
+def test_energy_of_all_gpus_is_unknown_where_a_ranks_gpu_was_not_sampled(tmp_path: Path) -> None:
+    run = write(tmp_path, lambda gpu, t: {"power_mw": 100_000}, count=1)
+    result = energy.analyze(run)
+    assert (result.step_j, result.tokens_per_j) == (None, None)
+    assert result.gpus[0].step_j == pytest.approx(100)
+    assert any("not known for ranks [1]" in note for note in result.notes)
+
+
+def test_two_ranks_on_one_gpu_use_its_energy_once(tmp_path: Path) -> None:
+    run = write(tmp_path, lambda gpu, t: {"power_mw": 100_000}, count=1)
+    (tmp_path / wire.RANKS / "00001" / wire.RANK_FILE).write_bytes(
+        (tmp_path / wire.RANKS / "00000" / wire.RANK_FILE).read_bytes()
+    )
+    run = read_run(tmp_path)
+    result = energy.analyze(run)
+    assert [gpu.ranks for gpu in result.gpus] == [(0, 1)]
+    assert result.step_j == pytest.approx(100)
+
+
+def test_the_power_of_a_gpu_that_is_shared_by_mig_is_nobodys(tmp_path: Path) -> None:
+    instances = [{"uuid": f"MIG-{n}", "name": "1g", "gpu_instance": n, "compute_instance": 0} for n in (1, 2)]
+    with pytest.raises(MissingInput, match="1 of its 2 MIG instances are not this run's"):
+        energy.analyze(
+            write(tmp_path, lambda gpu, t: {"power_mw": 100_000}, count=1, ranks=1, head={"mig_devices": instances})
+        )
+
+
+def test_throttling_is_on_the_steps_it_hit_and_says_why(tmp_path: Path) -> None:
+    """GPU 0 is capped from second 9.5 to 12, at a lower clock; idleness and set clocks on GPU 1 are no throttling."""
+
+    def at(gpu: int, t: float) -> dict[str, Any]:
+        capped = gpu == 0 and 9.5 <= t < 12
+        return {
+            "throttle": 0x1 | 0x2 | 0x100 if gpu else 0x4 if capped else 0,
+            "sm_clock_mhz": 1200 if capped else 1900,
+            "sw_power_cap_ns": int(max(0, min(t, 12) - 9.5) * S) if gpu == 0 else 0,
+        }
+
+    hit, clear = throttling.analyze(write(tmp_path, at)).gpus
+    assert hit.steps == (10, 11, 12)  # step 13 begins at second 12, where the cap ends
+    (cause,) = hit.causes
+    assert (cause.cause, cause.steps) == ("software power cap", (10, 11, 12))
+    assert cause.time_fraction == pytest.approx(2.5 / 30)
+    assert (hit.known, clear.known) == (30, 30)
+    assert (clear.steps, clear.causes) == ((), ())
+    assert hit.hit_mhz == pytest.approx(1200)
+    assert (hit.hit_s, hit.clear_s) == (1.0, 1.0)
+
+
+def test_steps_between_two_samples_have_the_state_of_the_one_before(tmp_path: Path) -> None:
+    """A sample every 2 s: steps of a second without one of their own are held to be like the last."""
+    run = write(tmp_path, lambda gpu, t: {"throttle": 0x40 if t == 8 else 0} if t % 2 == 0 else {})
+    assert throttling.analyze(run).gpus[0].steps == (8, 9, 10)
+
+
+def test_steps_far_from_any_sample_are_unknown(tmp_path: Path) -> None:
+    run = write(tmp_path, lambda gpu, t: {"throttle": 0} if t < 5 else {})
+    assert throttling.analyze(run).gpus[0].known == 8  # the last sample is at 4.5 s, and held for 2.5 s
+
+
+def test_without_throttling_that_is_what_is_said(tmp_path: Path) -> None:
+    (section,) = throttling.analyze(write(tmp_path, lambda gpu, t: {"throttle": 0x1})).sections()
+    assert section.notes[0] == "No GPU was throttled in the 30 steps that are known."
+
+
+def test_a_power_cap_clocks_links_and_a_lost_gpu_are_in_the_table_of_gpus(tmp_path: Path) -> None:
+    def at(gpu: int, t: float) -> dict[str, Any]:
+        return {
+            "power_mw": 400_000,
+            "sm_clock_mhz": 1500,
+            "temperature_c": int(t),
+            "nvlink_tx_kib": int(1e6 * t),
+            "pcie_rx_kb_per_s": 2_000_000,
+        }
+
+    run = write(tmp_path, at, head={"power_limit_mw": 500_000, "power_limit_default_mw": 700_000})
+    result = gpus.analyze(run)
+    first = result.gpus[0]
+    assert (first.sm_clock_mhz, first.temperature_c) == (1500.0, 30)
+    assert first.nvlink_tx_bytes_per_s == pytest.approx(1.024e9)
+    assert first.nvlink_rx_bytes_per_s is None
+    assert first.pcie_rx_bytes_per_s == pytest.approx(2e9)
+    assert "Power is capped at 500 W on 2 GPUs, below their default of 700 W." in result.notes
+    assert [section.title for section in result.sections()] == ["GPUs", "Links"]
+
+
+def test_pcie_counters_begin_again_at_32_bits(tmp_path: Path) -> None:
+    """3 GB/s, read twice a second: the counter turns every 1.4 s, never twice between two readings."""
+    run = write(tmp_path, lambda gpu, t: {"pcie_tx_bytes": int(3e9 * t + 4e9) % 2**32, "pcie_rx_bytes": int(1e6 * t)})
+    result = gpus.analyze(run)
+    assert result.gpus[0].pcie_tx_bytes_per_s == pytest.approx(3e9)
+    assert result.gpus[0].pcie_rx_bytes_per_s == pytest.approx(1e6)
+    assert result.most_of_pcie_bytes_per_s == pytest.approx(2**32 / 0.5)
+    assert "rates above 8.6 GB/s would be shown too low" in result.sections()[1].notes[1]
+
+
+def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: Path) -> None:
+    write(tmp_path, lambda gpu, t: {"power_mw": 100_000})
+    again = [
+        {"host": "node", "t_ns": 31 * S, "gpus": [{"uuid": UUID.format(0), "name": "Some GPU"}]},
+        {"t_ns": 32 * S, "gpus": [{"power_mw": 1}]},
+    ]
+    (tmp_path / wire.NVML / "node.1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
+    first, second = read_run(tmp_path).gpus
+    assert (len(first.t_ns), len(second.t_ns)) == (62, 61)
+    assert first.t_ns[-1] == 32 * S

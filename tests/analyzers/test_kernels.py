@@ -1,0 +1,190 @@
+"""Where device time went by kernel and by operator, and which kernels communicate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers import kernels, overlap, pipeline_bubble
+from perfscope.analyzers.communication.process_groups import role_of
+from perfscope.analyzers.pipelines.marks import marks_in
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.kernel_classes import classify, classify_copy, short_name
+from perfscope.tables.trace import Work
+from tests.sources.traces.making import Event, copy, distributed, kernel, span, write
+
+COMMUNICATION = [
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
+    "ncclSymkDevKernel_AllReduce_LDMC(ncclSymkDevWorkArgs)",
+    "ncclSymDevKernel_AllGather_LL",
+    "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",
+    "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
+    "mscclKernel_Sum_half_LL_Pipe",
+    "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+    "multimem_one_shot_all_reduce_kernel",
+    "two_shot_all_reduce_kernel",
+    "void sglang::cross_device_reduce_1stage<half, 8>(sglang::RankData*)",
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<...>(...)",
+    "void deep_ep::internode_ll::dispatch<true, false, 3, 10, 7168>(void*)",
+    "void deep_ep::intranode::combine<__nv_bfloat16, 8>(__nv_bfloat16*)",
+    "void deep_ep::internode::notify_dispatch<false, 8>(int const*)",
+    "nvshmemi_transfer_rma_p",
+    "void nvshmemx_putmem_nbi_kernel()",
+    "userbuffers_fp16_sum_inplace_gpu_rw<2>",
+    "kuserbuffers_pushsend(int*)",
+]
+COMPUTE = [
+    "void at::native::batch_norm_SyncBatchNorm_kernel<float>(float*)",
+    "void at::native::Sync_something(int)",
+    "void fused_dma_gemm<float>(float*)",
+    "hipLaunchedThing(float*)",
+    "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_gemm",
+    "deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)",
+    "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float)",
+    "triton_poi_fused_add_0",
+]
+
+
+@pytest.mark.parametrize("name", COMMUNICATION)
+def test_kernels_of_communication_libraries_are_known(name: str) -> None:
+    assert classify(name) is Work.COMMUNICATION
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_compute_is_not_mistaken_for_communication(name: str) -> None:
+    assert classify(name) is Work.COMPUTE
+
+
+@pytest.mark.parametrize("name", ["flux::gemm_rs_kernel<...>", "fused_all_gather_matmul_kernel", "gemm_reduce_scatter"])
+def test_a_kernel_that_does_both_counts_as_both(tmp_path: Path, name: str) -> None:
+    trace = read_trace(write(tmp_path / "rank0.json", [kernel(name, 0, 100)]))
+    assert trace.device.work.tolist() == [Work.FUSED]
+    (group,) = overlap.measure(trace) or ()
+    assert (group.communication, group.hidden, group.exposed) == (100, 100, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("Memcpy PtoP (Device -> Device)", Work.COMMUNICATION),
+        ("Memcpy HtoD (Pageable -> Device)", Work.COPY),
+        ("Memcpy DtoH (Device -> Pinned)", Work.COPY),
+        ("Memcpy DtoD (Device -> Device)", Work.COPY),
+        ("hipMemcpyDtoD", Work.COPY),
+    ],
+)
+def test_copies_between_devices_communicate_and_others_do_not(name: str, work: Work) -> None:
+    assert classify_copy(name) is work
+
+
+def test_metadata_is_believed_before_names(tmp_path: Path) -> None:
+    stated: dict[str, Any] = {"Collective name": "all_gather", "Process Group Name": "3"}
+    trace = read_trace(write(tmp_path / "rank0.json", [kernel("a_kernel_nobody_knows", 0, 10, **stated)]))
+    assert trace.device.work.tolist() == [Work.COMMUNICATION]
+
+
+@pytest.mark.parametrize(
+    ("description", "role"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "TP"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
+        ("EMBEDDING_GROUP", "PP"),
+        ("MODEL_PARALLEL_GROUP", "MP"),
+        ("DATA_PARALLEL_GROUP_WITH_CP", "DP"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "DP"),
+        ("CONTEXT_PARALLEL_GROUP", "CP"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "EP"),
+        ("EXPERT_TENSOR_PARALLEL_GROUP", "TP"),
+        ("mesh_dp_shard_cp", "DP"),
+        ("mesh_tp", "TP"),
+        ("mesh_ep", "EP"),
+        ("default_pg", "world"),
+        ("undefined", ""),
+        ("my own group", ""),
+    ],
+)
+def test_the_axis_of_a_group_is_told_by_its_description(description: str, role: str) -> None:
+    assert role_of(description, ["allreduce"], 2, 8) == role
+
+
+def told(tmp_path: Path, *traces: list[Event]) -> dict[str, Any]:
+    paths = [write(tmp_path / f"rank{rank}.json", events, **distributed(rank)) for rank, events in enumerate(traces)]
+    partials = [kernels.measure(read_trace(path)) for path in paths]
+    data: Any = kernels.analyze([partial for partial in partials if partial is not None]).data()
+    result: dict[str, Any] = data
+    return result
+
+
+def test_kernels_are_added_up_over_ranks_by_name(tmp_path: Path) -> None:
+    found = told(
+        tmp_path,
+        [kernel("gemm", 0, 100), kernel("gemm", 200, 500), kernel("add", 600, 650)],
+        [kernel("gemm", 0, 200), copy("Memcpy HtoD", 0, 350)],
+    )
+    assert found["total_us"] == 1.0
+    assert [(each["name"], each["work"], each["calls"], each["total_us"]) for each in found["names"]] == [
+        ("gemm", "compute", 3, 0.6),
+        ("Memcpy HtoD", "copy", 1, 0.35),
+        ("add", "compute", 1, 0.05),
+    ]
+    gemm = found["names"][0]
+    assert (gemm["mean_us"], gemm["min_us"], gemm["max_us"], gemm["fraction"]) == (0.2, 0.1, 0.3, 0.6)
+
+
+def test_kernels_are_told_by_the_operator_around_their_launch(tmp_path: Path) -> None:
+    found = told(
+        tmp_path,
+        [
+            span("cpu_op", "aten::linear", 0, 100, args={"External id": 1}),
+            span("cpu_op", "aten::addmm", 10, 90, args={"External id": 2}),
+            kernel("gemm", 200, 300, **{"External id": 2}),
+            kernel("splitk", 300, 350, **{"External id": 2}),
+            kernel("stray", 400, 410),
+        ],
+    )
+    assert [(each["name"], each["calls"], each["total_us"]) for each in found["operators"]] == [
+        ("aten::addmm", 2, 0.15),
+        ("(no operator)", 1, 0.01),
+    ]
+
+
+def test_without_operators_in_the_trace_there_are_none(tmp_path: Path) -> None:
+    assert told(tmp_path, [kernel("gemm", 0, 10)])["operators"] is None
+
+
+def test_compute_that_sounds_like_communication_is_doubted(tmp_path: Path) -> None:
+    found = told(tmp_path, [kernel("my_all_reduce_v2", 0, 300), kernel("gemm", 300, 400)])
+    assert found["doubtful_us"] == 0.3
+
+
+def test_merging_partials_in_any_order_gives_the_same(tmp_path: Path) -> None:
+    made = [
+        kernels.measure(
+            read_trace(write(tmp_path / f"{index}.json", [kernel("gemm", 0, index + 1), kernel("b", 0, 2)]))
+        )
+        for index in range(3)
+    ]
+    one, two, three = (each for each in made if each is not None)
+    assert kernels.merge(kernels.merge(one, two), three) == kernels.merge(three, kernels.merge(two, one))
+
+
+def test_names_are_shortened_for_tables_only() -> None:
+    assert short_name("void at::native::add_kernel<float>(float*, std::array<char*, 2ul>)") == "add_kernel<float>"
+    assert short_name("x" * 100) == "x" * 57 + "..."
+    assert short_name("odd)") == "odd)"
+    assert short_name("") == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PP:2F3", "Forward 3", "perfscope: forward 1 stage 0 device 0 of 4", "ncclDevKernel_SendRecv(ncclDevKernelArgs)"],
+)
+def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> None:
+    """What measures pipelines is imported for such traces alone; whatever it knows must therefore be noticed."""
+    assert marks_in((name,)) or "SendRecv" in name
+    assert pipeline_bubble._SPEAKS_OF_A_PIPELINE.search(name)
+    assert not pipeline_bubble._SPEAKS_OF_A_PIPELINE.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")

@@ -1,0 +1,267 @@
+"""MFU of a run: what the hooks see of a model, what is inferred of it, and the arithmetic of the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.profiler import profile, record_function
+
+from perfscope import wire
+from perfscope.analyzers import mfu
+from perfscope.analyzers.flops.model_inference import infer
+from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
+from perfscope.errors import MissingInput
+from perfscope.hooks.facts.model import autocast_dtype, describe_model
+from perfscope.models.transformer import Transformer, total_parameters
+from perfscope.sources.runs.model_record import read_model_record
+from perfscope.sources.runs.run import read_run
+from perfscope.tables.model import Model
+from perfscope.workloads.gpt import Gpt, GptConfig
+from tests.analyzers.flops.making import answer
+from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
+
+GPT = Shape(layers=3)
+UNTIED = Shape(layers=3, ffn=224, gated=True, vocabulary=384, tied=False)
+
+
+def read(tmp_path: Path, record: wire.ModelRecord, rank: int = 0) -> Model:
+    folder = tmp_path / "ranks" / wire.rank_folder(rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / wire.MODEL_FILE).write_bytes(wire.to_line(record))
+    model = read_model_record(folder, rank, [])
+    assert model is not None
+    return model
+
+
+def inferred(tmp_path: Path, module: nn.Module) -> Transformer:
+    return infer(read(tmp_path, describe_model(torch, module)).weights, "module")
+
+
+@pytest.mark.parametrize("shape", [GPT, UNTIED], ids=["tied", "untied and gated"])
+def test_the_shapes_alone_give_the_operations_that_pytorch_counts(tmp_path: Path, shape: Shape) -> None:
+    model = inferred(tmp_path, Decoder(shape))
+    assert megatron_whole_attention(model, 96) == counted_flops_per_token(shape, 96)
+    assert total_parameters(model) == sum(parameter.numel() for parameter in Decoder(shape).parameters())
+    assert (model.layers, model.hidden, model.vocabulary) == (3, shape.hidden, shape.vocabulary)
+
+
+def test_wrappers_are_looked_through(tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    plain, wrapped = (describe_model(torch, each) for each in (Decoder(GPT), Wrapper(Wrapper(Decoder(GPT)))))
+    assert plain == wrapped
+    assert plain.module == "Decoder"
+
+
+def test_a_thousand_layers_are_as_many_lines_as_two() -> None:
+    two, many = (describe_model(torch, Decoder(Shape(layers=layers, hidden=16, ffn=32))) for layers in (2, 50))
+    assert len(two.weights) == len(many.weights)
+    assert {weight.count for weight in many.weights} == {1, 50}
+
+
+def test_frozen_parameters_and_types_are_told_apart() -> None:
+    module = Decoder(GPT).to(torch.bfloat16)
+    module.embedding.weight.requires_grad = False
+    record = describe_model(torch, module)
+    assert record.parameters - record.trainable == module.embedding.weight.numel()
+    assert record.dtype == "bf16"
+
+
+def test_the_type_of_autocast_is_the_one_that_is_computed_in() -> None:
+    assert autocast_dtype(torch) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_dtype(torch) == "bf16"
+
+
+def test_checkpointing_is_seen_where_a_layer_says_it() -> None:
+    module = Decoder(GPT)
+    assert describe_model(torch, module).checkpointing is None
+    module.attentions[0].gradient_checkpointing = True  # what transformers sets on its layers
+    assert describe_model(torch, module).checkpointing == "full"
+
+
+def test_a_hugging_face_config_gives_the_dimensions(tmp_path: Path) -> None:
+    module = Decoder(UNTIED)
+    module.config = {
+        "model_type": "llama",
+        "num_hidden_layers": 3,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 224,
+        "vocab_size": 384,
+        "auth_token_path": "/home/somebody/secret",
+    }
+    record = describe_model(torch, module)
+    assert "auth_token_path" not in record.config
+    model = read(tmp_path, record)
+    assert model.transformer is not None
+    assert (model.transformer.layers, model.transformer.heads, model.transformer.mlp_matrices) == (3, 4, 3)
+
+
+def test_zero_stage_3_tells_the_whole_shape() -> None:
+    module = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
+    module[1].weight.data = torch.empty(0)
+    module[1].weight.ds_shape = torch.Size([64, 16])
+    assert describe_model(torch, module).parameters == 64 * 16 + 64 * 16 + 64
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Sequential(nn.Linear(16, 16)), "no embedding table"),
+        (nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64)), "not those of a transformer"),
+        (Decoder(Shape(experts=4, top_k=2)), "experts"),
+    ],
+)
+def test_what_is_no_countable_transformer_is_said(tmp_path: Path, module: nn.Module, said: str) -> None:
+    with pytest.raises(MissingInput, match=said):
+        inferred(tmp_path, module)
+
+
+def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model: Any) -> Path:
+    """A run of 2 ranks and 6 steps of 100 ms, 4 samples of 128 tokens a rank and step, as hooks write it."""
+    run = tmp_path / "RUN"
+    run.mkdir()
+    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["python", "train.py"]}))
+    record = describe_model(torch, Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128)))
+    for rank in range(2):
+        folder = run / wire.RANKS / wire.rank_folder(rank)
+        folder.mkdir(parents=True)
+        fact = wire.RankRecord(
+            rank=rank,
+            world_size=2,
+            host="node",
+            pid=1,
+            wall_ns=0,
+            monotonic_ns=0,
+            python="3.11",
+            device_type="cuda" if device else "cpu",
+            device_name=device,
+        )
+        (folder / wire.RANK_FILE).write_bytes(wire.to_line(fact))
+        lines = [
+            wire.StepRecord(
+                step=step,
+                end_ns=step * 10**8,
+                source="optimizer",
+                wall_ns=10**8 if step != 3 else 2 * 10**8,
+                samples=4,
+                tokens=4 * 128,
+            )
+            for step in range(1, 7)
+        ]
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        described = wire.ModelRecord(
+            record.parameters, record.trainable, record.weights, record.module, dtype=dtype, **model
+        )
+        (folder / wire.MODEL_FILE).write_bytes(wire.to_line(described))
+    return run
+
+
+def test_the_mfu_of_a_run_is_its_operations_over_the_peak(tmp_path: Path) -> None:
+    result: Any = mfu.analyze(read_run(run_folder(tmp_path, "NVIDIA H200"))).data()
+    layers, hidden, vocabulary, seq_len = 3, 64, 512, 128
+    per_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 6 * layers * hidden * seq_len
+    tflops = per_token * 2 * 4 * 128 / 0.1 / 2 / 1e12
+    assert result["convention"] == "megatron_core"
+    assert result["tflops_per_gpu"] == pytest.approx(tflops)
+    assert result["mfu"] == pytest.approx(tflops / 989.4)
+    assert (result["gpu"], result["dtype"], result["peak_tflops"]) == ("h200-sxm", "bf16", 989.4)
+    assert [each["name"] for each in result["conventions"]][:2] == ["bigscience", "6n"]
+    assert [each["step"] for each in result["steps"]] == [2, 3, 4, 5, 6]
+    assert result["steps"][1]["mfu"] == pytest.approx(result["mfu"] / 2)  # the step of 200 ms
+
+
+def test_recomputation_that_was_seen_is_counted(tmp_path: Path) -> None:
+    result = mfu.analyze(read_run(run_folder(tmp_path, "NVIDIA H200", checkpointing="full")))
+    found = {each.name: each for each in result.conventions}
+    assert found["bigscience"].hfu == pytest.approx((found["6n"].mfu or 0) * 4 / 3)
+    assert found["megatron_core"].mfu is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "said"),
+    [
+        ("NVIDIA H900", "bf16", "NVIDIA H900"),
+        ("Tesla V100-SXM2-32GB", "bf16", "no peak in bf16"),
+        (None, "fp32", "no GPU"),
+    ],
+)
+def test_without_a_peak_there_is_no_mfu_and_a_reason(tmp_path: Path, device: str | None, dtype: str, said: str) -> None:
+    result: Any = mfu.analyze(read_run(run_folder(tmp_path, device, dtype))).data()
+    assert result["mfu"] is None
+    assert result["tflops_per_gpu"] > 0
+    assert any(said in note for note in result["notes"])
+
+
+def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    whole = mfu.analyze(read_run(run)).trained.parameters
+    for rank in range(2):
+        folder = run / wire.RANKS / wire.rank_folder(rank)
+        stage: nn.Module = (
+            Decoder(Shape(layers=2)) if rank == 0 else nn.ModuleDict({"attentions": Decoder(Shape()).attentions})
+        )
+        (folder / wire.MODEL_FILE).write_bytes(wire.to_line(describe_model(torch, stage)))
+        (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
+    result = mfu.analyze(read_run(run))
+    assert result.trained.parameters != whole
+    assert result.trained.parameters == sum(
+        parameter.numel()
+        for module in (Decoder(Shape()), Decoder(Shape()).attentions)
+        for parameter in module.parameters()
+    )
+
+
+def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    for path in run.rglob(wire.MODEL_FILE):
+        path.unlink()
+    with pytest.raises(MissingInput, match="no rank told what model"):
+        mfu.analyze(read_run(run))
+
+
+def test_a_model_file_that_is_cut_is_damage(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    path = run / wire.RANKS / wire.rank_folder(0) / wire.MODEL_FILE
+    path.write_bytes(path.read_bytes()[:50])
+    assert any(wire.MODEL_FILE in line for line in read_run(run).damage)
+
+
+def test_the_headline_is_half_of_the_attention_matrix(tmp_path: Path) -> None:
+    model = inferred(tmp_path, Decoder(GPT))
+    whole, half = megatron_whole_attention(model, 96), megatron_core(model, 96)
+    assert np.isclose(whole - half, 3 * 96 * 2 * GPT.layers * GPT.hidden)
+
+
+def test_a_run_is_held_against_the_shapes_of_its_trace(tmp_path: Path) -> None:
+    """The run's 2 ranks train 4 sequences of 128 tokens each; rank 0's trace has one such step."""
+    run = run_folder(tmp_path, "NVIDIA H200", checkpointing="selective")
+    (run / wire.TRACES).mkdir()
+    torch.manual_seed(0)
+    network = Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128))
+    with profile(record_shapes=True) as profiler, record_function("ProfilerStep#4"):
+        network(torch.randint(512, (4, 129))).logsumexp(-1).sum().backward()
+    profiler.export_chrome_trace(str(run / wire.TRACES / "node_1.1.pt.trace.json"))
+    result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
+    layers, hidden, vocabulary, seq_len = 3, 64, 512, 128
+    per_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * hidden * seq_len
+    assert result["counted"]["flops_per_token"] == per_token
+    assert result["counted"]["difference"] == pytest.approx(0)
+    assert result["counted"]["explanation"] == []
+    # What the trace shows goes before what the model says.
+    assert result["checkpointing"] == "none"
+    assert any("The model says `selective`" in note for note in result["notes"])
+
+
+def test_without_shapes_there_is_nothing_to_hold_a_run_against(tmp_path: Path) -> None:
+    assert answer("analyze", run_folder(tmp_path, "NVIDIA H200"), "--only", "mfu")["results"]["mfu"]["counted"] is None

@@ -1,0 +1,378 @@
+"""``perfscope plan``: days from TFLOPs and back, memory by ZeRO stage, what fits, and the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.analyzers.planning.memory import (
+    Attention,
+    Layout,
+    Loss,
+    Optimizer,
+    activations,
+    estimate,
+    full_precision,
+    mixed_precision,
+)
+from perfscope.models.transformer import Transformer, total_parameters
+from perfscope.sources.models.presets import find_preset
+from tests.analyzers.flops.making import answer, ask, refused
+
+PLAN = ("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--gpu", "a100-40", "--tflops", 45)
+GIGA = 1e9
+
+
+def rows(document: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
+    return [row for row in document["memory"] if all(row[key] == value for key, value in wanted.items())]
+
+
+def preset(name: str) -> Transformer:
+    known = find_preset(name)
+    assert known is not None
+    return known.model
+
+
+def layout(**degrees: Any) -> Layout:
+    usual = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "checkpointing": Checkpointing.NONE, "micro_batch": 1}
+    return Layout(**{**usual, **degrees})
+
+
+def test_the_days_follow_from_the_tflops() -> None:
+    document = answer(*PLAN)
+    seconds = 8 * 13e9 * 260e9 / (16 * 45e12)
+    assert document["schema"] == "perfscope/plan/1"
+    assert document["seconds"] == pytest.approx(seconds)
+    assert document["days"] == pytest.approx(434.67, abs=0.01)
+    assert document["hours"] == pytest.approx(seconds / 3600)
+    assert document["gpu_hours"] == pytest.approx(16 * seconds / 3600)
+    assert document["hfu"] == pytest.approx(45 / 312)
+    assert document["mfu"] is None
+    assert "434.7 days" in ask(*PLAN).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "tflops"),
+    [
+        (("--model", "125M", "--tokens", "2.5B", "--gpus", 1, "--hours", 8, "--checkpointing", "none"), 65),
+        (("--model", "1.3B", "--tokens", "26B", "--gpus", 4, "--days", 8, "--checkpointing", "full"), 98),
+        (("--model", "1.3B", "--tokens", "26B", "--gpus", 4, "--hours", 192), 98),
+    ],
+)
+def test_the_seeds_table_is_solved_for_its_tflops(words: tuple[str | int, ...], tflops: int) -> None:
+    document = answer("plan", *words, "--gpu", "a100-40")
+    assert round(document["tflops_per_gpu"]) == tflops
+    assert document["solved_for"] == "tflops"
+
+
+def test_time_and_tflops_are_each_others_inverse() -> None:
+    days = answer(*PLAN)["days"]
+    back = answer("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--days", days)
+    assert back["tflops_per_gpu"] == pytest.approx(45)
+    tokens = answer("plan", "--model", "13B", "--gpus", 16, "--days", days, "--tflops", 45)
+    assert tokens["tokens"] == pytest.approx(260e9)
+    assert tokens["solved_for"] == "tokens"
+
+
+def test_the_convention_of_the_tflops_decides_the_days() -> None:
+    words = ("plan", "--model", "llama3-8b", "--tokens", "1T", "--gpus", 64, "--tflops", 400, "--seq-len", 8192)
+    by = {name: answer(*words, "--convention", name)["days"] for name in ("bigscience", "6n", "megatron_core", "palm")}
+    assert by["bigscience"] / by["6n"] == pytest.approx(4 / 3)
+    assert by["palm"] / by["megatron_core"] == pytest.approx(6.1066 / 5.147, rel=1e-3)
+
+
+def test_the_same_speed_stands_in_every_convention() -> None:
+    document = answer(
+        "plan", "--model", "llama3-8b", "--tokens", "1T", "--gpus", 64, "--tflops", 400, "--gpu", "h100-sxm"
+    )
+    assert {each["name"]: each for each in document["conventions"]}["bigscience"]["tflops_per_gpu"] == pytest.approx(
+        400
+    )
+    assert all(each["tflops_per_gpu"] for each in document["conventions"])
+
+
+def test_zero_shards_as_its_paper_says() -> None:
+    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 GPUs take 120, 31.4, 16.6 and 1.9 GB."""
+    document = answer("plan", "--size", "7.5B", "--gpus", 64)
+    for zero, gigabytes in enumerate((120, 31.4, 16.6, 1.9)):
+        (row,) = rows(document, zero=zero, checkpointing="none")
+        states = row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"]
+        assert states / GIGA == pytest.approx(gigabytes, abs=0.06)
+        assert row["total_bytes"] == states + row["activations_bytes"]
+        assert (row["tp"], row["pp"], row["dp"]) == (1, 1, 64)
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+def test_a_gpt_layer_keeps_what_the_paper_counts(attention: Attention) -> None:
+    """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h), and its forms in parallel."""
+    model = preset("megatron-22b")
+    seq_len, batch, tensor = 2048, 4, 8
+    sbh = seq_len * batch * model.hidden
+    scores = 5 * model.heads * seq_len / model.hidden if attention is Attention.EAGER else 0.0
+    # A pipeline of one layer a stage with one micro-batch leaves a single layer and no output layer.
+    single = {"pipeline": model.layers, "micro_batches": 1, "micro_batch": batch}
+    found = {
+        "alone": activations(model, seq_len, 2, attention, layout(**single)),
+        "tensor": activations(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
+        "sequence": activations(model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)),
+        "selective": activations(
+            model, seq_len, 2, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
+        ),
+    }
+    assert found["alone"] == pytest.approx(sbh * (34 + scores))
+    assert found["tensor"] == pytest.approx(sbh * (10 + (24 + scores) / tensor))
+    assert found["sequence"] == pytest.approx(sbh * (34 + scores) / tensor)
+    assert found["selective"] == pytest.approx(sbh * (10 + 24 / tensor))
+
+
+def test_megatron_cores_own_estimate_is_reproduced() -> None:
+    """Its log of 16 layers, tensor and pipeline parallel 2, says 4019.66 MB of states and 88.0 MB a layer."""
+    model = Transformer(
+        name="logged",
+        layers=16,
+        hidden=2048,
+        heads=16,
+        kv_heads=16,
+        head_dim=128,
+        ffn=8192,
+        mlp_matrices=2,
+        vocabulary=32000,
+        tied=True,
+    )
+    spread = layout(tensor=2, pipeline=2, micro_batch=2, micro_batches=16)
+    memory = estimate(
+        model,
+        spread,
+        parameters=total_parameters(model),
+        seq_len=1024,
+        precision=mixed_precision(Optimizer.ADAM, gradient_bytes=4),
+        attention=Attention.FLASH,
+    )
+    mebi = 2**20
+    assert (memory.weights + memory.gradients + memory.optimizer) / mebi == pytest.approx(4019.66, rel=0.001)
+    assert memory.activations / (8 * 2) / mebi == pytest.approx(88.0, abs=0.05)  # 8 layers, 2 micro-batches in flight
+
+
+_REAL = ("plan", "--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--seq-len", 1024, "--gpus", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "measured"),
+    [
+        (("--pp", 2, "--fp32-gradients", "--attention", "eager", "--checkpointing", "none"), 18_755_652_608),
+        (("--tp", 2, "--fp32-gradients", "--attention", "eager", "--checkpointing", "selective"), 11_411_903_488),
+        (("--zero", 1, "--checkpointing", "none"), 15_709_674_496),
+        (("--zero", 2, "--checkpointing", "none"), 13_843_860_480),
+    ],
+    ids=["pipeline", "tensor", "ZeRO 1", "ZeRO 2"],
+)
+def test_what_real_runs_took_is_estimated(words: tuple[str | int, ...], measured: int) -> None:
+    """Peaks of PyTorch's allocator on two H200: Megatron-core 0.16 without fused kernels, and DeepSpeed 0.19.8."""
+    document = answer(*_REAL, "--zero", 0, *words, "--micro-batch", 4)
+    assert document["memory"][0]["total_bytes"] == pytest.approx(measured, rel=0.04)
+
+
+def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> None:
+    model = preset("gpt3-1.3b")
+    sbh = 2048 * model.hidden
+    kept = {
+        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
+        for form in (Checkpointing.NONE, Checkpointing.FULL)
+    }
+    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
+    assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
+        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
+    )
+
+
+def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
+    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
+    model = preset("llama3-8b")
+    head = {
+        loss: activations(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activations(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        for loss in Loss
+    }
+    logits = 8192 * 128256
+    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+
+
+def test_the_fuller_end_of_a_pipeline_counts() -> None:
+    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
+    llama = preset("llama3-8b")
+    few, many = (
+        estimate(
+            llama,
+            layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            parameters=total_parameters(llama),
+            seq_len=8192,
+            precision=mixed_precision(Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
+    )
+    assert few.activations > 14 * 8192 * 128256
+    assert many.activations == activations(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+
+
+def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
+    model = preset("gpt3-13b")
+    alone = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
+    filled = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+    assert filled == 4 * alone
+
+
+def test_interleaving_holds_a_little_more_in_flight() -> None:
+    """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
+    model = preset("gpt3-13b")
+    plain = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
+    interleaved = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
+    assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
+    few = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
+    assert few / plain == pytest.approx(2 / 4)
+
+
+def test_context_parallelism_shares_sequences_and_shards_states() -> None:
+    words = ("plan", "--model", "llama3-70b", "--gpus", 64, "--seq-len", 131072, "--tp", 8, "--zero", 1)
+    whole, shared = (answer(*words, "--checkpointing", "full", *more)["memory"][0] for more in ((), ("--cp", 4)))
+    assert shared["activations_bytes"] == pytest.approx(whole["activations_bytes"] / 4)
+    assert shared["optimizer_bytes"] == whole["optimizer_bytes"]  # over 2 x 4 ranks as over 8
+    assert (whole["dp"], shared["dp"], shared["cp"]) == (8, 2, 4)
+
+
+def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
+    llama = activations(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    assert llama == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336)
+    mixtral = preset("mixtral-8x7b")
+    visited = activations(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
+
+
+def test_fp32_keeps_16_bytes_of_another_kind() -> None:
+    mixed, full = mixed_precision(Optimizer.ADAM), full_precision(Optimizer.ADAM)
+    assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
+    assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)
+
+
+def test_what_fits_is_below_the_memory_and_the_rest_is_not() -> None:
+    document = answer(*PLAN)
+    memory_bytes = document["gpu"]["memory_bytes"]
+    assert memory_bytes == 40_000_000_000
+    for row in (*document["memory"], *document["fits"]):
+        assert row["fits"] == (row["total_bytes"] <= memory_bytes)
+    assert document["fits"]
+    assert all(row["fits"] for row in document["fits"])
+    assert all(row["tp"] * row["pp"] * row["dp"] == 16 for row in document["fits"])
+    assert [row["fits"] for row in rows(document, checkpointing="full")] == [False, False, True, True]
+
+
+def test_nothing_fits_where_the_model_is_too_large() -> None:
+    words = ("plan", "--model", "gpt3-175b", "--gpus", 1, "--gpu", "v100-16")
+    assert answer(*words)["fits"] == []
+    assert "Nothing" in ask(*words).stdout
+
+
+def test_without_a_gpu_it_is_not_said_what_fits() -> None:
+    document = answer("plan", "--model", "13B", "--gpus", 16)
+    assert document["fits"] is None
+    assert {row["fits"] for row in document["memory"]} == {None}
+    assert document["days"] is None
+    assert document["tflops_per_gpu"] is None
+
+
+def test_typed_degrees_are_the_ones_that_are_looked_at() -> None:
+    document = answer(*PLAN, "--tp", 4, "--pp", 2, "--zero", 1, "--checkpointing", "full")
+    (row,) = document["memory"]
+    assert (row["tp"], row["pp"], row["dp"], row["zero"]) == (4, 2, 2, 1)
+    assert {(fit["tp"], fit["pp"], fit["zero"]) for fit in document["fits"]} == {(4, 2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("words", "whole", "weights"),
+    [
+        (("--size", "13B"), 182e9, 26e9),
+        (("--size", "181994419200"), 2.548e12, 363.99e9),
+        (("--size", "812445696"), 14 * 812_445_696, 1_624_919_321),
+        (("--size", "1B", "--dtype", "fp32"), 12e9, 4e9),
+        (("--size", "1B", "--optimizer", "sgd"), 10e9, 2e9),
+        (("--size", "1B", "--optimizer", "adam8bit"), 8e9, 2e9),
+    ],
+)
+def test_a_checkpoint_has_weights_and_optimizer(words: tuple[str, ...], whole: float, weights: float) -> None:
+    """The last figure of the third case is the file that DeepSpeed wrote for that model."""
+    document = answer("plan", *words, "--gpus", 4)
+    assert document["checkpoint"]["total_bytes"] == document["checkpoint_bytes"] == pytest.approx(whole, rel=1e-3)
+    assert document["checkpoint"]["weights_bytes"] == pytest.approx(weights, rel=1e-4)
+
+
+def test_every_expert_is_saved_but_only_some_are_computed() -> None:
+    document = answer("plan", "--model", "mixtral-8x7b", "--gpus", 8, "--tokens", "1B", "--tflops", 100)
+    assert document["checkpoint_bytes"] == 14 * 46_702_792_704
+    assert document["flops_per_token"] == 8 * 12_879_925_248
+
+
+def test_expert_parallelism_spreads_the_experts_alone() -> None:
+    words = ("plan", "--model", "mixtral-8x7b", "--gpus", 8, "--zero", 0, "--checkpointing", "full")
+    whole, spread = (answer(*words, "--ep", ep)["memory"][0]["weights_bytes"] for ep in (1, 8))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert whole - spread == pytest.approx(2 * experts * 7 / 8, rel=1e-6)
+
+
+def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "fp16": {"enabled": True},
+                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            }
+        )
+    )
+    document = answer("plan", "--model", "1.3B", "--gpus", 4, "--gpu", "v100-32", "--deepspeed-config", config)
+    assert {row["zero"] for row in document["memory"]} == {2}
+    assert {row["micro_batch"] for row in document["memory"]} == {4}
+    assert {row["optimizer_bytes"] for row in document["memory"]} == {0}
+    assert document["gpu"]["dtype"] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "13B"), "--gpus is missing"),
+        (("--gpus", 4), "which model?"),
+        (("--model", "13B", "--gpus", 0), "--gpus must be at least 1"),
+        (("--model", "13B", "--gpus", 4, "--tokens", "many"), "not a number of tokens"),
+        (("--model", "13B", "--gpus", 4, "--tokens", "0"), "not possible"),
+        (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--tflops", 0), "--tflops must be positive"),
+        (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--days", -1), "--days must be positive"),
+        (("--model", "13B", "--gpus", 4, "--tokens", "1B", "--days", 1, "--tflops", 40), "determine each other"),
+        (("--model", "13B", "--gpus", 4, "--convention", "palm", "--tokens", "1B"), "needs the dimensions"),
+        (("--model", "13B", "--gpus", 6, "--tp", 4), "do not divide into groups"),
+        (("--model", "llama3-8b", "--gpus", 3, "--tp", 3), "32 heads do not divide into 3"),
+        (("--model", "llama3-8b", "--gpus", 64, "--pp", 64), "32 layers do not fill 64"),
+        (("--model", "13B", "--gpus", 4, "--zero", 4), "stage of ZeRO"),
+        (("--model", "13B", "--gpus", 6, "--cp", 4), "groups of 1 x 1 x 4"),
+        (("--model", "13B", "--gpus", 3, "--cp", 3), "1024 tokens does not divide over 3"),
+        (("--model", "13B", "--gpus", 8, "--pp", 4, "--virtual-stages", 3), "4 x 3 virtual stages"),
+        (("--model", "13B", "--gpus", 8, "--virtual-stages", 2), "1 x 2 virtual stages"),
+        (("--model", "13B", "--gpus", 8, "--gbs", 12, "--micro-batch", 2), "micro-batches of 2 on 8"),
+        (("--model", "13B", "--gpus", 8, "--tp", 4, "--gbs", 7), "micro-batches of 1 on 2"),
+        (("--model", "13B", "--gpus", 4, "--ep", 2), "without experts"),
+        (("--model", "mixtral-8x7b", "--gpus", 4, "--ep", 3), "do not divide"),
+        (("--model", "llama3-8b", "--gpus", 4, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_clear_line(words: tuple[object, ...], said: str) -> None:
+    line = refused("plan", *(str(word) for word in words))
+    assert said in line
+    assert line.count("\n") <= 2
+
+
+def test_a_speed_above_the_peak_is_warned_of() -> None:
+    document = answer("plan", "--model", "13B", "--tokens", "260B", "--gpus", 1, "--gpu", "a100-40", "--days", 1)
+    assert any("above the dense bf16 peak" in line for line in document["warnings"])

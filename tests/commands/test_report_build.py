@@ -1,0 +1,363 @@
+"""`perfscope report build`: blocks are what their raw files say, in any clone; a stale one is named cell by cell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.regenerate.provenance import NOT_COMMITTED, git_blob, last_commit
+from tests.commands.report_cli import Run, run
+from tests.conftest import ROOT
+
+REPORTS = sorted(path.name for path in (ROOT / "reports").glob("*.md") if "<!-- perfscope:" in path.read_text())
+RAW_FILES = sorted(
+    {
+        (name, file)
+        for name in REPORTS
+        for line in (ROOT / "reports" / name).read_text().splitlines()
+        if line.startswith("<!-- perfscope:")
+        for file in re.findall(r"fixtures/\S+\.csv", line)
+    }
+)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The reports and their raw files, outside of any git repository."""
+    for folder in ("reports", "fixtures/published", "fixtures/checkpoints"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for other in (ROOT / "fixtures").iterdir():  # own_copy() before writing to these
+        if not (tmp_path / "fixtures" / other.name).exists():
+            (tmp_path / "fixtures" / other.name).symlink_to(other)
+    return tmp_path
+
+
+def own_copy(copy: Path, file: str) -> Path:
+    """A raw file that may be written: its folder is copied where it is a link to ours."""
+    folder = copy / "fixtures" / file.split("/")[1]
+    if folder.is_symlink():
+        folder.unlink()
+        shutil.copytree(ROOT / "fixtures" / folder.name, folder)
+    return copy / file
+
+
+def check(capsys: pytest.CaptureFixture[str], path: Path) -> Run:
+    return run(capsys, "report", "build", "--check", path, "--format", "json")
+
+
+def stale_cells(answer: Run) -> list[dict[str, Any]]:
+    blocks = [block for report in answer.data["results"]["reports"] for block in report["blocks"]]
+    return [cell for block in blocks for cell in block["cells"]]
+
+
+class TestOurReports:
+    def test_every_report_is_what_its_raw_files_say(self, capsys: pytest.CaptureFixture[str]) -> None:
+        answer = run(capsys, "report", "build", "--check", ROOT / "reports")
+        assert answer.code == 0, answer.out
+        assert "0 stale" in answer.out
+
+    @pytest.mark.parametrize("report", REPORTS)
+    def test_a_figure_changed_by_hand_in_a_report_is_named(
+        self, copy: Path, capsys: pytest.CaptureFixture[str], report: str
+    ) -> None:
+        path = copy / "reports" / report
+        lines = path.read_text().splitlines(keepends=True)
+        first = next(number for number, line in enumerate(lines) if line.startswith("<!-- perfscope:"))
+        number, match = next(
+            (number, match)
+            for number, line in enumerate(lines)
+            if number > first and line.startswith("|") and (match := re.search(r"\d(?= *\|)", line))
+        )
+        new = "0" if match[0] != "0" else "1"
+        lines[number] = lines[number][: match.start()] + new + lines[number][match.end() :]
+        path.write_text("".join(lines))
+        answer = check(capsys, path)
+        assert answer.code == 3
+        assert [cell["line"] for cell in stale_cells(answer)] == [number + 1]
+
+    def test_all_five_published_reports_are_among_them(self) -> None:
+        published = {path.name for path in (ROOT / "fixtures" / "published").iterdir() if path.is_dir()}
+        assert len(published) == 5
+        assert {file.split("/")[2] for _, file in RAW_FILES if file.startswith("fixtures/published/")} == published
+
+    def test_they_are_the_same_bytes_outside_of_git(self, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        before = {path.name: path.read_bytes() for path in (copy / "reports").glob("*.md")}
+        assert run(capsys, "report", "build", copy / "reports").code == 0
+        assert {path.name: path.read_bytes() for path in (copy / "reports").glob("*.md")} == before
+
+    @pytest.mark.parametrize(("report", "file"), RAW_FILES)
+    def test_one_changed_raw_figure_makes_the_check_fail_at_its_cell(
+        self, copy: Path, capsys: pytest.CaptureFixture[str], report: str, file: str
+    ) -> None:
+        raw = own_copy(copy, file)
+        changed, old, new = change_last_figure(raw.read_text())
+        raw.write_text(changed)
+        before = (copy / "reports" / report).read_bytes()
+        answer = check(capsys, copy / "reports" / report)
+        assert answer.code == 3
+        assert (copy / "reports" / report).read_bytes() == before
+        blocks = [block for one in answer.data["results"]["reports"] for block in one["blocks"] if block["stale"]]
+        assert all(file in block["command"] for block in blocks)
+        assert [block for block in blocks if block["cells"] or block["lines"]] == blocks
+        shown = [cell for cell in stale_cells(answer) if old in cell["reported"] and new in cell["rebuilt"]]
+        assert stale_cells(answer), answer.out  # the figure's own cell, or what was computed from it
+        for cell in shown:
+            line = (copy / "reports" / report).read_text().splitlines()[cell["line"] - 1]
+            assert line.startswith("|")
+            assert old in line
+
+    @pytest.mark.parametrize(
+        ("report", "file", "change", "cells"),
+        [
+            (
+                "bigscience-gpt2.md",
+                "fixtures/published/bigscience_gpt2/deepspeed_3d_zero1.csv",
+                ("64,52B,Y,5e8,2,8,128,4,1024,137s,48.8", "64,52B,Y,5e8,2,8,128,4,1024,137s,49.7"),
+                {("TFLOPs", "48.8", "49.7"), ("Verdict", "TFLOPs: wrong (it needs a step time of 139.7 s)", "agrees")},
+            ),
+            (
+                "deepspeed-gpt2-v100.md",
+                "fixtures/published/deepspeed_gpt2/zero_stage_1.csv",
+                ("2,8,8,290.72,13.26", "2,8,8,280.72,13.26"),
+                {("Samples/s", "290.72", "280.72"), ("Speed-up, recomputed", "13.26", "12.80")},
+            ),
+            (
+                "megatron-gpt-a100.md",
+                "fixtures/published/megatron_deepspeed_gpt/sizes.csv",
+                ("1.3B,26B,4,A100 40GB,8d,4", "1.3B,26B,4,A100 40GB,7d,4"),
+                {("Time", "8d", "7d"), ("TFLOPs per GPU", "97.8", "111.8")},
+            ),
+            (
+                "mxnet-bert-v100.md",
+                "fixtures/published/mxnet_bert/runs_batch_32.csv",
+                ("1n8g,7,1050.76", "1n8g,7,1150.76"),
+                {("Mean", "1058.05", "1072.34"), ("Median", "1058.60", "1061.91"), ("Speed-up", "7.05", "7.07")},
+            ),
+            (
+                "resnet50-v100.md",
+                "fixtures/published/resnet50_mnist/throughput.csv",
+                ("DDP,4 V100 x 1 node,131/s", "DDP,4 V100 x 1 node,1310/s"),
+                {("Throughput", "131/s", "1310/s"), ("Speed-up", "0.39", "3.95"), ("Efficiency (%)", "9.9", "98.6")},
+            ),
+            (
+                "h200-checkpoints.md",
+                "fixtures/checkpoints/deepspeed_zero1_h200.csv",
+                ("mp_rank_00_model_states.pt,1624919321", "mp_rank_00_model_states.pt,3249838642"),
+                {("Bytes", "1624919321", "3249838642"), ("Bytes per parameter", "2.000", "4.000")},
+            ),
+            (
+                "h200-logs.md",
+                "fixtures/logs/megatron_core_tp2_pp2_h200.log",
+                (
+                    "save-checkpoint ................................: (4984.48, 4995.96)",
+                    "save-checkpoint ..: (1.0, 5995.96)",
+                ),
+                {("Time", "4.996 s", "5.996 s")},
+            ),
+            (
+                "h200-deepspeed-zero.md",
+                "fixtures/runs/h200_zero1/run.json",
+                ("580.159.04", "590.1"),
+                {("Which", "580.159.04", "590.1")},
+            ),
+        ],
+    )
+    def test_the_cell_and_what_follows_from_it_are_named(
+        self,
+        request: pytest.FixtureRequest,
+        report: str,
+        file: str,
+        change: tuple[str, str],
+        cells: set[tuple[str, str, str]],
+    ) -> None:
+        copy, capsys = request.getfixturevalue("copy"), request.getfixturevalue("capsys")
+        raw = own_copy(copy, file)
+        assert change[0] in raw.read_text()
+        raw.write_text(raw.read_text().replace(*change))
+        answer = check(capsys, copy / "reports" / report)
+        assert answer.code == 3
+        found = {(cell["column"], cell["reported"], cell["rebuilt"]) for cell in stale_cells(answer)}
+        assert cells <= found
+        run(capsys, "report", "build", copy / "reports" / report)
+        assert check(capsys, copy / "reports" / report).code == 0
+
+
+def change_last_figure(text: str) -> tuple[str, str, str]:
+    """Change one digit of the last figure of a raw table that its report shows."""
+    figures = [
+        match
+        for match in re.finditer(r"(?m)^.*,(\d+(?:\.\d+)?)(?:s|/s|B)?(?:,[^,\n]*)*$", text)
+        if not match[0].startswith(("latest", "zero_to_"))  # what lies beside a checkpoint is no part of it
+    ]
+    match = figures[-1]
+    old = match[1]
+    new = str(int(old[0]) % 9 + 1) + old[1:]
+    return text[: match.start(1)] + new + text[match.end(1) :], old, new
+
+
+def write_report(folder: Path, command: str, content: str = "") -> Path:
+    path = folder / "report.md"
+    path.write_text(
+        f"# A report\n\nText.\n\n<!-- perfscope: {command} -->\n{content}<!-- /perfscope -->\n\nMore text.\n"
+    )
+    return path
+
+
+RAW = "GPUs,Samples/s,Speed-up\n1,100,1\n4,380,3.8\n"
+
+
+class TestBlocks:
+    def test_a_block_states_its_files_their_commit_and_its_command(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        commit = make_repository(tmp_path)
+        path = write_report(tmp_path, "report table raw.csv")
+        assert run(capsys, "report", "build", path).code == 0
+        blob = git_blob(RAW.encode())[:12]
+        assert (
+            f"_From `raw.csv` (blob `{blob}`, commit `{commit[:12]}`) by `perfscope report table raw.csv`._"
+            in path.read_text()
+        )
+        assert path.read_text().startswith("# A report\n\nText.\n\n<!-- perfscope:")
+        assert path.read_text().endswith("<!-- /perfscope -->\n\nMore text.\n")
+        assert subprocess.check_output(["git", "hash-object", "raw.csv"], cwd=tmp_path, text=True)[:12] == blob
+
+    def test_building_twice_gives_the_same_bytes_whatever_git_says_by_then(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        path = write_report(tmp_path, "report table raw.csv")
+        run(capsys, "report", "build", path)
+        first = path.read_bytes()
+        assert NOT_COMMITTED.encode() in first
+        commit = make_repository(tmp_path)
+        run(capsys, "report", "build", path)
+        assert path.read_bytes() == first
+        run(capsys, "report", "build", path, "--commits")
+        assert commit[:12].encode() in path.read_bytes()
+        assert check(capsys, path).code == 0
+
+    def test_a_changed_file_that_is_not_committed_has_no_commit(self, tmp_path: Path) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        commit = make_repository(tmp_path)
+        assert last_commit(tmp_path / "raw.csv") == commit[:12]
+        (tmp_path / "raw.csv").write_text(RAW + "8,700,7\n")
+        assert last_commit(tmp_path / "raw.csv") == NOT_COMMITTED
+
+    def test_paths_start_at_the_nearest_folder_above_where_they_exist(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "reports" / "deep").mkdir(parents=True)
+        (tmp_path / "raw").mkdir()
+        (tmp_path / "raw" / "runs.csv").write_text(RAW)
+        path = write_report(tmp_path / "reports" / "deep", "report table raw/runs.csv")
+        assert run(capsys, "report", "build", tmp_path / "reports").code == 0
+        assert "| 380" in path.read_text()
+        assert str(tmp_path) not in path.read_text()
+
+    def test_a_table_of_another_shape_is_named_by_its_lines(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        path = write_report(tmp_path, "report table raw.csv")
+        run(capsys, "report", "build", path)
+        (tmp_path / "raw.csv").write_text(RAW + "8,700,7\n")
+        answer = check(capsys, path)
+        assert answer.code == 3
+        lines = answer.data["results"]["reports"][0]["blocks"][0]["lines"]
+        assert any("700" in line for line in lines)
+
+    def test_chosen_sections_and_heading_levels(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = write_report(tmp_path, "checkpoint --size 7B --gpus 8 :: Planned size")
+        assert run(capsys, "report", "build", path).code == 0
+        assert "\n### Planned size\n" in path.read_text()
+        assert "# A checkpoint of" not in path.read_text()
+
+    def test_hidden_folders_and_files_without_a_marker_are_left_out(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / ".venv").mkdir()
+        write_report(tmp_path / ".venv", "nonsense")
+        (tmp_path / "binary.md").write_bytes(b"\0\0")
+        write_report(tmp_path, "checkpoint --size 7B")
+        answer = run(capsys, "report", "build", tmp_path, "--format", "json")
+        assert [Path(report["path"]).name for report in answer.data["results"]["reports"]] == ["report.md"]
+
+    def test_a_marker_in_code_is_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "doc.md"
+        path.write_text("```\n<!-- perfscope: tflops -->\n<!-- /perfscope -->\n```\n")
+        answer = run(capsys, "report", "build", path)
+        assert answer.code == 1
+        assert "holds no block" in answer.err
+
+    @pytest.mark.parametrize(
+        ("command", "problem"),
+        [
+            ("profile -- rm -rf .", "is no command that only reads"),
+            ("report build .", "is no command that only reads"),
+            ("report refresh x.md", "is no command that only reads"),
+            ("bubble --pp 4 -o out.svg", "writes a file"),
+            ("checkpoint nowhere", "does not exist"),
+            ("checkpoint --size 52Q", "is not a model size"),
+            ("checkpoint --nonsense", "ended with 2"),
+            ("checkpoint --size 7B :: Nonsense", "there is no section 'Nonsense'"),
+            ("checkpoint 'x", "the command cannot be read"),
+        ],
+    )
+    def test_a_block_that_cannot_be_regenerated_is_named_and_nothing_is_written(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, problem: str
+    ) -> None:
+        path = write_report(tmp_path, command, "old\n")
+        before = path.read_bytes()
+        answer = run(capsys, "report", "build", path)
+        assert answer.code == 1
+        assert "line 5" in answer.err
+        assert problem in answer.err
+        assert "Traceback" not in answer.err
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("<!-- perfscope: tflops -->\n\ntext\n", "line 1: the block has no end"),
+            (
+                "<!-- perfscope: tflops -->\n\n<!-- perfscope: tflops -->\n<!-- /perfscope -->\n",
+                "line 1: the block has no end",
+            ),
+            ("<!-- /perfscope -->\n", "line 1: a block ends that did not begin"),
+        ],
+    )
+    def test_markers_that_do_not_match_are_named(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+    ) -> None:
+        (tmp_path / "report.md").write_text(text)
+        answer = run(capsys, "report", "build", tmp_path / "report.md")
+        assert answer.code == 1
+        assert problem in answer.err
+
+    def test_a_read_only_report_is_not_replaced(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = write_report(tmp_path, "checkpoint --size 7B")
+        path.chmod(0o444)
+        before = path.read_bytes()
+        answer = run(capsys, "report", "build", path)
+        assert answer.code == 1
+        assert "is read-only" in answer.err
+        assert path.read_bytes() == before
+
+
+def make_repository(folder: Path) -> str:
+    """Commit everything in a folder to a new repository; gives the commit."""
+    commands = (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "Raw files"],
+    )
+    for command in commands:
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()

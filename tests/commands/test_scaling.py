@@ -1,0 +1,173 @@
+"""``perfscope scaling`` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analyzers.scaling.benchmark import deepspeed_line, write_deepspeed, write_gluon
+from tests.conftest import ROOT, Ended, run
+from tests.sources.joblog.lines import megatron
+
+
+def scaling(folder: Path, *arguments: str | Path) -> Ended:
+    return run([sys.executable, "-m", "perfscope", "scaling", *arguments], folder)
+
+
+def as_json(folder: Path, *arguments: str | Path) -> Any:
+    ended = scaling(folder, *arguments, "--format", "json")
+    assert ended.code == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    """Two runs each on one, eight and sixteen GPUs."""
+    for case, gpus, latency in (("1n1g", 1, 200.0), ("1n8g", 8, 220.0), ("2n8g", 16, 250.0)):
+        for number in (1, 2):
+            write_gluon(tmp_path / "bz32" / case, number, gpus, [f"{latency + number:.1f}"] * 200)
+    return tmp_path
+
+
+def test_a_protocols_object_is_under_results_and_nothing_else_is(bert: Path) -> None:
+    document = as_json(bert, "bz32", "--protocol", "dlperf-mxnet-bert")
+    assert document["schema"] == "perfscope/scaling/1"
+    assert list(document["results"]) == ["bert"]
+    assert document["results"]["bert"]["1n1g"] == {
+        "average_speed": 158.81,
+        "batch_size_per_device": 32,
+        "median_speed": 158.81,
+        "speedup": 1.0,
+    }
+    assert list(document["results"]["bert"]) == ["1n1g", "1n8g", "2n8g"]
+    assert "bert 1n1g: 2 runs; the protocol has 7" in document["notes"]
+
+
+def test_fewer_runs_are_a_note_and_no_failure(bert: Path) -> None:
+    ended = scaling(bert, "bz32", "--protocol", "dlperf-mxnet-bert")
+    assert ended.code == 0
+    assert "note: bert 1n8g: 2 runs" in ended.stderr
+    assert "| bert    |          2 |        16 |" in ended.stdout
+
+
+def test_deepspeeds_protocol(tmp_path: Path) -> None:
+    for case, speed in (("1n1g", 22.65), ("1n4g", 89.1)):
+        write_deepspeed(tmp_path / case, 1, [str(speed)] * 198)
+    document = as_json(tmp_path, ".", "--protocol", "dlperf-deepspeed")
+    assert document["results"]["gpt2-small"]["1n4g"]["speedup"] == 3.93
+
+
+def test_the_same_logs_without_a_protocol(bert: Path) -> None:
+    document = as_json(bert, "bz32")
+    weak = document["weak"][0]
+    assert document["strong"] == []
+    assert weak["constant_batch"] == 32
+    assert [point["case"] for point in weak["points"]] == ["1n1g", "1n8g", "2n8g"]
+    # Latencies 201 and 202 ms on one GPU, 251 and 252 ms on sixteen: the mean of two runs is their median.
+    one, sixteen = (32 / 0.201 + 32 / 0.202) / 2, (512 / 0.251 + 512 / 0.252) / 2
+    assert weak["points"][2]["speedup"] == pytest.approx(sixteen / one)
+    assert weak["points"][2]["efficiency"] == pytest.approx(sixteen / one / 16)
+    assert set(weak["fits"]) == {"amdahl", "gustafson", "usl"}
+    assert weak["fits"]["amdahl"]["predictions"][0]["gpus"] == 32
+
+
+def test_strong_scaling_of_megatron_logs(tmp_path: Path) -> None:
+    for nodes, seconds in ((8, 200), (16, 110), (32, 65)):
+        text = "".join(megatron(n, f"{seconds * 1000}.0", batch=1024) for n in range(1, 5))
+        (tmp_path / f"52B-{nodes}n4g.out").write_text(text)
+    document = as_json(tmp_path, ".", "--predict", "256,512")
+    assert document["weak"] == []
+    [strong] = document["strong"]
+    assert strong["baseline"] == "8n4g"
+    assert [point["speedup"] for point in strong["points"]] == pytest.approx([1, 200 / 110, 200 / 65])
+    assert [one["gpus"] for one in strong["fits"]["usl"]["predictions"]] == [256, 512]
+    assert document["results"]["52B"]["32n4g"]["efficiency"] == pytest.approx(200 / 65 / 4)
+
+
+def test_a_zero_comparison_of_logs_with_samples_of_nvidia_smi(tmp_path: Path) -> None:
+    for stage, memory, speed in ((0, 15387, 198.6), (1, 14199, 195.8)):
+        name = f"gpt2-small_1n8g_bz4_zero_stage{stage}"
+        lines = [
+            f"[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{n}, SamplesPerSec={speed}\n" for n in range(3, 50)
+        ]
+        (tmp_path / f"{name}.log").write_text("".join(lines))
+        (tmp_path / f"{name}.csv").write_text(f"memory.used [MiB], memory.total [MiB]\n{memory} MiB, 16160 MiB\n")
+    document = as_json(tmp_path, ".")
+    base, first = document["zero"]
+    assert base["gpu_mem_mib"] == 15387
+    assert first["gpu_mem_change"] == pytest.approx(14199 / 15387 - 1)
+    assert first["samples_per_s_change"] == pytest.approx(195.8 / 198.6 - 1)
+    ended = scaling(tmp_path, ".")
+    assert "14199 (1188, ↓7.7%)" in ended.stdout
+
+
+def test_the_drawing_is_svg_with_every_point(bert: Path) -> None:
+    ended = scaling(bert, "bz32", "--plot", "out.svg")
+    assert ended.code == 0
+    assert "wrote out.svg" in ended.stderr
+    tree = ET.fromstring((bert / "out.svg").read_text())
+    dots = tree.findall(".//{http://www.w3.org/2000/svg}circle")
+    assert len(dots) == 3 + 1
+    assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 4
+
+
+def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    for stage, slower in ((0, 0.0), (1, 3.0)):
+        for nodes in (1, 2):
+            folder = tmp_path / f"{nodes}n8g"
+            folder.mkdir(exist_ok=True)
+            lines = [deepspeed_line(step, str(100.0 * nodes - slower)) for step in range(3, 20)]
+            (folder / f"gpt2-small_b8_fp16_{stage}_zero_stage{stage}.log").write_text("".join(lines))
+    assert scaling(tmp_path, ".", "--plot", "drawing.svg").code == 0
+    labels = re.findall(r">(gpt2[^<]*)</text>", (tmp_path / "drawing.svg").read_text())
+    assert labels == ["gpt2-small, ZeRO 0", "gpt2-small, ZeRO 1"]
+
+
+def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:
+    ended = scaling(bert, "bz32", "--plot", "none/out.svg")
+    assert ended.code == 1
+    assert "cannot be written" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["none"],
+        ["."],
+        ["bz32", "--protocol", "mine"],
+        ["bz32", "--plot", "out.png"],
+        ["bz32", "--predict", "0"],
+        ["bz32", "--predict", "many"],
+        ["bz32", "--warmup", "-1"],
+        ["bz32", "--protocol", "dlperf-mxnet-bert", "--warmup", "5"],
+    ],
+)
+def test_wrong_usage(bert: Path, arguments: list[str]) -> None:
+    (bert / "empty").mkdir()
+    ended = scaling(bert / "empty" if arguments == ["."] else bert, *arguments)
+    assert ended.code == (1 if arguments == ["."] else 2)
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_log_that_tells_no_number_of_gpus_is_named(bert: Path) -> None:
+    (bert / "bz32" / "stray.log").write_text("dear diary\n")
+    ended = scaling(bert, "bz32", "--format", "json")
+    assert ended.code == 4
+    assert "stray.log" in ended.stderr
+
+
+def test_every_example_of_the_guide_runs(bert: Path) -> None:
+    guide = (ROOT / "docs" / "scaling.md").read_text()
+    examples = [line.strip() for line in guide.splitlines() if line.startswith("    perfscope ")]
+    (bert / "logs" / "mxnet" / "bert").mkdir(parents=True)
+    (bert / "bz32").rename(bert / "logs" / "mxnet" / "bert" / "bz32")
+    assert len(examples) == 3
+    for example in examples:
+        ended = run(["bash", "-c", example.replace("perfscope", f"{sys.executable} -m perfscope", 1)], bert)
+        assert ended.code == 0, ended.stderr

@@ -1,0 +1,216 @@
+"""``perfscope tflops``: the seed's figure, the JSON that others read, and what each convention states."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.flops.making import answer, ask, by_name, refused
+from tests.conftest import ROOT
+
+SEED = ("tflops", "--size", "52B", "--gbs", 1024)
+NAMES = ["bigscience", "6n", "megatron_paper", "megatron_core", "torchtitan", "palm"]
+NEED_DIMENSIONS = {"megatron_paper", "megatron_core", "torchtitan", "palm"}
+LLAMA = ("tflops", "--model", "llama3-8b", "--gbs", 512, "--time", "10s", "--gpus", 128)
+
+#: Rows of the seed's tables: parameters in B, GPUs, global batch, seconds, the TFLOPs that the table prints.
+SEED_ROWS = [
+    (52, 64, 1024, 129, 52.8),
+    (52, 64, 1024, 217, 31.4),
+    (52, 64, 1536, 206, 49.6),
+    (52, 64, 768, 122, 41.9),
+    (39, 32, 512, 82, 62.3),
+    (18, 16, 768, 262, 27.0),
+]
+
+
+def test_the_seeds_one_liner_is_53_7() -> None:
+    document = answer(*SEED, "--time", 127)
+    assert document["schema"] == "perfscope/tflops/1"
+    assert document["tflops_per_gpu"] == pytest.approx(52 * 4 * 2 * 1024 * 1024 / (127 * 64 * 1e3))
+    assert document["assumptions"] == {"gpus": 64, "seq_len": 1024, "checkpointing": "full"}
+    assert "53.7" in ask(*SEED, "--time", 127).stdout
+
+
+@pytest.mark.parametrize(("size", "gpus", "gbs", "seconds", "printed"), SEED_ROWS)
+def test_the_seeds_tables_are_reproduced(size: int, gpus: int, gbs: int, seconds: int, printed: float) -> None:
+    document = answer("tflops", "--size", f"{size}B", "--gpus", gbs and gpus, "--gbs", gbs, "--time", seconds)
+    assert round(document["tflops_per_gpu"], 1) == pytest.approx(printed, abs=0.11)  # the seed rounds its seconds
+
+
+@pytest.mark.parametrize("time", ["127s", "2m7s", "127000ms", "0m127s"])
+def test_a_time_is_taken_as_people_write_it(time: str) -> None:
+    assert answer(*SEED, "--time", time)["tflops_per_gpu"] == answer(*SEED, "--time", 127)["tflops_per_gpu"]
+
+
+def test_every_assumption_is_printed_and_none_that_was_given() -> None:
+    bare = ask(*SEED, "--time", 127).stdout
+    for assumed in ("64 GPUs", "sequence length 1024", "activation checkpointing full"):
+        assert assumed in bare
+    given = ask(*SEED, "--time", 127, "--gpus", 64, "--seq-len", 1024, "--checkpointing", "full").stdout
+    assert "Assumed" not in given
+
+
+def test_six_conventions_stand_side_by_side() -> None:
+    document = answer(*LLAMA, "--gpu", "h200-sxm")
+    assert [each["name"] for each in document["conventions"]] == NAMES
+    for each in document["conventions"]:
+        assert {"name", "tflops_per_gpu", "mfu", "hfu", "formula", "source"} <= each.keys()
+        assert each["tflops_per_gpu"] > 0
+        assert each["formula"]
+        assert each["source"]
+        assert each["inputs"]
+    assert document["tflops_per_gpu"] == by_name(document)["bigscience"]["tflops_per_gpu"]
+
+
+def test_a_bare_size_has_no_figure_where_dimensions_are_needed() -> None:
+    found = by_name(answer(*SEED, "--time", 127, "--gpu", "v100-32"))
+    assert [name for name in NAMES if found[name]["tflops_per_gpu"] is None] == [
+        name for name in NAMES if name in NEED_DIMENSIONS
+    ]
+    for name in NEED_DIMENSIONS:
+        assert found[name]["mfu"] is None
+        assert found[name]["hfu"] is None
+        assert "dimensions" in found[name]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "recomputing"),
+    [("full", {"bigscience", "megatron_paper"}), ("selective", {"megatron_paper"}), ("none", set())],
+)
+def test_forms_that_count_recomputation_state_hfu_and_the_others_mfu(checkpointing: str, recomputing: set[str]) -> None:
+    document = answer(*LLAMA, "--gpu", "h200-sxm", "--checkpointing", checkpointing)
+    for name, each in by_name(document).items():
+        stated, other = ("hfu", "mfu") if name in recomputing else ("mfu", "hfu")
+        assert each[stated] == pytest.approx(each["tflops_per_gpu"] / 989.4), name
+        assert each[other] is None, name
+
+
+def test_bigscience_takes_4_passes_or_3() -> None:
+    found = {form: answer(*SEED, "--time", 127, "--checkpointing", form) for form in ("full", "selective", "none")}
+    assert found["selective"]["tflops_per_gpu"] == found["none"]["tflops_per_gpu"]
+    assert found["full"]["tflops_per_gpu"] / found["none"]["tflops_per_gpu"] == pytest.approx(4 / 3)
+
+
+def test_without_a_gpu_there_is_neither_mfu_nor_hfu() -> None:
+    document = answer(*LLAMA)
+    assert document["gpu"] is None
+    assert {(each["mfu"], each["hfu"]) for each in document["conventions"]} == {(None, None)}
+
+
+def test_an_unknown_gpu_gives_no_mfu_and_says_so() -> None:
+    document = answer(*LLAMA, "--gpu", "tpu-v9")
+    assert {(each["mfu"], each["hfu"]) for each in document["conventions"]} == {(None, None)}
+    assert any("tpu-v9" in line and "no MFU" in line for line in document["warnings"])
+    assert "tpu-v9" in ask(*LLAMA, "--gpu", "tpu-v9").stderr
+
+
+def test_the_sequence_stays_1024_with_a_model_unless_given() -> None:
+    assert answer(*LLAMA)["assumptions"]["seq_len"] == 1024
+    assert answer(*LLAMA, "--seq-len", 8192)["assumptions"]["seq_len"] == 8192
+
+
+def test_there_is_an_hfu_for_each_convention() -> None:
+    """mfu x (1 + recomputed / model operations), the layers' forward pass once more."""
+    document = answer(*LLAMA, "--gpu", "h200-sxm", "--seq-len", 8192)
+    plain, others = by_name(document), by_name(document, "variants")
+    for name in ("6n", "megatron_core", "torchtitan", "palm"):
+        hfu = others[f"{name}+recomputation"]["hfu"]
+        assert plain[name]["mfu"] < hfu < plain[name]["mfu"] * 4 / 3
+    forward_of_layers = 2 * (8_030_261_248 - 2 * 128256 * 4096 - 65 * 4096)
+    added = others["6n+recomputation"]["flops_per_token"] - plain["6n"]["flops_per_token"]
+    assert added == forward_of_layers
+
+
+def test_a_mixture_counts_the_experts_that_a_token_visits() -> None:
+    found = by_name(answer("tflops", "--model", "mixtral-8x7b", "--gbs", 64, "--time", 1))
+    assert found["6n"]["flops_per_token"] == 6 * 12_879_925_248
+    assert found["megatron_core"]["flops_per_token"] < 6 * 13.5e9
+
+
+def test_more_than_the_gpu_can_do_is_a_bug_and_said() -> None:
+    ended = ask(*SEED, "--time", 40, "--gpu", "v100-32")
+    assert ended.code == 0
+    assert "above the dense" in ended.stderr
+    assert "bug" in ended.stderr
+    document = answer(*SEED, "--time", 40, "--gpu", "v100-32")
+    assert any("bug" in line for line in document["warnings"])
+    assert answer(*SEED, "--time", 40)["warnings"] == []  # the fastest GPU of the table can do that
+    assert answer(*SEED, "--time", 1)["warnings"] != []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--size", "52B", "--time", 127), "--gbs is missing"),
+        (("--size", "52B", "--gbs", 1), "--time is missing"),
+        (("--size", "52B", "--gbs", 1, "--time", 0), "time of 0"),
+        (("--size", "52B", "--gbs", -1, "--time", 1), "--gbs must be at least 1"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--gpus", 0), "--gpus must be at least 1"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--seq-len", 0), "--seq-len must be at least 1"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--gpu", "v100-32", "--dtype", "bf16"), "no peak in bf16"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--gpu", "a100-40", "--dtype", "fp8"), "no peak in fp8"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--gpu", "h100-sxm", "--peak", 1979), "sparsity"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--peak", 1979), "sparsity"),
+        (("--size", "52B", "--gbs", 1, "--time", 1, "--peak", -1), "not possible"),
+    ],
+)
+def test_bad_input_is_one_clear_line(words: tuple[object, ...], said: str) -> None:
+    line = refused("tflops", *(str(word) for word in words))
+    assert said in line
+    assert line.count("\n") <= 2
+
+
+def test_a_peak_of_ones_own_is_the_denominator() -> None:
+    document = answer(*LLAMA, "--gpu", "h200-sxm", "--peak", 700)
+    assert by_name(document)["6n"]["mfu"] == pytest.approx(by_name(document)["6n"]["tflops_per_gpu"] / 700)
+    assert document["gpu"]["source"] == "given as --peak"
+
+
+def test_the_number_format_picks_the_peak() -> None:
+    bf16, fp8 = (answer(*LLAMA, "--gpu", "h200-sxm", "--dtype", dtype) for dtype in ("bf16", "fp8"))
+    assert by_name(bf16)["6n"]["mfu"] == pytest.approx(2 * by_name(fp8)["6n"]["mfu"], rel=1e-3)
+
+
+def test_a_deepspeed_config_gives_batch_and_format(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(
+        json.dumps({"train_batch_size": 1024, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}})
+    )
+    read = answer("tflops", "--size", "52B", "--time", 127, "--deepspeed-config", config, "--gpu", "a100-40")
+    assert read["tflops_per_gpu"] == answer(*SEED, "--time", 127)["tflops_per_gpu"]
+    assert read["gpu"]["dtype"] == "fp16"
+    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}))
+    read = answer("tflops", "--size", "52B", "--time", 127, "--gpus", 64, "--deepspeed-config", config)
+    assert read["inputs"]["gbs"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama"}, "no DeepSpeed config"),
+        ({"train_batch_size": 0}, "at least 1"),
+        ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, "does not divide"),
+        ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "ZeRO stage"),
+    ],
+)
+def test_a_deepspeed_config_that_cannot_be_is_refused(tmp_path: Path, config: dict[str, object], said: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    assert said in refused("tflops", "--size", "52B", "--time", 127, "--deepspeed-config", path)
+
+
+def test_the_command_starts_without_the_heavy_libraries() -> None:
+    program = (
+        "import sys; sys.argv = ['perfscope', 'tflops', '--model', 'llama3-8b', '--gbs', '1', '--time', '1']\n"
+        "from perfscope.cli import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "heavy = {'numpy', 'pandas', 'torch', 'scipy', 'msgspec'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,221 @@
+"""Operations counted from a trace's shapes: by hand, against PyTorch's counter, and beside the formula."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile, record_function
+
+from perfscope.analyzers.operations import flops
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.products import Product
+from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
+from tests.analyzers.flops.making import answer, ask, refused
+from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
+
+SEQ_LEN, BATCH, STEPS = 96, 2, 2
+SHAPE = Shape(layers=3)
+WORDS = ("tflops", "--layers", 3, "--hidden", 64, "--heads", 4, "--vocab", 256, "--seq-len", SEQ_LEN, "--gpus", 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "operations"),
+    [
+        ("mm", ((2, 3), (3, 5)), 2 * 2 * 3 * 5),
+        ("addmm", ((5,), (2, 3), (3, 5)), 2 * 2 * 3 * 5),
+        ("bmm", ((7, 2, 3), (7, 3, 5)), 7 * 2 * 2 * 3 * 5),
+        ("baddbmm", ((7, 2, 5), (7, 2, 3), (7, 3, 5)), 7 * 2 * 2 * 3 * 5),
+        ("_scaled_dot_product_flash_attention", ((2, 4, 8, 16),) * 3, 2 * 2 * 4 * 8 * 8 * (16 + 16)),
+        ("_scaled_dot_product_flash_attention_backward", ((2, 4, 8, 16),) * 4, 2 * 2 * 2 * 4 * 8 * 8 * 32),
+        ("mm", ((), ()), 0),
+        ("_addmm_activation", ((5,), (2, 3), (3, 5)), 2 * 2 * 3 * 5),
+        ("_grouped_mm", ((6, 3), (4, 3, 5), (4,)), 2 * 6 * 3 * 5),  # tokens of 4 experts, one weight each
+        ("_grouped_mm", ((3, 6), (6, 5), (4,)), 2 * 3 * 6 * 5),  # its weights' gradients
+        ("_flash_attn_forward", ((2, 8, 4, 16),) * 3, 2 * 2 * 4 * 8 * 8 * (16 + 16)),
+        ("_flash_attn_backward", ((2, 8, 4, 16),) * 4, 2 * 2 * 2 * 4 * 8 * 8 * 32),
+        ("_flash_attn_varlen_forward", ((16, 4, 16),) * 3, 0),  # how long the packed sequences are is not stated
+    ],
+)
+def test_a_product_has_two_operations_a_multiplication(
+    operator: str, shapes: tuple[tuple[int, ...], ...], operations: int
+) -> None:
+    assert flops(Product(operator, shapes, 1)) == operations
+
+
+def trace_of(path: Path, recompute: bool = False, steps: int = STEPS, batch: int = BATCH) -> Path:
+    """Some steps of a small decoder under the real profiler, with shapes."""
+    torch.manual_seed(0)
+    network = Decoder(SHAPE)
+    with profile(record_shapes=True) as profiler:
+        for step in range(steps):
+            with record_function(f"ProfilerStep#{step}"):
+                network(torch.randint(256, (batch, SEQ_LEN)), recompute).logsumexp(-1).sum().backward()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps without recomputation."""
+    return trace_of(tmp_path_factory.mktemp("trace") / "rank0.pt.trace.json")
+
+
+@pytest.fixture(scope="module")
+def recomputed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps in which every layer is recomputed."""
+    return trace_of(tmp_path_factory.mktemp("trace") / "rank0.pt.trace.json", recompute=True)
+
+
+def test_a_real_trace_gives_what_pytorchs_counter_and_the_formula_give(traced: Path) -> None:
+    found: dict[str, Any] = answer(*WORDS, "--gbs", BATCH, "--time", 1, "--trace", traced)["trace"]
+    assert found["steps"] == STEPS
+    assert found["flops_per_token"] == counted_flops_per_token(SHAPE, SEQ_LEN)
+    assert found["difference"] == 0
+    assert found["explanation"] == []
+
+
+@pytest.mark.parametrize("wrong", [("--gbs", 3), ("--gbs", 2, "--ffn", 320)])
+def test_a_difference_is_explained_and_not_hidden(traced: Path, wrong: tuple[object, ...]) -> None:
+    found = answer(*WORDS, *(str(word) for word in wrong), "--time", 1, "--trace", traced)["trace"]
+    assert abs(found["difference"]) > 0.02
+    assert found["explanation"]
+
+
+def event(name: str, *shapes: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "user_annotation" if name.startswith("ProfilerStep") else "cpu_op",
+        "name": name,
+        "ts": 1,
+        "dur": 1,
+        "args": {"Input Dims": [list(s) for s in shapes]},
+    }
+
+
+F, B = "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_backward"
+
+
+@pytest.mark.parametrize(
+    ("order", "recomputed", "forward_alone"),
+    [
+        ((F, F, B, B), "none", False),
+        ((F, F, F, B, F, B), "full", False),  # each of two layers again, right before its backward pass
+        ((F, F, B, B, F, F, B, B), "none", False),  # two micro-batches
+        ((F, F, F, F, B, B), None, True),  # an evaluation before the step
+        ((F, F, B, B, F, F), None, True),  # or after it
+    ],
+)
+def test_layers_that_run_forward_again_between_backward_passes_were_recomputed(
+    tmp_path: Path, order: tuple[str, ...], recomputed: str | None, forward_alone: bool
+) -> None:
+    query = (2, 4, 8, 16)
+    calls = [event(name, *(query,) * (4 if name == B else 3)) for name in order]
+    for place, call in enumerate(calls):
+        call["ts"] = place
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *reversed(calls)]}))
+    (rank,) = answer("analyze", path, "--only", "operations")["results"]["operations"]["ranks"]
+    assert (rank["recomputed"], rank["forward_alone"]) == (recomputed, forward_alone)
+    words = (*WORDS, "--gbs", 1, "--time", 1, "--trace", path, "--checkpointing")
+    said = answer(*words, "selective")["trace"]["explanation"]
+    assert any("--checkpointing is selective" in line for line in said) == (recomputed is not None)
+
+
+def test_a_trace_without_shapes_or_steps_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4")]}))
+    assert "--shapes" in refused(*WORDS, "--gbs", 1, "--time", 1, "--trace", path)
+    path.write_text(json.dumps({"traceEvents": [event("aten::mm", (2, 3), (3, 5))]}))
+    assert "holds no ProfilerStep" in ask(*WORDS, "--gbs", 1, "--time", 1, "--trace", path).stderr
+
+
+def test_recomputation_is_seen_and_counted_in_a_real_trace(recomputed: Path) -> None:
+    words = (*WORDS, "--gbs", BATCH, "--time", 1, "--trace", recomputed)
+    found: dict[str, Any] = answer(*words)["trace"]
+    assert found["recomputed"] == "full"
+    assert found["difference"] == pytest.approx(0, abs=1e-9)
+    assert found["explanation"] == []
+    assert found["flops_per_token"] == counted_flops_per_token(SHAPE, SEQ_LEN, recompute=True)
+    # What was recomputed is read from the trace, unless it is typed.
+    assert answer(*words)["assumptions"]["checkpointing"] == "full"
+
+
+def test_a_trace_alone_tells_its_operations(traced: Path, recomputed: Path) -> None:
+    (plain,) = answer("analyze", traced, "--only", "operations")["results"]["operations"]["ranks"]
+    (again,) = answer("analyze", recomputed, "--only", "operations")["results"]["operations"]["ranks"]
+    per_token = counted_flops_per_token(SHAPE, SEQ_LEN)
+    assert plain["flops_per_step"] == per_token * BATCH * SEQ_LEN
+    assert sum(each["flops_per_step"] for each in plain["operators"]) == plain["flops_per_step"]
+    assert (plain["steps"], plain["recomputed"], again["recomputed"]) == (STEPS, "none", "full")
+    assert answer(*WORDS, "--gbs", 1, "--time", 1, "--trace", traced)["assumptions"]["checkpointing"] == "none"
+    assert (plain["mlp_repeats"], again["mlp_repeats"]) == (0, 1)
+
+
+def test_products_do_not_depend_on_how_the_file_is_laid_out(traced: Path, tmp_path: Path) -> None:
+    """One event a line, everything in one line, and a layout that has to be parsed as a whole."""
+    wanted = BASIC_EVENTS | Events.PRODUCTS
+    expected = read_trace(traced, wanted).products
+    assert expected is not None
+    assert expected.products
+    document = json.loads(traced.read_text())
+    events = [{"ph": each["ph"], "cat": each.get("cat", ""), **each} for each in document["traceEvents"]]
+    other = [{"args": each.get("args", {}), **each} for each in document["traceEvents"]]
+    path = tmp_path / "rank0.pt.trace.json"
+    for written in (
+        json.dumps({"traceEvents": events}),
+        json.dumps({"traceEvents": events}, separators=(",", ":")),
+        json.dumps({"traceEvents": other}, indent=4),
+    ):
+        path.write_text(written)
+        found = read_trace(path, wanted).products
+        assert found is not None
+        assert set(found.products) == set(expected.products)
+        assert found.in_order == expected.in_order
+
+
+def test_products_are_looked_for_only_where_they_are_wanted(traced: Path) -> None:
+    assert read_trace(traced, ALL_EVENTS).products is None
+
+
+def test_attention_without_a_kernel_is_not_counted_twice(tmp_path: Path) -> None:
+    """Where PyTorch writes attention out as products, its name stands around them."""
+    operand = (2, 4, 8, 16)
+    calls = [
+        event("aten::_scaled_dot_product_attention_math", operand, operand, operand),
+        event("aten::bmm", (8, 8, 16), (8, 16, 8)),
+        event("aten::bmm", (8, 8, 8), (8, 8, 16)),
+    ]
+    path = tmp_path / "rank0.trace.json"
+    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *calls]}))
+    (rank,) = answer("analyze", path, "--only", "operations")["results"]["operations"]["ranks"]
+    assert rank["flops_per_step"] == 2 * 2 * 8 * 8 * 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gbs", 2 * BATCH), "half of the formula"),
+        (("--gbs", BATCH, "--gpus", 3), "3 times the formula"),
+        (("--gbs", BATCH, "--ffn", 192), "More was counted"),
+        (("--gbs", BATCH, "--ffn", 320), "Less was counted"),
+    ],
+)
+def test_what_the_difference_may_come_from_is_said(traced: Path, words: tuple[object, ...], said: str) -> None:
+    found = answer(*WORDS[:-2], "--gpus", 1, *(str(word) for word in words), "--time", 1, "--trace", traced)["trace"]
+    assert abs(found["difference"]) > 0.02
+    assert said in found["explanation"][-1]
+
+
+def test_attention_of_another_library_is_named_as_the_difference(tmp_path: Path) -> None:
+    model, tokens = SHAPE, SEQ_LEN
+    layer = [((tokens, 64), (64, 192)), ((tokens, 64), (64, 64)), ((tokens, 64), (64, 256)), ((tokens, 256), (256, 64))]
+    products = [event("aten::mm", *shapes) for shapes in layer * 3 * model.layers]
+    head = [event("aten::mm", (tokens, 64), (64, 256))] * 3
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *products, *head]}))
+    found = answer(*WORDS, "--gbs", 1, "--time", 1, "--trace", path)["trace"]
+    assert "Without the attention matrix the formula agrees" in found["explanation"][-1]

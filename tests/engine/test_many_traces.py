@@ -1,0 +1,315 @@
+"""Many traces: the three engines, workers that die, ranks that are missing, and where traces may lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.many_traces import copies
+from perfscope.engine.measuring import Measured, Task, measure
+from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.engine.workers import in_processes, in_this_process, on_dask
+from perfscope.errors import SourceError, UsageError
+from tests.conftest import ROOT, perfscope
+from tests.sources.traces.making import call, distributed, kernel, step, write
+
+FIXTURES = ROOT / "fixtures" / "traces"
+TASK = Task(("breakdown", "kernels"))
+
+
+def job(folder: Path, ranks: int, *, world: int | None = None) -> list[str]:
+    """A small trace a rank."""
+    paths = []
+    for rank in range(ranks):
+        events = [
+            step(1, 0, 1000),
+            call("cudaLaunchKernel", 10, 20, launch=1),
+            kernel("gemm", 100, 200 + rank, launch=1),
+            kernel("ncclDevKernel_AllReduce_Sum_f32()", 200, 400, stream=20),
+        ]
+        paths.append(str(write(folder / f"rank{rank:03d}.json.gz", events, **distributed(rank, world or ranks))))
+    return paths
+
+
+def cut(path: str | Path, kept: float = 0.5) -> None:
+    """Take away the end of a file."""
+    content = Path(path).read_bytes()
+    Path(path).write_bytes(content[: int(len(content) * kept)])
+
+
+def told(*arguments: str | Path, cwd: Path) -> str:
+    answer = perfscope("analyze", "--format", "json", *arguments, cwd=cwd)
+    assert answer.code in (0, 4), answer.stderr
+    return answer.stdout
+
+
+def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(tmp_path: Path) -> None:
+    copies(tmp_path / "traces", 8, cut=4)
+    answers = {
+        engine: told("--engine", engine, "--workers", "2", "traces", cwd=tmp_path)
+        for engine in ("serial", "process", "dask")
+    }
+    assert answers["serial"] == answers["process"] == answers["dask"]
+    document = json.loads(answers["serial"])
+    ranks = document["results"]["breakdown"]["ranks"]
+    assert [(entry["rank"], entry["damaged"]) for entry in ranks] == [(rank, rank == 4) for rank in range(8)]
+    assert any("rank00004.pt.trace.json.gz: its gzip stream is cut off" in line for line in document["warnings"])
+    assert document["results"]["collectives"]["operations"][0]["group_size"] == 8
+
+
+def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    (tmp_path / "traces").mkdir()
+    job(tmp_path / "traces", 3)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
+    assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
+
+
+def breaks_on(victim: str, marks: Path, path: str) -> Measured:
+    """Measure a trace, but be killed the first time over one of them."""
+    mark = marks / Path(path).name
+    if Path(path).name == victim and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(path, TASK)
+
+
+def dies_over(victim: str, path: str) -> Measured:
+    """Measure a trace, but be killed each time over one of them."""
+    if Path(path).name == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(path, TASK)
+
+
+def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
+    paths = job(tmp_path, 12)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    answers = list(in_processes(partial(breaks_on, "rank005.json.gz", marks), paths, 2))
+    assert sorted(answer.path for answer in answers) == paths
+    assert all(answer.facts is not None for answer in answers)
+    assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
+
+
+def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
+    paths = job(tmp_path, 12)
+    answers = {answer.path: answer for answer in in_processes(partial(dies_over, "rank005.json.gz"), paths, 2)}
+    lost = [path for path, answer in answers.items() if answer.facts is None]
+    assert lost == [paths[5]]
+    assert answers[paths[5]].damage == (
+        f"{paths[5]} could not be measured: its worker was killed, perhaps for want of memory",
+    )
+    assert sorted(answers) == paths
+
+
+def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
+    paths = job(tmp_path, 8)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    answers = list(on_dask(partial(breaks_on, "rank005.json.gz", marks), paths, 2, None))
+    assert sorted(answer.path for answer in answers) == paths
+    assert all(answer.facts is not None for answer in answers)
+
+
+def analyzed(*paths: str | Path, engine: Callable[..., Iterator[Measured]] = in_this_process) -> Analysis:
+    return analyze(paths, Plan(map_traces=engine))
+
+
+def ranks(analysis: Analysis) -> list[Any]:
+    data: Any = analysis.results["breakdown"].data()
+    return [entry["rank"] for entry in data["ranks"]]
+
+
+def test_a_damaged_rank_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
+    paths = job(tmp_path, 4)
+    cut(paths[2])
+    Path(paths[3]).write_bytes(b"")
+    analysis = analyzed(tmp_path)
+    assert [rank for rank in ranks(analysis) if rank in (0, 1)] == [0, 1]
+    assert any("rank003.json.gz is empty" in line for line in analysis.damage)
+    assert any("gzip stream is cut off" in line for line in analysis.damage)
+    assert any("1 of 4 ranks have no trace: 3" in line for line in analysis.damage)
+
+
+def test_the_numbers_of_a_damaged_rank_are_marked(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "ddp4", tmp_path / "traces")
+    cut(tmp_path / "traces" / "rank1.pt.trace.json.gz", kept=0.9)
+    answer = perfscope("analyze", "traces", cwd=tmp_path)
+    assert answer.code == 4
+    assert "1 (damaged)" in answer.stdout
+    assert "warning: traces/rank1.pt.trace.json.gz: its gzip stream is cut off" in answer.stderr
+    data = json.loads(told("traces", cwd=tmp_path))
+    assert [entry["damaged"] for entry in data["results"]["breakdown"]["ranks"]] == [False, True]
+
+
+def test_a_trace_that_breaks_an_analyzer_leaves_the_other_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(trace: Any) -> None:
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr("perfscope.analyzers.idle.measure", breaks)
+    (path,) = job(tmp_path, 1)
+    analysis = analyzed(path)
+    assert ranks(analysis) == [0]
+    assert analysis.damage == (f"{path}: idle could not measure it: IndexError: out of bounds",)
+
+
+def test_missing_ranks_are_named_unless_one_trace_was_meant(tmp_path: Path) -> None:
+    paths = job(tmp_path, 3, world=5)
+    assert analyzed(*paths).damage == ("2 of 5 ranks have no trace: 3, 4",)
+    assert analyzed(paths[1]).damage == ()
+
+
+def test_two_traces_of_one_rank_at_the_same_time_are_both_shown_and_named(tmp_path: Path) -> None:
+    paths = job(tmp_path, 1)
+    shutil.copy(paths[0], tmp_path / "copy.json.gz")
+    analysis = analyzed(tmp_path)
+    assert ranks(analysis) == [0, 0]
+    (line,) = analysis.damage
+    assert line.startswith("rank 0 has 2 traces of the same time")
+
+
+def test_ranks_without_gpu_events_among_others_are_named(tmp_path: Path) -> None:
+    job(tmp_path, 2, world=3)
+    write(tmp_path / "rank002.json", [step(1, 0, 10)], **distributed(2, 3))
+    assert analyzed(tmp_path).damage == ("1 of 3 traces hold no GPU events, others do: rank 2",)
+
+
+def test_traces_of_different_jobs_are_told(tmp_path: Path) -> None:
+    job(tmp_path, 1, world=2)
+    write(tmp_path / "rank1.json", [kernel("gemm", 0, 10)], **distributed(1, 4))
+    assert any("jobs of different sizes: 2, 4" in line for line in analyzed(tmp_path).damage)
+
+
+def test_the_rank_may_be_given(tmp_path: Path) -> None:
+    for name in ("worker-a7.json", "worker-b9.json"):
+        write(tmp_path / name, [kernel("gemm", 0, 10)])
+    pattern = json.loads(told("--rank", r"worker-\w(\d)", ".", cwd=tmp_path))
+    assert [entry["rank"] for entry in pattern["results"]["breakdown"]["ranks"]] == [7, 9]
+    number = json.loads(told("--rank", "5", "worker-a7.json", cwd=tmp_path))
+    assert [entry["rank"] for entry in number["results"]["breakdown"]["ranks"]] == [5]
+    unknown = perfscope("analyze", ".", cwd=tmp_path)
+    assert unknown.code == 4
+    assert "2 traces do not tell their rank" in unknown.stderr
+
+
+@pytest.mark.parametrize("pattern", ["worker", "(a)(b)", "("])
+def test_a_rank_pattern_that_cannot_work_is_refused(tmp_path: Path, pattern: str) -> None:
+    job(tmp_path, 1)
+    answer = perfscope("analyze", "--rank", pattern, ".", cwd=tmp_path)
+    assert (answer.code, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("perfscope: --rank")
+
+
+def test_a_folder_may_hold_other_json(tmp_path: Path) -> None:
+    job(tmp_path, 2)
+    (tmp_path / "config.json").write_text('{"lr": 0.1}')
+    assert analyzed(tmp_path).damage == ()
+    (tmp_path / "rank9.trace.json").write_text('{"lr": 0.1}')
+    assert any("rank9.trace.json is no trace" in line for line in analyzed(tmp_path).damage)
+
+
+def test_traces_are_found_by_pattern_and_below_folders(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    job(tmp_path / "deep" / "er", 3)
+    assert ranks(analyzed(tmp_path / "deep")) == [0, 1, 2]
+    assert ranks(analyzed(str(tmp_path / "deep/*/rank00[12]*"))) == [1, 2]
+    assert ranks(analyzed(str(tmp_path / "**/*.gz"))) == [0, 1, 2]
+
+
+def test_traces_are_read_through_fsspec(tmp_path: Path) -> None:
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    for path in job(tmp_path, 2):
+        store.pipe(f"/bucket/run/{Path(path).name}", Path(path).read_bytes())
+    try:
+        assert ranks(analyzed("memory://bucket/run")) == [0, 1]
+        assert ranks(analyzed("memory://bucket/run/*1.json.gz")) == [1]
+        assert ranks(analyzed("memory://bucket/run/rank000.json.gz")) == [0]
+        with pytest.raises(SourceError, match="memory://bucket/nothing does not exist"):
+            analyzed("memory://bucket/nothing")
+    finally:
+        store.rm("/bucket", recursive=True)
+    with pytest.raises(UsageError, match="nosuch://x cannot be opened"):
+        analyzed("nosuch://x")
+
+
+def test_a_bar_is_shown_to_people_alone(tmp_path: Path) -> None:
+    job(tmp_path, 2)
+    answer = perfscope("analyze", ".", cwd=tmp_path)
+    assert (answer.code, answer.stderr) == (0, "")
+
+
+def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path) -> None:
+    import pty
+    import subprocess
+    import sys
+
+    job(tmp_path, 3)
+    reader, writer = pty.openpty()
+    words = [sys.executable, "-m", "perfscope", "analyze", "--engine", "serial", "."]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "TERM": "xterm"}
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=writer, env=environment)
+    os.close(writer)
+    shown = _read_all(reader)
+    assert process.wait() == 0
+    assert "Reading traces" in shown
+    assert "3/3" in shown
+
+
+def _read_all(reader: int) -> str:
+    content = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            block = os.read(reader, 4096)
+        except OSError:  # the other end was closed, as Linux says it
+            break
+        if not block:
+            break
+        content += block
+    return content.decode("utf-8", "replace")
+
+
+def test_a_hundred_copies_with_one_cut_short_on_dask(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    paths = job(traces, 100)
+    content = Path(paths[50]).read_bytes()
+    Path(paths[50]).write_bytes(content[:-40])
+    answer = perfscope("analyze", "--engine", "dask", "--workers", "2", "--format", "json", "traces", cwd=tmp_path)
+    assert answer.code == 4
+    document = json.loads(answer.stdout)
+    found = document["results"]["breakdown"]["ranks"]
+    assert [entry["rank"] for entry in found if entry["damaged"]] == [50]
+    assert len(found) == 100
+    assert any("rank050.json.gz" in line for line in document["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--engine", "serial", "--scheduler", "tcp://127.0.0.1:1"], "--scheduler needs --engine dask"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--only", "brekdown"], "there is no analyzer brekdown"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, words: Sequence[str], problem: str) -> None:
+    job(tmp_path, 1)
+    answer = perfscope("analyze", *words, ".", cwd=tmp_path)
+    assert answer.code == 2
+    assert problem in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,41 @@
+"""Peaks of device memory over the devices that a process uses."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfscope.hooks.facts.device_memory import DeviceMemory
+
+
+def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved, read = {0: 100, 1: 0, 2: 0}, list[int]()
+
+    def stats(device: int) -> dict[str, Any]:
+        read.append(device)
+        held = reserved[device]
+        return {name: {"all": {"peak": held - less}} for name, less in (("allocated_bytes", 10), ("reserved_bytes", 0))}
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        current_device=lambda: 0,
+        memory_stats_as_nested_dict=stats,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    memory = DeviceMemory()
+    assert memory.peaks() == {"memory_peak_bytes": 90, "memory_reserved_bytes": 100}
+    reserved[2] = 300
+    memory.peaks()
+    read.clear()
+    assert memory.peaks() == {"memory_peak_bytes": 290, "memory_reserved_bytes": 300}
+    assert read == [0, 2]
+
+
+def test_without_a_device_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert DeviceMemory().peaks() == {}

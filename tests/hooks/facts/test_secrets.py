@@ -1,0 +1,68 @@
+"""No byte of a run holds a secret of the command line, of the environment or of the model's configuration."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.hooks.facts.secrets import REDACTED, redact_arguments, redact_environment, redact_facts, redact_text
+from tests.conftest import SCRIPTS, profile
+
+NAMES = (
+    "TOKEN", "KEY", "PASSWORD", "SECRET", "CREDENTIAL", "CREDENTIALS", "API_KEY", "APIKEY", "SSH_KEY", "SSHKEY",
+    "PASSWD", "DB_PASS", "AWS_ACCESS_KEY_ID", "AUTH", "AUTH_HEADER", "JWT", "COOKIE", "PRIVATE_PEM", "BEARER",
+    "PASSPHRASE", "KEY_FILE_CONTENT", "SIGNATURE",
+)  # fmt: skip
+PREFIXES = ("", "NCCL_", "CUDA_", "SLURM_", "DS_", "HF_", "WANDB_")
+
+
+def test_a_whole_run_of_secrets_is_written_without_one(tmp_path: Path) -> None:
+    canaries = (f"canary-{number:04d}-leaked" for number in itertools.count())
+    variables = {f"{prefix}{name}": next(canaries) for prefix in PREFIXES for name in NAMES}
+    variables["CANARY"] = next(canaries)
+    variables["CANARY_URL"] = f"https://me:{next(canaries)}@host/saved.pt"
+    variables["NCCL_EXTRA"] = f"--api-key {next(canaries)} https://u:{next(canaries)}@h TOKEN={next(canaries)}"
+    words: list[str] = []
+    for name in NAMES:
+        option = name.lower().replace("_", "-")
+        words += [f"--{option}={next(canaries)}", f"--{option}", next(canaries), f"{name}={next(canaries)}"]
+        words += [f"+wandb.{name.lower()}={next(canaries)}", f'{{"{name.lower()}": "{next(canaries)}"}}']
+    words += ["--api-key", f"-{next(canaries)}", f"https://user:{next(canaries)}@host/x"]
+    words += [f"https://host/?token={next(canaries)}&a=1", f"Authorization: Bearer {next(canaries)}", "--lr", "0.25"]
+    words += [f"bash -c 'export HF_TOKEN={next(canaries)}; run --password {next(canaries)}'"]
+    script: list[str | Path] = [sys.executable, SCRIPTS / "with_secrets.py"]
+    ended = profile(*script, *words, cwd=tmp_path, options=["--exec", "--shapes", "--modules"], **variables)
+    assert ended.code == 0, ended.stderr
+    files = [path for path in (tmp_path / "RUN").rglob("*") if path.is_file()]
+    contents = {path: path.read_bytes() for path in files}
+    contents.update({path: gzip.decompress(data) for path, data in contents.items() if path.suffix == ".gz"})
+    names = {path.name for path in files}
+    assert {"run.json", "rank.json", "model.json", "checkpoints.jsonl", "steps.jsonl", "events.jsonl"} <= names
+    assert any("trace.json" in name for name in names)
+    leaked = {str(path) for path, data in contents.items() if b"-leaked" in data}
+    assert not leaked, [data[data.index(b"-leaked") - 80 :][:100] for data in contents.values() if b"-leaked" in data]
+    assert b"0.25" in contents[tmp_path / "RUN" / "run.json"]
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        ["--tokenizer-type", "GPT2"], ["--token_index=3"], ["--num-query-key", "4"], ["--image-token-index", "7"],
+        ["--author-less"], ["--monkey-business", "1"], ["--train-tokens=3B"], ["a: b"], ["s3://bucket/key"],
+        ["--eos_token=</s>"], ["/data/tokens/part:1"],
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_is_kept(harmless: list[str]) -> None:
+    assert redact_arguments(harmless) == harmless
+
+
+def test_a_text_and_a_configuration_are_searched() -> None:
+    assert redact_text("open https://me:pw@host failed") == f"open https://{REDACTED}@host failed"
+    facts = {"hidden": 8, "auth": "x", "layers": [{"secret": "y", "size": 2}], "eos_token_id": 5, "token": 7}
+    kept = {"hidden": 8, "auth": REDACTED, "layers": [{"secret": REDACTED, "size": 2}], "eos_token_id": 5, "token": 7}
+    assert redact_facts(facts) == kept
+    assert redact_environment({"NCCL_X": "PASSWORD=a b"}) == {"NCCL_X": f"PASSWORD={REDACTED} b"}

@@ -1,0 +1,60 @@
+"""A version of a framework that moved a function: that feature is off, says so, and the module stays as it was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfscope.hooks import start
+from perfscope.hooks.frameworks.torchtitan import patch_trainer
+from perfscope.hooks.reach.imports import WATCHED
+
+
+class Recorded:
+    """What the patches report to."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.steps = 0
+
+    def tell(self, report: Any) -> None:
+        report(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self.seen.append((name, args, kwargs))
+
+
+@pytest.mark.parametrize("name", sorted(WATCHED))
+def test_a_function_that_moved_turns_its_feature_off_and_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module: Any = SimpleNamespace()
+    start.patch_module(name, module, Recorded())
+    said = capsys.readouterr().err
+    assert f"is off: this version of {name} differs" in said
+    assert vars(module) == {}
+
+
+def test_torchtitan_s_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+
+    class Trainer:
+        model_parts = ("part",)
+        parallel_dims = SimpleNamespace(pp=2, dp_replicate=1, dp_shard=2, cp=1, tp=2, ep=1)
+        gradient_accumulation_steps, num_pp_microbatches, step = 2, 4, 101
+
+        def train_step(self, data_iterator: object) -> str:
+            return "as before"
+
+    capture = Recorded()
+    patch_trainer(SimpleNamespace(Trainer=Trainer), capture)  # type: ignore[arg-type]
+    trainer = Trainer()
+    assert trainer.train_step(None) == "as before"
+    told = {name: (args, kwargs) for name, args, kwargs in capture.seen}
+    assert list(told) == ["arm", "step_begins", "trains", "coordinates", "boundary"]
+    # Ranks are numbered along pp, dp and tp, the last fastest: 5 is 1, 0, 1.
+    assert told["coordinates"][0][0] == {
+        "coordinates": {"dp": 0, "pp": 1, "tp": 1},
+        "sizes": {"dp": 2, "pp": 2, "tp": 2},
+    }
+    assert told["boundary"] == (("torchtitan", trainer), {"micro_batches": 8, "iteration": 101})

@@ -1,0 +1,64 @@
+"""torch's own ways to spread a model over ranks: what went into a step, each rank's place, and whose parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import analysis, step_lines
+from tests.hooks.frameworks.running import field, layout, parameters, rank_file, torchrun
+
+#: The model of scripts/parallel.py: an embedding, two blocks and an output layer.
+WHOLE = 64 * 16 + 2 * (16 * 64 + 64 + 64 * 16 + 16) + 16 * 64 + 64
+
+
+@pytest.mark.parametrize("how", ["zero", "fsdp1", "fsdp1_original", "fsdp2"])
+def test_replicas_each_count_the_whole_model_and_their_own_samples(how: str, tmp_path: Path) -> None:
+    run = torchrun(2, "parallel.py", how, cwd=tmp_path)
+    for rank in (0, 1):
+        assert [line["step"] for line in step_lines(run, f"{rank:05d}")] == list(range(1, 11))
+        # The evaluation after the last step is no micro-batch, and neither is what checkpointing computes again.
+        work = [field(run, rank, name) for name in ("source", "micro_batches", "samples", "tokens")]
+        assert work == [{"optimizer"}, {2}, {8}, {128}]
+        assert layout(run, rank) == ({"dp": rank, "pp": 0, "tp": 0}, {"dp": 2, "pp": 1, "tp": 1})
+    assert parameters(run) == [WHOLE, WHOLE]
+    model = rank_file(run, 0, "model.json")
+    shapes = {weight["name"]: (weight["owner"], weight["shape"], weight["count"]) for weight in model["weights"]}
+    assert model["module"] == "Model"
+    assert shapes["embedding.weight"] == ("Embedding", [64, 16], 1)
+    assert shapes["blocks.*.up.weight"] == ("Linear", [64, 16], 2)
+
+
+def test_shards_of_tensors_that_are_split_add_up_to_the_model(tmp_path: Path) -> None:
+    run = torchrun(4, "parallel.py", "fsdp2_tensor", cwd=tmp_path)
+    places = [layout(run, rank) for rank in range(4)]
+    assert [coordinates for coordinates, _ in places] == [
+        {"dp": dp, "pp": 0, "tp": tp} for dp in (0, 1) for tp in (0, 1)
+    ]
+    assert all(sizes == {"dp": 2, "pp": 1, "tp": 2} for _, sizes in places)
+    counted = parameters(run)
+    assert counted[0] + counted[1] == counted[2] + counted[3] == WHOLE
+    # Of each block a rank holds half of both matrices and of the first bias.
+    assert counted[1] == 2 * (16 * 32 + 32 + 32 * 16)
+
+
+def test_tensor_parallelism_alone(tmp_path: Path) -> None:
+    run = torchrun(2, "parallel.py", "tensor", cwd=tmp_path)
+    assert [len(step_lines(run, f"{rank:05d}")) for rank in (0, 1)] == [10, 10]
+    assert [layout(run, rank)[0] for rank in (0, 1)] == [{"dp": 0, "pp": 0, "tp": 0}, {"dp": 0, "pp": 0, "tp": 1}]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved", 2)])
+def test_stages_of_a_pipeline(schedule: str, chunks: int, tmp_path: Path) -> None:
+    run = torchrun(2, "pipeline_stages.py", schedule, cwd=tmp_path)
+    for rank in (0, 1):
+        assert [line["step"] for line in step_lines(run, f"{rank:05d}")] == list(range(1, 9))
+        assert [field(run, rank, name) for name in ("micro_batches", "samples")] == [{4}, {8}]
+        assert layout(run, rank) == ({"dp": 0, "pp": rank, "tp": 0}, {"dp": 1, "pp": 2, "tp": 1})
+    assert field(run, 0, "tokens") == {128}
+    assert sum(parameters(run)) == 64 * 16 + chunks * 2 * 2 * (16 * 16 + 16)
+    found = analysis(run)["results"]
+    assert (found["pipeline_steps"]["schedule"], found["pipeline_steps"]["microbatches"]) == (schedule, 4)
+    # One of each pipeline's ranks speaks for its samples.
+    assert found["steps"]["samples_per_s"] == pytest.approx(8 / found["steps"]["median_s"])

@@ -1,0 +1,121 @@
+"""The sampler takes what the library gives, at a rate of its own for each kind of value, and nothing of it harms."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.hooks.nvml.sampler import Metric
+from perfscope.sources.runs.nvml import read_gpus
+from tests.conftest import SCRIPTS, analysis, profile
+from tests.hooks.nvml.conftest import Sampled
+
+FAST = {"power_mw", "throttle", "sm_clock_mhz", "gpu_util_percent", "memory_used_bytes", "temperature_c"}
+
+
+def values(lines: list[dict[str, Any]], gpu: int, name: str) -> list[tuple[int, Any]]:
+    return [(line["t_ns"], line["gpus"][gpu][name]) for line in lines[1:] if name in line.get("gpus", [{}] * 9)[gpu]]
+
+
+def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_themselves_alone(
+    library: Path, sampled: Sampled
+) -> None:
+    lines = sampled(library, "gpus=2 energy_us=8000 pcie_us=20000 throttle=4 capped", 90)
+    head = lines[0]
+    assert [gpu["uuid"][:12] for gpu in head["gpus"]] == ["GPU-00000000", "GPU-00000001"]
+    assert (head["gpus"][0]["power_limit_mw"], head["gpus"][0]["power_limit_default_mw"]) == (500_000, 700_000)
+    seconds = (lines[-1]["t_ns"] - lines[1]["t_ns"]) / 1e9
+    for name in FAST:  # a busy machine may skip some of 20 a second, and a slow round delays the one after it
+        assert len(values(lines, 1, name)) / seconds < 24, name
+        assert len(values(lines, 1, name)) > 60, name
+    for name in ("energy_mj", "nvlink_tx_kib"):
+        assert 2 <= len(values(lines, 1, name)) <= 2 + seconds, name
+    # 80 ms a round of both GPUs: once that is known, every 8 s is enough.
+    assert 3 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 4 + seconds / 7
+    slower = {line["slower"]: line for line in lines if "slower" in line}
+    assert slower["energy"]["call_ns"] > 8e6
+    assert slower["pcie"]["period_ns"] > 7e9
+    assert not set(slower) & {"power", "clock", "throttle", "temperature"}
+
+
+def test_what_an_old_driver_lacks_is_absent_and_asked_for_once(old_library: Path, sampled: Sampled) -> None:
+    lines = sampled(old_library, "gpus=1 no_fields throttle=8", 20)
+    assert not values(lines, 0, "energy_mj")
+    assert not values(lines, 0, "nvlink_tx_kib")
+    assert {bits for _, bits in values(lines, 0, "throttle")} == {8}  # by the older name of the same call
+    assert len(values(lines, 0, "power_mw")) > 5
+
+
+def test_a_gpu_that_is_lost_is_named_once_and_the_other_goes_on(
+    library: Path, sampled: Sampled, tmp_path: Path
+) -> None:
+    lines = sampled(library, "gpus=2 lost=0@700", 40)
+    (lost,) = [line for line in lines if "lost" in line]
+    assert lost["lost"].startswith("GPU-00000000")
+    assert max(t_ns for t_ns, _ in values(lines, 0, "power_mw")) < lost["t_ns"]
+    assert max(t_ns for t_ns, _ in values(lines, 1, "power_mw")) > lost["t_ns"] + 2e8
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    gpus, notes = read_gpus(tmp_path, [])
+    assert [gpu.lost_ns for gpu in gpus] == [lost["t_ns"], None]
+    assert any("stopped to answer" in note for note in notes)
+
+
+def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(library: Path, sampled: Sampled) -> None:
+    lines = sampled(library, "gpus=2 mig=1", 8)
+    whole, parted = lines[0]["gpus"]
+    assert "mig_devices" not in whole
+    assert [one["uuid"][:12] for one in parted["mig_devices"]] == ["MIG-10000001", "MIG-10000001"]
+    assert [(one["gpu_instance"], one["compute_instance"]) for one in parted["mig_devices"]] == [(1, 0), (2, 0)]
+    assert not values(lines, 1, "gpu_util_percent")
+    assert values(lines, 0, "gpu_util_percent")
+    assert lines[1]["gpus"][1]["mig_devices"] == [{"memory_used_bytes": 5 * 10**9}] * 2
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says"), [("no_init", "Driver Not Loaded"), ("gpus=0", "knows no GPU")], ids=["driver", "no GPU"]
+)
+def test_without_a_gpu_it_says_why_and_ends(behaviour: str, says: str, library: Path, sampled: Sampled) -> None:
+    lines = sampled(library, behaviour, 5)
+    assert says in lines[-1]["note"]
+
+
+def test_two_ranks_have_one_sampler_which_ends_with_them(library: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = ["torchrun", "--nproc_per_node", "2", "--standalone", SCRIPTS / "ddp.py"]
+    ended = profile(
+        *command, cwd=tmp_path, options=["--nvml-hz", "50"], LD_LIBRARY_PATH=str(library), FAKE_NVML="gpus=2"
+    )
+    assert ended.code == 0
+    (file,) = (tmp_path / "RUN" / "nvml").iterdir()
+    size = file.stat().st_size
+    assert size > 1000
+    time.sleep(0.7)
+    assert file.stat().st_size == size
+    assert analysis(tmp_path / "RUN")["results"]["gpus"][0]["power_limit_w"] == 700.0
+
+
+def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Path) -> None:
+    script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ended = profile(*script, cwd=tmp_path, options=["--nvml-hz", "5"], LD_LIBRARY_PATH=str(empty))
+    assert ended.code == 0
+    (line,) = [line for line in ended.stderr.splitlines() if "NVML" in line]
+    assert line.endswith(f"{os.uname().nodename}: NVML is not sampled: NVML Shared Library Not Found")
+
+
+def test_after_an_hour_once_a_second_is_enough() -> None:
+    fast, slow = Metric("power", lambda device: {}, 2 * 10**8), Metric("pcie", lambda device: {}, 16 * 10**9)
+    for metric in (fast, slow):
+        metric.at_most_once_in(10**9)
+        metric.took(1000, 50 * 10**9)
+    assert (fast.period_ns, slow.period_ns) == (10**9, 16 * 10**9)
+    assert fast.due_ns == 50_500_000_000  # in the middle of a period, and then one a period
+    fast.took(1000, fast.due_ns)
+    assert fast.due_ns == 51_500_000_000

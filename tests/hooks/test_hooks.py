@@ -1,0 +1,134 @@
+"""The pieces of the capture that need no training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.hooks.config import Config
+from perfscope.hooks.facts.secrets import redact_arguments, redact_environment, redact_value
+from perfscope.hooks.reach.imports import PostImportFinder
+from perfscope.hooks.reach.launch import doubts, environment, prepare
+from perfscope.hooks.recorder import Recorder, replace_file
+from perfscope.hooks.windows import StepWindow, parse_ranks, parse_windows
+from perfscope.wire import StepRecord
+from tests.conftest import run
+
+
+def test_windows_are_sorted_and_inclusive() -> None:
+    assert parse_windows("7-9, 2-4,12") == (StepWindow(2, 4), StepWindow(7, 9), StepWindow(12, 12))
+
+
+@pytest.mark.parametrize("text", ["", "1-3", "0", "3-2", "2-4,4-6", "2-4,5", "a", "2-", "-3", "2--4", "2,,4"])
+def test_windows_that_cannot_be_profiled_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"window|steps"):
+        parse_windows(text)
+
+
+def test_ranks() -> None:
+    assert parse_ranks("0,4-6") == {0, 4, 5, 6}
+    with pytest.raises(ValueError, match="names no ranks"):
+        parse_ranks("3-1")
+
+
+def test_a_config_survives_both_ways_of_travelling() -> None:
+    config = Config("/a b/ü", parse_windows("2-4,7"), frozenset({0, 3}), shapes=True, nvml_path=None)
+    assert Config.from_json(config.to_json()) == config
+    word = config.to_environment()
+    assert word.replace("-", "").replace("_", "").isalnum()
+    assert Config.from_environment(word) == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["--hf-token", "abc", "x"], ["--hf-token", "[redacted]", "x"]),
+        (["--api_key=abc"], ["--api_key=[redacted]"]),
+        (["WANDB_API_KEY=abc"], ["WANDB_API_KEY=[redacted]"]),
+        (["--password", "--lr", "1"], ["--password", "--lr", "1"]),
+        (["--tokenizer-type", "NullTokenizer"], ["--tokenizer-type", "NullTokenizer"]),
+        (["--train-tokens", "260B"], ["--train-tokens", "260B"]),
+        (["https://me:pw@host/x"], ["https://[redacted]@host/x"]),
+        (["hf_abcdefghijkl"], ["[redacted]"]),
+    ],
+)
+def test_secrets_in_arguments_are_not_kept(arguments: list[str], kept: list[str]) -> None:
+    assert redact_arguments(arguments) == kept
+
+
+def test_only_chosen_variables_are_kept_and_no_secret_among_them() -> None:
+    kept = redact_environment(
+        {"NCCL_DEBUG": "INFO", "HOME": "/root", "CUDA_SECRET": "x", "MASTER_ADDR": "h", "SLURM_JWT_TOKEN": "t"}
+    )
+    assert kept == {"NCCL_DEBUG": "INFO", "MASTER_ADDR": "h"}
+    assert redact_value("sk-0123456789abcdef") == "[redacted]"
+
+
+def test_a_module_is_patched_before_its_importer_binds_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "watched_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = PostImportFinder(frozenset({"watched_module"}), lambda _name, module: setattr(module, "value", 2))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    from watched_module import value  # type: ignore[import-not-found]
+
+    module = sys.modules.pop("watched_module")
+    assert value == 2
+    assert module.__spec__ is not None
+    assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    assert module.__loader__ is module.__spec__.loader
+
+
+def test_the_shadowed_sitecustomize_still_runs_and_sys_path_is_as_it_was(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("print('the user\\'s own')\n")
+    config = Config(str(tmp_path / "RUN"), parse_windows("4-6"))
+    inherited = {**os.environ, "PYTHONPATH": str(site)}
+    hooked = environment(config, prepare(config), inherited)
+    code = "import sys, sitecustomize; print([p for p in sys.path if p]); print(sitecustomize.__file__)"
+    with_hook = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=hooked["PYTHONPATH"])
+    without = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
+    assert with_hook.stdout.startswith("the user's own")
+    assert with_hook == without
+
+
+def test_a_foreign_module_in_the_script_is_left_alone(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (site / "perfscope").mkdir(parents=True)
+    (site / "perfscope" / "__init__.py").write_text("mine = True\n")
+    config = Config(str(tmp_path / "RUN"), parse_windows("4-6"))
+    hooked = environment(config, prepare(config), {**os.environ, "PYTHONPATH": str(site)})
+    ended = run(
+        [sys.executable, "-c", "import perfscope, torch; print(perfscope.mine)"],
+        tmp_path,
+        PYTHONPATH=hooked["PYTHONPATH"],
+    )
+    assert (ended.code, ended.stdout) == (0, "True\n")
+    assert "another project's module named perfscope" in ended.stderr
+
+
+def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
+    assert doubts(["python", "train.py"]) == []
+    assert "ignores PYTHONPATH" in doubts(["python3", "-I", "train.py"])[0]
+    assert "add ALL" in doubts(["srun", "--export=NONE", "python", "train.py"])[0]
+
+
+def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = Recorder(str(tmp_path), 3), Recorder(str(tmp_path), 3)
+    first.step(StepRecord(1, 1, "optimizer"))
+    second.step(StepRecord(1, 1, "optimizer"))
+    assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["00003", "00003.1"]
+    assert (tmp_path / "ranks" / "00003.1" / "steps.jsonl").read_text() == (
+        '{"step":1,"end_ns":1,"source":"optimizer"}\n'
+    )
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "rank.json"
+    replace_file(str(file), b"1")
+    with pytest.raises(OSError, match="directory"):
+        replace_file(str(tmp_path / "missing" / "rank.json"), b"2")
+    assert [path.name for path in tmp_path.iterdir()] == ["rank.json"]

@@ -1,0 +1,190 @@
+"""Checkpoint saves are timed, counted once, and kept out of the steps' time."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+import types
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.hooks import start
+from perfscope.hooks.capture import Capture
+from perfscope.hooks.config import Config
+from perfscope.hooks.facts.secrets import redact_path
+from perfscope.hooks.frameworks import saves as save_hooks
+from perfscope.hooks.windows import parse_windows
+from tests.conftest import SCRIPTS, analysis, profile, run, step_lines
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    file = run_dir / "ranks" / "00000" / "checkpoints.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_every_way_of_saving_is_timed_with_its_bytes_and_no_step_pays_for_it(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "saved").mkdir()
+    alone = run([sys.executable, SCRIPTS / "saving.py", "alone"], tmp_path)
+    ended = profile(sys.executable, SCRIPTS / "saving.py", "saved", cwd=tmp_path)
+    assert (ended.code, ended.stdout) == (0, alone.stdout), ended.stderr
+    saves = lines(tmp_path / "RUN")
+    assert [(save["source"], save["step"], save["path"], save["asynchronous"]) for save in saves] == [
+        ("torch.save", 2, "saved/whole.pt", False),
+        ("torch.save", 4, "saved/open.pt", False),
+        ("dcp", 6, "saved/dcp", False),
+        ("dcp", 8, "saved/async", True),
+    ]
+    files = ["whole.pt", "open.pt", "dcp/__0_0.distcp", "async/__0_0.distcp"]
+    assert [save["size_bytes"] for save in saves] == [(tmp_path / "saved" / file).stat().st_size for file in files]
+    assert saves[3]["drained_ns"] >= saves[3]["end_ns"]
+    steps = step_lines(tmp_path / "RUN")
+    held = {line["step"]: line["save_ns"] for line in steps if "save_ns" in line}
+    assert held == {save["step"] + 1: save["end_ns"] - save["start_ns"] for save in saves}
+    assert [line["step"] for line in steps if line.get("draining")] in ([9], [9, 10])
+    # A step's own time and what held it are what passed since the step before it, the hooks' own time apart.
+    apart_ns = steps[6]["end_ns"] - steps[5]["end_ns"] - steps[6]["wall_ns"] - steps[6]["save_ns"]
+    assert apart_ns >= 0
+    results = analysis(tmp_path / "RUN")["results"]
+    assert [save["step"] for save in results["saves"]["saves"]] == [2, 4, 6, 8]
+    assert any("Checkpoint saves held training in 4 steps" in note for note in results["steps"]["notes"])
+    assert results["steps"]["ranks"][0]["undisturbed"] == 3  # 2, 8 and 10
+
+
+@pytest.fixture
+def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    made = Capture(Config(str(tmp_path), parse_windows("4-6"), nvml_hz=0))
+    monkeypatch.setattr(start, "_capture", made)
+    return made
+
+
+def patched(name: str, **members: Any) -> Any:
+    """A module of one framework with our wrappers around its functions."""
+    module = types.ModuleType(name)
+    for member, value in members.items():
+        setattr(module, member, value)
+    for _, patch in save_hooks.PATCHES[name]:
+        patch(module, None)  # type: ignore[arg-type]
+    return module
+
+
+def torch_save(obj: bytes, f: Any) -> None:
+    if isinstance(f, (str, Path)):
+        Path(f).write_bytes(obj)
+    else:
+        f.write(obj)
+
+
+def test_megatrons_asynchronous_save_ends_when_its_queue_is_empty(capture: Capture, tmp_path: Path) -> None:
+    options = types.SimpleNamespace(save=str(tmp_path / "checkpoints"), async_save=True, ckpt_format="torch_dist")
+    unfinished = [1]
+    training = patched("megatron.training.checkpointing", save_checkpoint=lambda *_: "saved", get_args=lambda: options)
+    queue = patched(
+        "megatron.training.async_utils",
+        maybe_finalize_async_save=lambda blocking=False: None,
+        is_empty_async_queue=lambda: not unfinished,
+    )
+    writer = type("FileSystemWriterAsync", (), {"retrieve_write_results": lambda self: self.results})
+    patched("megatron.core.dist_checkpointing.strategies.filesystem_async", FileSystemWriterAsync=writer)
+    capture.steps = 7
+    assert training.save_checkpoint(7, "model", "optimizer") == "saved"
+    queue.maybe_finalize_async_save()
+    assert lines(tmp_path) == []
+    unfinished.clear()
+    written = writer()
+    written.results = [types.SimpleNamespace(size_in_bytes=3), types.SimpleNamespace(size_in_bytes=4)]
+    written.retrieve_write_results()
+    queue.maybe_finalize_async_save(blocking=True)
+    (save,) = lines(tmp_path)
+    assert (save["source"], save["step"], save["size_bytes"], save["asynchronous"]) == ("megatron", 7, 7, True)
+    assert save["path"] == options.save
+    assert save["start_ns"] <= save["end_ns"] <= save["drained_ns"]
+
+
+def test_a_save_inside_a_save_is_a_part_of_it(capture: Capture, tmp_path: Path) -> None:
+    serialization = patched("torch.serialization", save=torch_save)
+
+    class DeepSpeedEngine:
+        def save_checkpoint(self, save_dir: str) -> None:
+            serialization.save(b"12345", f"{save_dir}/a.pt")
+            serialization.save(b"123", f"{save_dir}/b.pt")
+
+    patched("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
+    DeepSpeedEngine().save_checkpoint(str(tmp_path))
+    serialization.save(b"1", tmp_path / "c.pt")
+    assert [(save["source"], save["size_bytes"]) for save in lines(tmp_path)] == [("deepspeed", 8), ("torch.save", 1)]
+
+
+def test_what_is_no_checkpoint_is_not_timed(capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serialization = patched("torch.serialization", save=torch_save)
+    memory = io.BytesIO()
+    serialization.save(b"123", memory)
+    monkeypatch.setattr(start, "_capture", None)
+    serialization.save(b"123", tmp_path / "converted.pt")
+    assert memory.getvalue() == (tmp_path / "converted.pt").read_bytes() == b"123"
+    assert lines(tmp_path) == []
+
+
+def test_a_save_in_another_thread_holds_nothing(capture: Capture, tmp_path: Path) -> None:
+    serialization = patched("torch.serialization", save=torch_save)
+    thread = threading.Thread(target=serialization.save, args=(b"123", tmp_path / "a.pt"))
+    thread.start()
+    thread.join()
+    (save,) = lines(tmp_path)
+    assert (save["asynchronous"], save["size_bytes"]) == (True, 3)
+    assert save["start_ns"] == save["end_ns"] <= save["drained_ns"]
+    assert capture.saves.end_of_step() == (None, True)
+    assert capture.saves.end_of_step() == (None, None)
+
+
+def test_a_save_that_fails_fails_as_without_us_and_is_noted(capture: Capture, tmp_path: Path) -> None:
+    def fail(obj: bytes, f: Any) -> None:
+        raise ZeroDivisionError("the user's own")
+
+    serialization = patched("torch.serialization", save=fail)
+    with pytest.raises(ZeroDivisionError, match="the user's own"):
+        serialization.save(b"1", tmp_path / "a.pt")
+    assert not capture.dead
+    assert lines(tmp_path) == []
+    assert "a checkpoint save by torch.save failed" in (tmp_path / "ranks" / "00000" / "events.jsonl").read_text()
+    result: Future[None] = Future()
+    saver = patched(
+        "torch.distributed.checkpoint.state_dict_saver",
+        save=lambda *_a, **_k: None,
+        async_save=lambda *_a, **_k: result,
+    )
+    assert saver.async_save({}, checkpoint_id="x") is result
+    result.set_exception(OSError("disk full"))
+    (save,) = lines(tmp_path)
+    assert "drained_ns" not in save
+
+
+class Hostile:
+    """What may stand where a path or a writer is expected, and answers nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def test_an_object_that_answers_no_question_is_saved_to_as_without_us(capture: Capture, tmp_path: Path) -> None:
+    serialization = patched("torch.serialization", save=torch_save)
+    serialization.save(b"123", Hostile())
+    saver = patched(
+        "torch.distributed.checkpoint.state_dict_saver", save=lambda *_a, **_k: 5, async_save=lambda *_a, **_k: None
+    )
+    assert saver.save({}, storage_writer=Hostile()) == 5
+    assert not capture.dead
+    assert [set(save) & {"path", "size_bytes"} for save in lines(tmp_path)] == [set(), set()]
+
+
+def test_the_key_in_a_signed_url_is_not_kept() -> None:
+    assert redact_path("https://me:pw@host/a?X-Amz-Signature=abc") == "https://[redacted]@host/a?[redacted]"
+    assert redact_path("/a/step?3") == "/a/step?3"

@@ -1,0 +1,292 @@
+"""Claims about the hooks that time micro-batches: nothing waits, nothing is lost quietly, every pass is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from perfscope import wire
+from perfscope.analyzers.pipelines.marks import SPELLINGS
+from perfscope.hooks.frameworks.megatron_passes import patch_schedules as patch_megatron_schedules
+from perfscope.hooks.frameworks.micro_batches import patch_deepspeed_instructions, patch_torch_stages
+from perfscope.hooks.timers.passes import Pass, PassTimer
+from perfscope.schedules.orders import Kind
+from tests.conftest import ROOT, analysis, profile
+
+WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
+
+
+@dataclass
+class Device:
+    """A device that runs behind the host: what was launched at ``launched`` is done when ``reached`` gets there."""
+
+    launched: float = 0.0
+    reached: float = 0.0
+    made: int = 0
+    waits: int = 0
+    is_capturing: bool = False
+    ranges: list[str] = field(default_factory=list)
+
+    def torch(self) -> Any:
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                device.made += 1
+                self.at = -1.0
+
+            def record(self) -> None:
+                self.at = device.launched
+
+            def query(self) -> bool:
+                return self.at <= device.reached
+
+            def elapsed_time(self, other: Event) -> float:
+                assert other.at <= device.reached, "asked before the device got there"
+                return other.at - self.at
+
+            def synchronize(self) -> None:
+                device.waits += 1
+
+        class Range:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def __enter__(self) -> None:
+                device.ranges.append(self.name)
+
+            def __exit__(self, *_: object) -> None:
+                device.ranges.append("end")
+
+        cuda = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: True,
+            is_current_stream_capturing=lambda: self.is_capturing,
+            Event=Event,
+        )
+        return SimpleNamespace(cuda=cuda, profiler=SimpleNamespace(record_function=Range), is_grad_enabled=lambda: True)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    monkeypatch.setitem(sys.modules, "torch", found.torch())
+    return found
+
+
+def _run_pass(timer: PassTimer, device: Device, which: Pass, ms: float, *, marked: bool = False) -> None:
+    token = timer.begins(which, marked=marked)
+    device.launched += ms
+    timer.ends(token)
+
+
+def _passes(microbatches: int = 2) -> list[Pass]:
+    return [Pass(kind, index, 1, 2, 1, 2) for index in range(microbatches) for kind in ("F", "B")]
+
+
+def test_a_step_is_written_when_the_device_is_done_and_nobody_waits(device: Device) -> None:
+    timer = PassTimer()
+    for which in _passes():
+        _run_pass(timer, device, which, 2.0 if which.kind == "F" else 4.0)
+        device.launched += 1.0  # the next stage is waited for
+    timer.step_ends(1)
+    assert timer.ready() == []
+    device.reached = device.launched
+    (record,) = timer.ready()
+    assert record.step == 1
+    assert (record.device, record.devices, record.stages) == (1, 2, 2)
+    assert record.order == ("F0.1", "B0.1", "F1.1", "B1.1")
+    assert record.times_ns == ((0, 2_000_000), (3_000_000, 4_000_000), (8_000_000, 2_000_000), (11_000_000, 4_000_000))
+    assert record.span_ns == 15_000_000
+    assert record.totals == (("F", 1, 2, 4_000_000), ("B", 1, 2, 8_000_000))
+    assert device.waits == 0
+
+
+def test_an_order_is_written_once_and_events_are_used_again(device: Device) -> None:
+    timer = PassTimer()
+    records = []
+    for step in range(1, 30):
+        for which in _passes():
+            _run_pass(timer, device, which, 1.0)
+        timer.step_ends(step)
+        device.reached = device.launched
+        records += timer.ready()
+    assert [record.step for record in records] == list(range(1, 30))
+    assert records[0].order is not None
+    assert all(record.order is None and record.times_ns is None for record in records[1:])
+    assert device.made == 8
+
+
+def test_a_device_that_never_answers_costs_bounded_memory(device: Device) -> None:
+    timer = PassTimer()
+    for step in range(100):
+        for which in _passes():
+            _run_pass(timer, device, which, 1.0)
+        timer.step_ends(step)
+        assert timer.ready() == [] or step == 0
+    assert timer.lost > 0
+    assert device.made <= 8 * 18
+
+
+def test_passes_are_ranges_only_while_a_window_is_open(device: Device) -> None:
+    timer = PassTimer()
+    _run_pass(timer, device, Pass("F", 3, 5, 8, 1, 4), 1.0)
+    assert device.ranges == []
+    _run_pass(timer, device, Pass("I", 3, 5, 8, 1, 4), 1.0, marked=True)
+    assert device.ranges == ["perfscope: input gradient 3 stage 5 device 1 of 4", "end"]
+
+
+@pytest.mark.parametrize("kind", list(wire.PASS_KINDS))
+def test_the_trace_reader_understands_the_hooks_ranges(kind: str) -> None:
+    mark = SPELLINGS[0](Pass(kind, 3, 5, 8, 1, 4).span)
+    assert mark is not None
+    assert (mark.kind, mark.microbatch, mark.stage, mark.device, mark.devices) == (Kind(kind), 3, 5, 1, 4)
+
+
+def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:
+    timer = PassTimer()
+    device.is_capturing = True
+    _run_pass(timer, device, Pass("F", 0, 0, 2, 0, 2), 1.0)
+    device.is_capturing = False
+    timer.step_ends(1)
+    assert timer.ready() == []
+    assert device.made == 0
+
+
+class _Capture:
+    """What the patches report to."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def pass_begins(self, which: Pass | Callable[[], Pass]) -> SimpleNamespace:
+        found = which() if callable(which) else which
+        self.seen.append(f"{found.kind}{found.microbatch}.{found.stage}/{found.stages} {found.device}/{found.devices}")
+        return SimpleNamespace(which=found)
+
+    def pass_ends(self, token: Any) -> None:
+        assert token.which
+        self.seen.append("end")
+
+    def tell(self, report: Callable[[Any], None]) -> None:
+        report(self)
+
+
+def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:
+    class Stage:
+        stage_index, num_stages, group_rank, group_size = 2, 4, 0, 2
+
+        def forward_one_chunk(self, fwd_chunk_id: int, args: Any, kwargs: Any = None) -> str:
+            return f"forward {fwd_chunk_id}"
+
+        def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True) -> str:
+            return f"backward {bwd_chunk_id}"
+
+        def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+            raise RuntimeError("out of memory")
+
+    capture: Any = _Capture()
+    patch_torch_stages(SimpleNamespace(_PipelineStageBase=Stage), capture)  # type: ignore[arg-type]
+    stage = Stage()
+    assert stage.forward_one_chunk(1, ()) == "forward 1"
+    assert stage.backward_one_chunk(1, full_backward=False) == "backward 1"
+    assert stage.backward_one_chunk(2) == "backward 2"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        stage.backward_weight_one_chunk(1)
+    assert [line for line in capture.seen if line != "end"] == [
+        "F1.2/4 0/2",
+        "I1.2/4 0/2",
+        "B2.2/4 0/2",
+        "W1.2/4 0/2",
+    ]
+    assert capture.seen.count("end") == 4
+
+
+def test_deepspeed_s_dictionary_of_instructions_is_what_is_patched(device: Device) -> None:
+    class ForwardPass: ...
+
+    class BackwardPass: ...
+
+    class Engine:
+        stage_id, num_stages = 1, 4
+
+        def _forward(self, buffer_id: int) -> int:
+            return buffer_id
+
+        def _backward(self, buffer_id: int) -> int:
+            return -buffer_id
+
+        _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {ForwardPass: _forward, BackwardPass: _backward}
+
+        def train_batch(self) -> list[int]:
+            steps = [(ForwardPass, 0), (ForwardPass, 1), (BackwardPass, 0), (ForwardPass, 0), (BackwardPass, 1)]
+            return [self._INSTRUCTION_MAP[kind](self, buffer_id=buffer) for kind, buffer in steps]
+
+    capture: Any = _Capture()
+    schedule = SimpleNamespace(ForwardPass=ForwardPass, BackwardPass=BackwardPass)
+    patch_deepspeed_instructions(SimpleNamespace(PipelineEngine=Engine, schedule=schedule), capture)  # type: ignore[arg-type]
+    for _ in range(2):
+        capture.seen.clear()
+        assert Engine().train_batch() == [0, 1, 0, 0, -1]
+        named = [line.partition("/")[0] for line in capture.seen if line != "end"]
+        assert named == ["F0.1", "F1.1", "B0.1", "F2.1", "B1.1"]
+
+
+def test_megatron_s_backward_passes_are_those_of_the_outputs_they_are_given(device: Device) -> None:
+    state = SimpleNamespace(
+        get_pipeline_model_parallel_world_size=lambda: 2,
+        get_pipeline_model_parallel_rank=lambda: 1,
+        get_virtual_pipeline_model_parallel_world_size=lambda: 2,
+    )
+
+    def forward_step(forward_step_func: Any, **kwargs: Any) -> tuple[Any, int]:
+        return [object()], 7
+
+    def backward_step(input_tensor: Any, output_tensor: Any, output_tensor_grad: Any, *rest: Any) -> str:
+        return "gradient"
+
+    module = SimpleNamespace(parallel_state=state, forward_step=forward_step, backward_step=backward_step)
+    capture: Any = _Capture()
+    patch_megatron_schedules(module, capture)  # type: ignore[arg-type]
+    outputs = [
+        module.forward_step(None, current_microbatch=index, vp_stage=chunk)[0] for chunk in (0, 1) for index in (0, 1)
+    ]
+    for output in (outputs[2], outputs[0], outputs[3], outputs[1]):
+        assert module.backward_step(None, output, None) == "gradient"
+    named = [line.partition("/")[0] for line in capture.seen if line != "end"]
+    assert named == ["F0.1", "F1.1", "F0.3", "F1.3", "B0.3", "B0.1", "B1.3", "B1.1"]
+
+
+def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Path) -> None:
+    size = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
+    words = ["--schedule", "zbv", "--microbatches", "4", "--steps", "8", *size]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = profile(*launch, WORKLOAD, *words, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    for rank in ("00000", "00001"):
+        lines = (tmp_path / "RUN" / "ranks" / rank / wire.MICRO_BATCHES_FILE).read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
+    results = analysis(tmp_path / "RUN")["results"]
+    for name in ("pipeline_steps", "pipeline_bubble"):
+        found = results[name]
+        assert (found["schedule"], found["microbatches"], found["p"]) == ("zbv", 4, 2)
+        assert 0 < found["fraction_of_total"] < 1
+    assert [step["step"] for step in results["pipeline_steps"]["steps"]] == [2, 8]
+    assert [step["step"] for step in results["pipeline_bubble"]["steps"]] == ["4", "5", "6"]
+
+
+def test_the_hooks_import_nothing_that_a_training_job_lacks() -> None:
+    script = (
+        "import sys, perfscope.hooks.frameworks.micro_batches\n"
+        "assert not {'numpy', 'pandas', 'torch', 'typer', 'msgspec'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

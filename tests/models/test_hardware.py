@@ -1,0 +1,105 @@
+"""The table of peaks: dense, sourced, found under every name that a GPU has, and never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.errors import UsageError
+from perfscope.models.hardware import SPARSITY_GAIN, check_dense, family_of, fastest_gpu, find_gpu, gpus, look_up
+
+#: Dense 16-bit peaks of the datasheets, in TFLOP/s.
+DENSE_16BIT = {
+    "v100-16": 125,
+    "v100-32": 125,
+    "v100-32-pcie": 112,
+    "a100-40": 312,
+    "a100-80": 312,
+    "a6000": 154.85,
+    "l40s": 362.05,
+    "h100-sxm": 989.4,
+    "h100-pcie": 756,
+    "h100-nvl": 835.5,
+    "h200-sxm": 989.4,
+    "h20": 148,
+    "b200-sxm": 2250,
+    "b300-sxm": 2250,
+    "gb200": 2500,
+    "mi250x": 191.5,
+    "mi300x": 1307.4,
+    "mi325x": 1307.4,
+    "mi355x": 2516.6,
+}
+
+
+@pytest.mark.parametrize(("name", "tflops"), DENSE_16BIT.items())
+def test_peaks_are_the_dense_ones(name: str, tflops: float) -> None:
+    assert find_gpu(name).dense_16bit_tflops == pytest.approx(tflops)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-pcie"),
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("A100-40", "a100-40"),
+        ("H100_SXM", "h100-sxm"),
+        ("h200 sxm", "h200-sxm"),
+        ("V100-32GB", "v100-32"),
+        ("b200", "b200-sxm"),
+    ],
+)
+def test_a_gpu_is_found_by_name_by_alias_and_by_what_cuda_calls_it(name: str, gpu: str) -> None:
+    assert find_gpu(name).name == gpu
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-sparse", "A100-SXM4-80GB MIG 3g.40gb", "NVIDIA", "h300", ""])
+def test_what_is_not_listed_is_not_guessed(name: str) -> None:
+    assert look_up(name) is None
+    with pytest.raises(UsageError, match="is not in hardware"):
+        find_gpu(name)
+
+
+def test_a_name_of_several_gpus_says_which_one_is_taken() -> None:
+    assert family_of("h100") == "h100-sxm"
+    assert family_of("h100-sxm") is None
+
+
+def test_every_entry_is_whole_and_every_name_is_of_one_gpu() -> None:
+    seen: set[str] = set()
+    for gpu in gpus():
+        names = {gpu.name, *gpu.aliases, *(name.lower() for name in gpu.cuda_names)}
+        assert not names & seen, names & seen
+        seen |= names
+        assert gpu.source
+        assert gpu.cuda_names
+        assert gpu.memory_bytes >= 16e9
+        assert gpu.power_w > 0
+        assert set(gpu.dense_tflops) <= {"bf16", "fp16", "fp8", "tf32", "fp32"}
+        assert find_gpu(gpu.name) == gpu
+        assert all(find_gpu(name) == gpu for name in gpu.cuda_names)
+
+
+def test_no_listed_peak_is_another_formats_sparse_one() -> None:
+    """An entry whose bf16 were copied from the sparse column would be as fast as its own fp8."""
+    for gpu in gpus():
+        if "fp8" in gpu.dense_tflops:
+            assert gpu.dense_tflops["fp8"] == pytest.approx(SPARSITY_GAIN * gpu.dense_16bit_tflops, rel=0.02)
+
+
+def test_a_sparse_peak_is_refused_and_a_capped_one_is_not() -> None:
+    h100 = find_gpu("h100-sxm")
+    assert check_dense(800, "bf16", h100) == 800
+    assert check_dense(989, "bf16", h100) == 989
+    assert check_dense(1978.9, "fp8", h100) == 1978.9
+    with pytest.raises(UsageError, match="sparsity"):
+        check_dense(1979, "bf16", h100)
+    with pytest.raises(UsageError, match="sparsity"):
+        check_dense(624, "bf16", None)
+
+
+def test_the_fastest_gpu_has_the_highest_peak() -> None:
+    assert fastest_gpu().dense_16bit_tflops == max(gpu.dense_16bit_tflops for gpu in gpus())

@@ -1,0 +1,210 @@
+"""Claims about ``perfscope bubble``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from perfscope.commands.bubble import bubble
+from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.renderers import Format
+from perfscope.schedules.lanes import Chart, chart_of
+from perfscope.schedules.orders import Schedule, plan
+from perfscope.schedules.simulator import Costs, simulate
+from perfscope.schedules.svg import to_svg
+from perfscope.schedules.text import draw
+
+
+def _ask(**options: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(bubble(format=Format.JSON, **options).text)
+    return answer
+
+
+def _chart(devices: int, microbatches: int) -> Chart:
+    stages = (1,) * devices
+    costs = Costs(stages, (2,) * devices, (0,) * devices, (0,) * devices)
+    return chart_of("a pipeline", simulate(plan(Schedule.ONE_F_ONE_B, devices, microbatches), costs))
+
+
+def test_the_answer_has_both_denominators_and_the_simulation_agrees_with_the_formula() -> None:
+    answer = _ask(pp=16, microbatches=256)
+    assert answer["schema"] == "perfscope/bubble/1"
+    assert answer["fraction_of_total"] == pytest.approx(15 / 271, abs=1e-15)
+    assert answer["fraction_of_ideal"] == pytest.approx(15 / 256, abs=1e-15)
+    assert answer["closed_form"]["fraction_of_total"] == answer["simulated"]["fraction_of_total"]
+    assert answer["closed_form"]["applies"] is True
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_every_schedule_that_is_offered_answers(schedule: Schedule) -> None:
+    answer = _ask(pp=4, microbatches=8, schedule=schedule)
+    published = {"gpipe": 3 / 11, "1f1b": 3 / 11, "interleaved": 3 / 19, "zb-h1": 1 / 9, "dualpipe": 1 / 13}
+    assert answer["fraction_of_total"] == pytest.approx(published.get(schedule, 0), abs=1e-15)
+    assert answer["schedule"] == schedule
+
+
+def test_times_are_in_microseconds_and_a_stage_adds_up_to_the_step() -> None:
+    answer = _ask(pp=2, microbatches=2, forward="1ms", backward="1ms", weight="1ms")
+    assert answer["simulated"]["period_us"] == 9000
+    assert [stage["useful_us"] + stage["idle_us"] for stage in answer["simulated"]["stages"]] == [9000, 9000]
+    assert answer["closed_form"]["bubble_us"] == 3000
+    assert answer["times"]["backward_us"] == [2000, 2000]
+
+
+def test_without_times_no_microseconds_are_made_up() -> None:
+    answer = _ask(pp=2, microbatches=2)
+    assert answer["times"] is None
+    assert answer["simulated"]["section_us"] is None
+    assert answer["closed_form"]["bubble_us"] is None
+
+
+def test_backward_without_weight_is_the_whole_backward() -> None:
+    whole = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="20ms")
+    split = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="10ms", weight="10ms")
+    assert whole == split
+
+
+def test_unequal_stages_are_simulated_and_the_formula_is_marked_as_not_applying() -> None:
+    answer = _ask(pp=2, microbatches=4, forward="1ms,2ms", backward="2ms,4ms")
+    assert answer["closed_form"]["applies"] is False
+    # Stage 1 works 4 x 6 ms without a pause from 1 ms on; the last gradient reaches stage 0 at 25 ms and takes 2 ms.
+    assert answer["simulated"]["section_us"] == 27_000
+    assert answer["fraction_of_total"] == pytest.approx(1 - (4 * 3 + 4 * 6) / (2 * 27))
+
+
+def test_transfer_time_enlarges_the_bubble_and_zero_is_a_transfer_time() -> None:
+    none = _ask(pp=4, microbatches=8, forward="10ms", transfer="0")
+    some = _ask(pp=4, microbatches=8, forward="10ms", transfer="1ms")
+    assert none["fraction_of_total"] == pytest.approx(3 / 11)
+    assert some["fraction_of_total"] > none["fraction_of_total"]
+
+
+def test_the_206b_model_on_256_gpus_needs_more_chunks() -> None:
+    """p = 64 and 4 chunks gave 3.9 TFLOPs: without a bubble 3.9 x 67 / 4 = 65.3, so 30 needs 63 x 30 / 35.3 chunks."""
+    answer = _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="30")
+    assert answer["target"]["limit_tflops"] == pytest.approx(3.9 * 67 / 4)
+    assert answer["target"]["microbatches"] == 54
+    assert 65.325 * 53 / (53 + 63) < 30 <= 65.325 * 54 / (54 + 63)
+
+
+def test_a_throughput_beyond_the_limit_is_not_promised() -> None:
+    assert _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="66")["target"]["microbatches"] is None
+    text = bubble(pp=64, microbatches=4, tflops="3.9", target_tflops="66").text
+    assert "cannot be reached by more micro-batches" in text
+
+
+def test_the_micro_batches_of_a_target_can_be_run_by_the_schedule() -> None:
+    answer = _ask(pp=8, microbatches=8, schedule=Schedule.INTERLEAVED, tflops="50", target_tflops="70")
+    assert answer["target"]["microbatches"] % 8 == 0
+
+
+def test_unequal_stages_have_a_target_too() -> None:
+    answer = _ask(pp=2, microbatches=4, forward="1ms,2ms", backward="2ms,4ms", tflops="10", target_tflops="11")
+    # A step is 3 ms + 6 ms a micro-batch: 27 ms at 4; work a second is 10 x 27/4 x m / (3 + 6 m), at most 11.25.
+    assert answer["target"]["limit_tflops"] == pytest.approx(11.25)
+    assert answer["target"]["microbatches"] == 22
+
+
+def test_alternatives_say_what_else_would_give() -> None:
+    answer = _ask(pp=4, microbatches=8)
+    given = {one["change"]: one for one in answer["alternatives"]}
+    assert given["16 micro-batches"]["fraction_of_total"] == pytest.approx(3 / 19)
+    assert given["16 micro-batches"]["speedup"] == pytest.approx((16 / 19) / (8 / 11))
+    assert given["interleaved, 2 chunks a stage"]["fraction_of_total"] == pytest.approx(3 / 19)
+    assert given["zb-h2"]["peak_microbatches_in_flight"] == 7
+    assert given["as it is"]["peak_microbatches_in_flight"] == 4
+
+
+def test_too_much_to_simulate_is_answered_by_the_formula_and_said() -> None:
+    answer = _ask(pp=64, microbatches=100_000)
+    assert answer["simulated"] is None
+    assert answer["fraction_of_total"] == pytest.approx(63 / 100_063)
+    with pytest.raises(UsageError, match="too much to simulate"):
+        bubble(pp=64, microbatches=100_000, forward="1ms", transfer="1ms")
+
+
+def test_a_small_schedule_is_drawn_exactly() -> None:
+    assert draw(_chart(2, 3), 40).splitlines() == [
+        "stage 0 |01..aa2bb.cc|",
+        "stage 1 |.0aa1bb2cc..|",
+        "0-9 forward of that micro-batch (last digit), a-j its backward, . idle",
+    ]
+
+
+def test_a_schedule_that_is_too_large_shows_what_most_of_each_column_went_to() -> None:
+    drawn = draw(_chart(4, 100), 40).splitlines()
+    assert all(len(line) == len("stage 0 |") + 40 + 1 for line in drawn[:4])
+    assert set(drawn[0][9:-1]) <= set("FB.")
+
+
+def test_the_svg_has_a_bar_for_every_operation(tmp_path: Path) -> None:
+    target = tmp_path / "schedule.svg"
+    outcome = bubble(pp=4, microbatches=8, output=target)
+    root = ElementTree.fromstring(target.read_text("utf-8"))
+    bars = [element for element in root.iter() if element.get("height") == "22" and element.get("fill") != "#eceff1"]
+    assert len(bars) == 4 * 8 * 2
+    assert outcome.notes == (f"wrote {target}",)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_svg_of_a_long_step_stays_small() -> None:
+    assert len(to_svg([_chart(2, 5000)])) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pp": 0, "microbatches": 8},
+        {"pp": 4, "microbatches": 0},
+        {"pp": 4, "microbatches": 8, "virtual_stages": 2},
+        {"pp": 4, "microbatches": 8, "virtual_stages": 0, "schedule": Schedule.INTERLEAVED},
+        {"pp": 4, "microbatches": 3, "schedule": Schedule.INTERLEAVED},
+        {"pp": 5, "microbatches": 20, "schedule": Schedule.DUALPIPE},
+        {"pp": 4, "microbatches": 8, "forward": "1ms,2ms"},
+        {"pp": 4, "microbatches": 8, "forward": "0"},
+        {"pp": 4, "microbatches": 8, "forward": "-1ms"},
+        {"pp": 4, "microbatches": 8, "backward": "1ms"},
+        {"pp": 4, "microbatches": 8, "forward": "1ms", "weight": "1ms"},
+        {"pp": 4, "microbatches": 8, "tflops": "3.9"},
+        {"pp": 4, "microbatches": 8, "tflops": "nan", "target_tflops": "4"},
+        {"pp": 4, "microbatches": 8, "tflops": "0", "target_tflops": "4"},
+        {"pp": 4, "microbatches": 8, "output": Path("schedule.png")},
+    ],
+)
+def test_what_cannot_be_right_is_said(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        bubble(**options)
+    assert caught.value.exit_code == 2
+
+
+def test_a_drawing_that_cannot_be_written_is_an_error_about_that_file(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be written"):
+        bubble(pp=2, microbatches=2, output=tmp_path / "missing" / "schedule.svg")
+    assert not issubclass(SourceError, UsageError)
+    assert issubclass(SourceError, PerfscopeError)
+
+
+def test_fewer_micro_batches_than_stages_is_answered_and_said() -> None:
+    assert "4 micro-batches cannot fill 8 stages" in bubble(pp=8, microbatches=4).text
+
+
+def test_one_stage_has_no_bubble() -> None:
+    assert _ask(pp=1, microbatches=8)["fraction_of_total"] == 0
+
+
+def test_the_command_starts_without_numpy() -> None:
+    script = (
+        "import sys; sys.argv = ['perfscope', 'bubble', '--pp', '2', '-m', '2']\n"
+        "from perfscope.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'numpy', 'pandas', 'torch', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,63 @@
+"""Claims about the orders of torch.distributed.pipelining: they are the schedules of the same names here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+from perfscope.analyzers.pipelines.pieces import Piece
+from perfscope.analyzers.pipelines.recognition import recognise
+from perfscope.schedules.orders import Kind
+
+
+class _Stage:
+    def __init__(self, index: int) -> None:
+        self.stage_index = index
+
+
+def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -> list[Piece]:
+    """What torch would run on a rank, without a process group: only the order's own inputs are filled in."""
+    schedule: Any = object.__new__(getattr(schedules, name))
+    rounds = max(1, microbatches // devices)
+    facts = {
+        "_stages": [_Stage(rank + devices * chunk) for chunk in range(chunks)],
+        "n_local_stages": chunks,
+        "pp_group_size": devices,
+        "_n_microbatches": microbatches,
+        "_num_stages": devices * chunks,
+        "num_stages": devices * chunks,
+        "rank": rank,
+        "number_of_rounds": rounds,
+        "microbatches_per_round": microbatches // rounds,
+    }
+    for key, value in facts.items():
+        setattr(schedule, key, value)
+    actions = [action for action in schedule._calculate_single_rank_operations(rank) if action is not None]
+    return [
+        Piece(Kind(action.computation_type.value), action.microbatch_index, action.stage_index, 0, 0, 0, 0, 0)
+        for action in actions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "expected"),
+    [
+        ("ScheduleInterleaved1F1B", 2, "interleaved"),
+        ("ScheduleInterleaved1F1B", 3, "interleaved"),
+        ("ScheduleZBVZeroBubble", 2, "zbv"),
+        ("ScheduleInterleavedZeroBubble", 1, "zb-h1"),
+        ("ScheduleInterleavedZeroBubble", 2, None),
+        ("ScheduleLoopedBFS", 2, None),
+    ],
+)
+@pytest.mark.parametrize(("devices", "microbatches"), [(2, 4), (4, 8), (4, 12)])
+def test_torch_orders_are_recognised(
+    name: str, chunks: int, expected: str | None, devices: int, microbatches: int
+) -> None:
+    found = recognise([_order(name, rank, devices, microbatches, chunks) for rank in range(devices)])
+    assert found is not None
+    assert found.schedule == expected
+    assert found.chunks == chunks
+    assert found.plan.microbatches == microbatches

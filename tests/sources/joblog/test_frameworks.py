@@ -1,0 +1,373 @@
+"""Every other framework's lines."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.sources.joblog.lines import gluon, read, seconds, titan
+
+FIXTURES = ROOT / "fixtures" / "logs"
+
+
+def deepspeed(step: int, stamp: str, text: str) -> str:
+    return f"[2024-03-07 {stamp}] [INFO] [timer.py:260:stop] epoch=0/micro_step={step}/global_step={step}, {text}\n"
+
+
+class TestDeepSpeed:
+    def test_todays_line_gives_the_speed_of_the_moment_and_the_peak(self, tmp_path: Path) -> None:
+        text = "RunningAvgSamplesPerSec=50.0, CurrSamplesPerSec=64.0, MemAllocated=6.01GB, MaxMemAllocated=19.5GB"
+        batch = '    "train_batch_size": 128, \n    "gradient_accumulation_steps": 1, \n'
+        log = read(tmp_path, batch, deepspeed(10, "15:27:02,646", text), deepspeed(20, "15:27:22,646", text))
+        assert log.framework == "deepspeed"
+        assert seconds(log) == [2.0, 2.0]
+        assert log.iterations.samples_per_s.tolist() == [64.0, 64.0]
+        assert log.memory.allocated_bytes == int(19.5 * 2**30)
+
+    def test_two_running_means_give_the_speed_between_them(self, tmp_path: Path) -> None:
+        # Steps 3 to 12 at 1 s, 13 to 22 at 3 s, 8 samples each: means 8 and 8 * 20 / 40 = 4.
+        line = "[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{}, SamplesPerSec={}\n"
+        batch = '"train_batch_size": 8,\n"gradient_accumulation_steps": 1,\n'
+        log = read(tmp_path, batch, line.format(12, 8.0), line.format(22, 4.0))
+        assert log.iterations.samples_per_s.tolist() == pytest.approx([8.0, 8 / 3])
+        assert seconds(log) == pytest.approx([1.0, 3.0])
+
+    def test_lines_that_jump_about_are_no_running_means(self, tmp_path: Path) -> None:
+        draw = random.Random(0)
+        speeds = [draw.gauss(100.0, 5.0) for _ in range(200)]
+        means = [n / sum(1 / speed for speed in speeds[:n]) for n in range(1, 201)]
+        lines = "[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{}, SamplesPerSec={}\n"
+        for values in (means, speeds):  # either way the speed of each step comes out
+            log = read(tmp_path, *(lines.format(step, value) for step, value in enumerate(values, 3)))
+            assert log.iterations.samples_per_s.tolist() == pytest.approx(speeds, rel=1e-9)
+
+    def test_the_step_lines_dates_tell_the_time_where_nothing_else_does(self, tmp_path: Path) -> None:
+        line = (
+            "[2024-03-07 15:27:{}] [INFO] [logging.py:96:log_dist] [Rank 0] step={}, skipped={}, lr=[0.1], mom=[0.9]\n"
+        )
+        log = read(tmp_path, line.format("00,500", 10, 0), line.format("05,500", 20, 1), line.format("11,500", 30, 4))
+        assert seconds(log) == [None, 0.5, 0.6]
+        assert log.number("skipped_total") == 4
+
+    def test_timers_sum_to_forward_backward_and_step_alone(self, tmp_path: Path) -> None:
+        line = (
+            "[Rank 0] time (ms) | fwd_microstep: 10.0 | bwd_microstep: 30.0 | bwd_inner_microstep: 20.0 | "
+            "bwd_allreduce_microstep: 10.0 | step_microstep: 5.0\n"
+            "[Rank 0] time (ms) | fwd: 20.0 | bwd: 60.0 | bwd_inner: 40.0 | bwd_allreduce: 20.0 | step: 5.0\n"
+        )
+        log = read(tmp_path, line, line)
+        assert seconds(log) == [0.085, 0.085]
+        assert {timer.name: timer.mean_ns for timer in log.timers}["bwd_inner"] == 40_000_000
+
+    def test_a_negative_timer_is_no_time(self, tmp_path: Path) -> None:
+        log = read(
+            tmp_path,
+            "[Rank 0] time (ms) | fwd: -20.0 | bwd: 60.0 | step: 5.0\n",
+            "[Rank 0] time (ms) | fwd: 10.0 | bwd: 60.0 | step: 5.0\n",
+        )
+        assert seconds(log) == [None, 0.075]
+        assert log.remarks[0].startswith("negative-timer")
+
+    def test_the_pipelines_own_run_on_four_gpus(self) -> None:
+        from perfscope.sources.joblog import read_log
+
+        log = read_log(FIXTURES / "deepspeed_pp4_h200.log")
+        # The script's own clock: 3.710 s, then 0.131, 0.131, ..., 0.159, 0.186, 0.156; a line is the mean of two.
+        true = [3.710121, 0.131086, 0.130709, 0.130789, 0.130945, 0.130782, 0.130641, 0.158554, 0.185529, 0.156386]
+        pairs = [(true[at] + true[at + 1]) / 2 for at in range(0, 10, 2)]
+        assert seconds(log) == pytest.approx(pairs, rel=0.04)
+        assert log.iterations.samples.tolist() == [32] * 5
+        assert [log.number(name) for name in ("gpus", "pp", "dp")] == [4, 4, 1]
+
+    def test_a_save_lasts_from_the_first_file_to_the_last(self, tmp_path: Path) -> None:
+        log = read(
+            tmp_path,
+            "[2023-06-21 03:45:50,000] [INFO] [logging.py:96:log_dist] [Rank 0] Saving model checkpoint: ckpt/global_step10/mp.pt\n",
+            "[2023-06-21 03:45:53,250] [INFO] [torch_checkpoint_engine.py:23:save] [Torch] Saved ckpt/global_step10/mp.pt.\n",
+            "[2023-06-21 03:45:58,500] [INFO] [torch_checkpoint_engine.py:23:save] [Torch] Saved ckpt/global_step10/optim.pt.\n",
+        )
+        [save] = log.saves
+        assert (save.iteration, save.wall_ns, save.source) == (10, 8_500_000_000, "timestamps")
+
+    def test_world_size_of_its_configuration_is_the_data_parallel_size(self, tmp_path: Path) -> None:
+        log = read(
+            tmp_path, "[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 16\n"
+        )
+        assert (log.number("gpus"), log.number("dp")) == (None, 16)
+        assert log.framework == "deepspeed"
+
+    def test_a_name_gives_the_batch_that_makes_a_time_of_a_speed(self, tmp_path: Path) -> None:
+        (tmp_path / "1n8g").mkdir()
+        lines = [
+            f"[2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop] 0/{n}, SamplesPerSec=128.0\n" for n in (3, 4, 5)
+        ]
+        log = read(tmp_path, *lines, name="1n8g/gpt2-small_b8_fp16_1.log")
+        assert seconds(log) == [0.5, 0.5, 0.5]
+
+    def test_its_speed_is_believed_with_accumulation_where_its_timers_confirm_it(self, tmp_path: Path) -> None:
+        setup = '    "train_batch_size": 64, \n    "gradient_accumulation_steps": 2, \n'
+        timers = (
+            "[Rank 0] time (ms) | fwd: 300.00 | bwd: 600.00 | bwd_inner: 570.00 | bwd_allreduce: 20.00 | step: 50.00\n"
+        )
+        for speed, expected in (("64.0", 1.0), ("128.0", 0.95)):  # 128 would be two micro-steps a step
+            lines = [
+                deepspeed(step, f"10:00:0{step},000", f"RunningAvgSamplesPerSec=64.0, CurrSamplesPerSec={speed}")
+                + timers
+                for step in (3, 4, 5)
+            ]
+            log = read(tmp_path, setup, *lines)
+            assert seconds(log) == [expected] * 3
+
+
+class TestHuggingFace:
+    START = (
+        "***** Running training *****\n  Num examples = 5,498\n  Num Epochs = 1\n"
+        "  Instantaneous batch size per device = 8\n"
+        "  Total train batch size (w. parallel, distributed & accumulation) = 224\n"
+        "  Gradient Accumulation steps = 4\n  Total optimization steps = 25\n"
+        "  Number of trainable parameters = 7,615,616,512\n"
+    )
+    END = "{'train_runtime': 250.0, 'train_samples_per_second': 21.992, 'train_steps_per_second': 0.1, 'epoch': 1.0}\n"
+
+    def test_the_step_time_is_run_time_over_steps(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, self.END)
+        assert log.framework == "hf-trainer"
+        assert seconds(log) == [10.0]
+        assert log.iterations.span.tolist() == [25]
+        assert [log.number(name) for name in ("gbs", "mbs", "gas")] == [224, 8, 4]
+        assert log.number("parameters") == 7_615_616_512
+
+    def test_every_gpu_is_a_replica(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, self.END)
+        assert (log.number("dp"), log.number("gpus")) == (7, 7)
+
+    def test_another_size_of_gpt2_is_its_overridden_configuration(self, tmp_path: Path) -> None:
+        shell = "+ CMD='--config_overrides n_embd=1,n_layer=1'\n"
+        config = (
+            '  "n_embd": 768,\n  "vocab_size": 50257\n'
+            "INFO:__main__:Overriding config: n_embd=7168,n_head=32,n_layer=40,n_positions=1024,gradient_checkpointing=true\n"
+        )
+        log = read(
+            tmp_path,
+            shell,
+            config,
+            self.START.replace("  Number of trainable parameters = 7,615,616,512\n", ""),
+            self.END,
+        )
+        names = ("hidden", "layers", "heads", "seq_len", "vocab")
+        assert [log.number(name) for name in names] == [7168, 40, 32, 1024, 50257]
+        fact = log.fact("checkpointing")
+        assert fact is not None
+        assert fact.value == "full"
+
+    def test_the_first_loss_is_kept(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, "{'loss': 3.5, 'epoch': 0.1}\n{'loss': '2.5', 'epoch': 0.2}\n", self.END)
+        fact = log.fact("first_loss")
+        assert fact is not None
+        assert fact.value == 3.5
+        assert log.iterations.loss.tolist() == [2.5]
+
+    def test_the_slowest_node_counts(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
+        assert seconds(log) == [11.0]
+
+    def test_steps_follow_from_the_batch_where_they_are_not_told(self, tmp_path: Path) -> None:
+        # 1,000 examples of batches of 512 are two steps; 0.007 steps a second is too coarse to tell.
+        end = "{'train_runtime': 273.0148, 'train_samples_per_second': 3.663, 'train_steps_per_second': 0.007, 'epoch': 1.0}\n"
+        log = read(tmp_path, '    "train_batch_size": 512, \n', end * 16)
+        assert seconds(log) == [pytest.approx(136.5074)]
+        assert log.iterations.span.tolist() == [2]
+
+    def test_nothing_is_made_up_where_steps_cannot_be_known(self, tmp_path: Path) -> None:
+        log = read(tmp_path, "{'train_runtime': 273.0, 'train_samples_per_second': 3.663}\n")
+        assert len(log.iterations) == 0
+        assert log.remarks[0].startswith("steps-unknown")
+
+    def test_a_dictionary_over_several_lines(self, tmp_path: Path) -> None:
+        log = read(tmp_path, self.START, self.END.replace(", ", ",\n "))
+        assert seconds(log) == [10.0]
+
+    def test_the_metrics_block_has_a_clock(self, tmp_path: Path) -> None:
+        block = (
+            "***** train metrics *****\n  epoch                    =        1.0\n"
+            "  train_runtime            = 0:14:31.66\n  train_samples_per_second =      1.147\n"
+        )
+        log = read(tmp_path, self.START.replace("= 25", "= 4"), block)
+        assert seconds(log) == [pytest.approx(871.66 / 4)]
+
+    def test_a_killed_run_has_its_bar(self, tmp_path: Path) -> None:
+        bars = "".join(f"\r {n * 4}%|#    | {n}/25 [00:{n * 2:02d}<00:50,  2.0{n}s/it]" for n in range(1, 4))
+        evaluation = "\r 50%|#    | 1/2 [00:01<00:01,  9.00s/it]\r100%|##| 2/2 [00:01<00:00, 5.00it/s]"
+        log = read(tmp_path, self.START, bars, evaluation, "\n")
+        assert seconds(log) == [2.01, 2.02, 2.03]
+
+    def test_losses_may_be_nan_and_are_never_evaluated(self, tmp_path: Path) -> None:
+        log = read(
+            tmp_path,
+            self.START,
+            "{'loss': nan, 'epoch': __import__('os').getpid()}\n",
+            "{'loss': '2.0750'}\n",
+            self.END,
+        )
+        assert log.iterations.loss.tolist() == [2.075]
+
+
+class TestTorchtitan:
+    def test_times_come_from_the_dates_over_the_steps_between(self, tmp_path: Path) -> None:
+        log = read(tmp_path, titan(10, "22:30:50,000"), titan(20, "22:31:04,000"), titan(30, "22:31:19,000"))
+        assert log.framework == "torchtitan"
+        assert seconds(log) == [None, 1.4, 1.5]
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [5801.0] * 3
+        assert log.iterations.tflops_per_gpu.tolist() == [336.63] * 3
+        assert log.memory.reserved_bytes == int(37.12 * 2**30)
+        assert log.memory.total_bytes == 80 * 2**30
+
+    def test_every_rank_without_a_label(self, tmp_path: Path) -> None:
+        lines = [titan(n, f"22:30:5{n},{rank}00", label="") for n in (1, 2, 3) for rank in range(3)]
+        log = read(tmp_path, *lines)
+        assert seconds(log) == [None, 1.0, 1.0]
+        assert log.copies == 6
+
+    def test_the_start_line_gives_the_batch(self, tmp_path: Path) -> None:
+        start = (
+            "[rank0]:[titan] 2025-06-16 22:30:00,000 - root - INFO - Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]\n"
+            "[rank0]:[titan] 2025-06-16 22:30:01,000 - root - INFO - Training starts at step 1, with local batch size 1, "
+            "global batch size 4, sequence length 8192, total steps 1000 (warmup 200)\n"
+        )
+        log = read(tmp_path, start, titan(10, "22:30:50,000"))
+        assert [log.number(name) for name in ("gpus", "tp", "mbs", "gbs", "seq_len")] == [8, 2, 1, 4, 8192]
+
+    def test_the_lines_of_2024_and_of_2026(self, tmp_path: Path) -> None:
+        lines = [
+            f"2024-05-01 10:00:{n:02d},000 - root - INFO - step: {n * 10:2d}  loss:  8.1234  memory: 37.12GiB(46.40%)  "
+            "wps: 5,801  mfu: 34.04%\n"
+            for n in (1, 4)
+        ]
+        log = read(tmp_path, *lines)
+        assert (log.framework, seconds(log)) == ("torchtitan", [None, 0.1])
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [5801.0, 5801.0]
+        head = "[rank0]:[titan] 2026-08-01 10:00:00,000 - root - INFO - "
+        start = (
+            f"{head}Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=4\n"
+            f"{head}Applied full activation checkpointing to the model\n"
+            f"{head}Trainer is initialized with 8192 tokens per DP rank, 131072 tokens per train step, gradient "
+            "accumulation steps 2, maximum context length 8192, total steps 1000 (warmup 200)\n"
+            f"{head}Training starts at step 1\n"
+        )
+        log = read(tmp_path, start, titan(1, "10:00:05,000"))
+        names = ("gpus", "dp", "tp", "ep", "seq_len", "gbs", "gas", "train_iterations")
+        assert [log.number(name) for name in names] == [16, 8, 2, 4, 8192, 16, 2, 1000]
+
+    def test_a_line_of_validation_is_no_step(self, tmp_path: Path) -> None:
+        validation = titan(25, "22:31:10,000").replace("step: 25", "validate step: 25")
+        log = read(
+            tmp_path, titan(10, "22:30:50,000"), titan(20, "22:31:04,000"), validation, titan(30, "22:31:19,000")
+        )
+        assert log.iterations.iteration.tolist() == [10, 20, 30]
+        assert log.iterations.disturbed.tolist() == ["", "", "evaluation"]
+
+    def test_saves_of_every_year(self, tmp_path: Path) -> None:
+        head = "[rank0]:[titan] 2025-06-16 22:30:55,000 - root - INFO - "
+        texts = (
+            ("Finished saving the checkpoint in 4.25 seconds", None),
+            ("Finished saving the checkpoint at step 10 in 4.25 seconds", None),
+            ("Finished saving the checkpoint (or staging if async is enabled)in 4.25 seconds.", None),
+            ("Finished staging the checkpoint in 4.25 seconds.", True),
+            ("Last step checkpoint completed in 4.25s", None),
+        )
+        for text, asynchronous in texts:
+            log = read(tmp_path, titan(10, "22:30:50,000"), f"{head}{text}\n", titan(20, "22:31:04,000"))
+            assert [(save.wall_ns, save.asynchronous) for save in log.saves] == [(4_250_000_000, asynchronous)]
+            assert log.iterations.disturbed.tolist() == ["", "save"]
+        behind = f"{head}Finish saving the checkpoint in the background process in 9.00 seconds.\n"
+        assert read(tmp_path, titan(10, "22:30:50,000"), behind).saves == ()
+
+    def test_a_line_without_a_gradient_norm_and_with_a_clash_of_runs(self, tmp_path: Path) -> None:
+        line = "[rank0]:[titan] 2025-06-16 22:30:48,735 - root - INFO - step: {}  loss:  6.1384  memory: 49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%\n"
+        log = read(tmp_path, line.format(200), line.format(210).replace("48,735", "58,735"))
+        assert seconds(log) == [None, 1.0]
+
+
+class TestGluonNlp:
+    def test_a_step_is_the_median_of_its_ranks(self, tmp_path: Path) -> None:
+        lines = [gluon(step, 200.0 + rank) for step in (1, 2) for rank in (0, 5, 50)]
+        log = read(tmp_path, *lines)
+        assert log.framework == "gluon-nlp"
+        assert seconds(log) == [0.205, 0.205]
+        assert log.number("gpus") == 3
+
+    def test_ranks_may_run_ahead_and_carry_labels(self, tmp_path: Path) -> None:
+        order = [(1, 0), (2, 0), (1, 1), (3, 0), (2, 1), (3, 1)]
+        log = read(tmp_path, *(gluon(step, 100.0 * step + rank, label=f"[1,{rank}]<stderr>:") for step, rank in order))
+        assert seconds(log) == [0.1005, 0.2005, 0.3005]
+
+
+class TestNemo:
+    def test_the_second_generation_prints_lines(self, tmp_path: Path) -> None:
+        line = "Training epoch 0, iteration {0}/149 | lr: 3e-05 | consumed_samples: {1} | global_batch_size: 4 | global_step: {0} | reduced_train_loss: 2.501 | train_step_timing in s: 0.0512 | val_loss: 3.9\n"
+        log = read(tmp_path, line.format(0, 4), line.format(1, 8))
+        assert log.framework == "nemo"
+        assert seconds(log) == [0.0512, 0.0512]
+        assert log.iterations.iteration.tolist() == [1, 2]
+        assert log.iterations.samples.tolist() == [4, 4]
+
+    def test_the_first_generation_draws_a_bar_that_loses_digits(self, tmp_path: Path) -> None:
+        bar = "\rEpoch 0: :  60%|######    | {}/10000 [4:26:54<2:56:09, v_num=0, reduced_train_loss=0.0252, global_step={}, consumed_samples={}, train_step_timing in s={}]"
+        log = read(tmp_path, bar.format(2000, "2e+3", "3.2e+4", 2.59), bar.format(2001, "2e+3", "3.2e+4", 2.61), "\n")
+        assert seconds(log) == [2.59, 2.61]
+        assert log.iterations.iteration.tolist() == [2000, 2001]
+
+
+class TestComposer:
+    def test_samples_over_samples_a_second(self, tmp_path: Path) -> None:
+        batch = (
+            "[epoch=1][batch={}/5]:\n\t Train time/batch: {}\n\t Train time/sample: {}\n"
+            "\t Train throughput/batches_per_sec: 0.0027\n\t Train throughput/samples_per_sec: 2.7330\n"
+            "\t Train throughput/tokens_per_sec: 20082.8418\n\t Train throughput/device/tokens_per_sec: 1255.1776\n"
+            "\t Train memory/peak_reserved_mem: 8.2292\n\t Train loss/train/total: 8.4213\n\t Train time/train: 0.5249\n"
+        )
+        log = read(tmp_path, batch.format(4, 3, 3072), batch.format(5, 4, 4096))
+        assert log.framework == "composer"
+        assert seconds(log) == pytest.approx([1024 / 2.733] * 2)
+        assert log.number("gpus") == 16
+        assert log.memory.reserved_bytes == 8_229_200_000
+
+
+class TestOneFlow:
+    def test_bert_is_timed_by_its_stamps(self, tmp_path: Path) -> None:
+        log = read(
+            tmp_path,
+            "batch_size_per_device = 24\ngpu_num_per_node = 1\nnum_nodes = 1\n",
+            "step: 19, total_loss: 9.725, mlm_loss: 8.960, nsp_loss: 0.766, throughput: 54.982 1598056519.8844702\n",
+            "step: 119, total_loss: 8.010, mlm_loss: 7.331, nsp_loss: 0.679, throughput: 139.896 1598056537.0029895\n",
+        )
+        assert log.framework == "oneflow"
+        assert seconds(log) == [None, pytest.approx(0.171185193)]
+        assert log.number("mbs") == 24
+
+    def test_wide_and_deep_prints_its_latency(self, tmp_path: Path) -> None:
+        line = "[rank:0] iter: {}/1200, loss: 0.1, latency(ms): {} | 2021-12-01 13:19:02.625\n"
+        log = read(tmp_path, line.format(100, 81.58), line.format(200, 10.5))
+        assert seconds(log) == [0.08158, 0.0105]
+
+
+class TestStepsOfEpochs:
+    def test_a_step_that_counts_anew_in_each_epoch_is_no_restart(self, tmp_path: Path) -> None:
+        composer = "[epoch={0}][batch={1}/3]:\n\t Train throughput/samples_per_sec: 32.0\n\t Train time/sample: 0\n"
+        nemo = "\rEpoch {0}: :  60%|###  | {1}/3 [00:01<00:01, global_step={1}.0, train_step_timing in s=0.5]"
+        oneflow = "train: epoch {0}, iter {1}, loss: 6.9, top_1: 0.1, samples/s: 100.0 15979339{0}{1}.0\n"
+        for index, line in enumerate((composer, nemo, oneflow)):
+            lines = [line.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
+            log = read(tmp_path, *lines, "\n", name=f"{index}.log")
+            assert log.iterations.iteration.tolist() == list(range(1, 10)), line
+            assert set(log.iterations.attempt.tolist()) == {0}
+
+    def test_torchtune_states_its_throughput_alone(self, tmp_path: Path) -> None:
+        line = "Step {} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.5 grad_norm:1.2\n"
+        log = read(tmp_path, *(line.format(n) for n in (1, 2)))
+        assert (log.framework, seconds(log)) == ("torchtune", [None, None])
+        assert log.iterations.tokens_per_s_per_gpu.tolist() == [1234.5, 1234.5]
+        assert log.memory.reserved_bytes == int(12.5 * 2**30)

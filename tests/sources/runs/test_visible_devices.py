@@ -1,0 +1,121 @@
+"""CUDA_VISIBLE_DEVICES is read by CUDA's rules, and a rank is found on the GPU or the MIG instance that it used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfscope import wire
+from perfscope.analyzers import gpus as gpu_table
+from perfscope.errors import MissingInput
+from perfscope.sources.runs.nvml import read_gpus
+from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs.visible_devices import device_of, visible_devices
+from perfscope.tables.gpus import GpuSamples
+from perfscope.wire import RankRecord
+from tests.analyzers.test_steps import write_run
+
+A, B, C = ("GPU-aaaa1111-0000-0000-0000-00000000000" + end for end in "123")
+M1, M2 = "MIG-dddd1111-0000-0000-0000-000000000001", "MIG-dddd2222-0000-0000-0000-000000000002"
+
+
+def machine(folder: Path, *, mig: bool = False, other: str = "Some GPU") -> tuple[GpuSamples, ...]:
+    """Three GPUs; with MIG, the last one has two instances."""
+    parts = [
+        {"uuid": M1, "gpu_instance": 5, "compute_instance": 0},
+        {"uuid": M2, "gpu_instance": 6, "compute_instance": 1},
+    ]
+    known = [
+        {"uuid": A, "index": 0, "name": "Some GPU"},
+        {"uuid": B, "index": 1, "name": other},
+        {"uuid": C, "index": 2, "name": "Some GPU", **({"mig_devices": parts} if mig else {})},
+    ]
+    (folder / wire.NVML).mkdir(exist_ok=True)
+    lines = [{"host": "host", "t_ns": 0, "gpus": known}, {"t_ns": 2_000_000, "gpus": [{"power_mw": 1000}] * 3}]
+    (folder / wire.NVML / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_gpus(folder, [])[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (None, (A, B, C)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("2,0", (C, A)),
+        (" 1 , 2", (B, C)),
+        ("0,-1,1", (A,)),
+        ("0,7,1", (A,)),
+        ("1,1", ()),
+        (B, (B,)),
+        (f"{C},{A}", (C, A)),
+        (B[:-1], ()),  # the beginning of all three
+        (f"0,{A}", ()),  # the same device twice
+        ("MIG-dddd", ()),
+    ],
+)
+def test_the_variable_means_what_it_means_to_cuda(
+    variable: str | None, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert visible_devices(variable, None, machine(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        ("2", (M1,)),
+        (M2, (M2,)),
+        ("MIG-dddd2", (M2,)),
+        ("MIG-dddd", ()),
+        (f"MIG-{C}/6/1", (M2,)),
+        (f"MIG-{C}/9/1", ()),
+        (None, (A, B, M1)),
+    ],
+)
+def test_mig_instances_are_devices(variable: str | None, expected: tuple[str, ...], tmp_path: Path) -> None:
+    assert visible_devices(variable, None, machine(tmp_path, mig=True)) == expected
+
+
+def test_numbers_mean_nothing_where_cuda_sorts_by_speed_and_the_gpus_differ(tmp_path: Path) -> None:
+    unlike = machine(tmp_path, other="Faster GPU")
+    assert visible_devices("0", None, unlike) is None
+    assert visible_devices("0", "PCI_BUS_ID", unlike) == (A,)
+    assert visible_devices(B, None, unlike) == (B,)
+
+
+def record(**fields: object) -> RankRecord:
+    return RankRecord(0, 1, "host", 1, 0, 0, "3.11", device_type="cuda", **fields)  # type: ignore[arg-type]
+
+
+def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_path: Path) -> None:
+    gpus = machine(tmp_path, mig=True)
+    assert device_of(record(device_uuid=B), gpus) == B
+    assert device_of(record(device_index=1, visible_devices="1,0"), gpus) == A
+    assert device_of(record(device_index=1, visible_devices="1"), gpus) is None
+    assert device_of(record(device_index=0), gpus) == A
+    # torch writes GPU- before every UUID, and some drivers tell the UUID of the whole GPU for an instance.
+    assert device_of(record(device_uuid=M2.replace("MIG", "GPU")), gpus) == M2
+    assert device_of(record(device_uuid=C, device_index=0, visible_devices=M2), gpus) == M2
+    assert device_of(record(device_uuid="GPU-of-a-host-without-nvml"), ()) == "GPU-of-a-host-without-nvml"
+
+
+@pytest.mark.parametrize(("variable", "shown"), [("1", [B]), ("2,0", [A, C]), (None, [A, B, C])])
+def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, shown: list[str], tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9, 9, 9]})
+    machine(run)
+    (run / wire.RANKS / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    result = gpu_table.analyze(read_run(run))
+    assert [gpu.uuid for gpu in result.gpus] == shown
+    assert any("could see" in note for note in result.notes) == (len(shown) < 3)
+
+
+@pytest.mark.parametrize("variable", ["", "-1"])
+def test_without_a_visible_device_there_is_nothing_to_report(variable: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9, 9, 9]})
+    machine(run)
+    (run / wire.RANKS / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    with pytest.raises(MissingInput, match="CUDA_VISIBLE_DEVICES leaves the ranks none"):
+        gpu_table.analyze(read_run(run))

@@ -1,0 +1,108 @@
+"""What people give that is no good trace: a clear line each, no traceback, and nothing silently zero."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import perfscope
+from tests.sources.traces.making import call, compact, distributed, kernel, kineto, step, write
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "bad.json is empty"),
+        (b"not json at all", "bad.json is no trace"),
+        (b'{"model": "gpt"}', "bad.json is no trace"),
+        (b'{"traceEvents": 5}', "bad.json is no trace"),
+        (b'{"traceEvents": ["a", 5, null, [1]]}', "bad.json is no trace"),
+        (b'{"traceEvents":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
+        (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
+        (gzip.compress(b" " * (8 << 20)) * 40, "bad.json inflates to more than 250 times its size"),
+        (b"\x1f\x8b\x08\x00\x00", "bad.json is empty"),
+    ],
+    ids=["empty", "text", "other", "odd", "no events", "deep events", "deep", "bomb", "stump"],
+)
+def test_one_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "bad.json").write_bytes(content)
+    answer = perfscope("analyze", "bad.json", cwd=tmp_path)
+    assert (answer.code, answer.stdout) == (1, "")
+    assert answer.stderr.startswith(f"perfscope: {problem}")
+    assert len(answer.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("layout", [kineto, compact])
+def test_an_event_that_is_nested_too_deeply_is_told_and_left_out(tmp_path: Path, layout: Callable[..., str]) -> None:
+    deep = kernel("deep", 20, 30, nested="@deep@")
+    path = write(
+        tmp_path / "rank0.json", [kernel("gemm", 0, 10), deep, kernel("gemm", 40, 50)], layout, **distributed(0)
+    )
+    path.write_text(path.read_text().replace('"@deep@"', "[" * 10_000 + "]" * 10_000))
+    answer = perfscope("analyze", "--only", "breakdown", "--format", "json", "rank0.json", cwd=tmp_path)
+    assert answer.code == 4
+    assert answer.stderr == "perfscope: warning: rank0.json: 1 of its events cannot be read and are left out\n"
+    (entry,) = json.loads(answer.stdout)["results"]["breakdown"]["ranks"]
+    assert (entry["device_events"], entry["compute_us"], entry["damaged"]) == (2, 0.02, True)
+
+
+def test_a_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    answer = perfscope("analyze", "nowhere", cwd=tmp_path)
+    assert (answer.code, answer.stderr) == (1, "perfscope: nowhere does not exist\n")
+
+
+def test_a_folder_without_traces_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = perfscope("analyze", "empty", cwd=tmp_path)
+    assert answer.code == 1
+    assert answer.stderr.startswith("perfscope: empty holds no trace\n")
+
+
+def test_a_trace_without_gpu_events_says_what_is_not_computed(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [step(1, 0, 100)], **distributed(0))
+    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
+    assert answer.code == 0
+    document = json.loads(answer.stdout)
+    assert document["results"] == {}
+    reasons = {skip["analyzer"]: skip["reason"] for skip in document["skipped"]}
+    assert reasons["breakdown"] == "1 rank: the trace holds no GPU events: CPU run, or a profiler conflict"
+
+
+def test_a_trace_without_steps_is_answered_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [kernel("gemm", 0, 100)], **distributed(0))
+    answer = perfscope("analyze", "rank0.json", cwd=tmp_path)
+    assert answer.code == 0
+    assert "No profiler steps in the trace of rank 0: only the whole is given." in answer.stdout
+
+
+def test_one_step_is_one_step(tmp_path: Path) -> None:
+    events = [step(4, 0, 50), call("cudaLaunchKernel", 1, 2, launch=1), kernel("gemm", 10, 20, launch=1)]
+    write(tmp_path / "rank0.json", events, **distributed(0))
+    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
+    (entry,) = json.loads(answer.stdout)["results"]["breakdown"]["ranks"]
+    assert [each["name"] for each in entry["steps"]] == ["ProfilerStep#4"]
+
+
+def test_impossible_durations_are_told_and_left_out(tmp_path: Path) -> None:
+    events = [kernel("gemm", 0, 100), kernel("endless", 0, 10**18), kernel("backwards", 500, 400)]
+    write(tmp_path / "rank0.json", events, **distributed(0))
+    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
+    assert answer.code == 4
+    (entry,) = json.loads(answer.stdout)["results"]["breakdown"]["ranks"]
+    assert entry["window_us"] == 0.1
+    assert "1 events have a negative duration and are left out" in answer.stderr
+    assert "1 events have a duration of more than seven days and are left out" in answer.stderr
+
+
+def test_a_trace_of_kernels_that_take_no_time_has_no_shares(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", [kernel("gemm", 5, 5)], **distributed(0))
+    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
+    assert answer.code == 0
+    document = json.loads(answer.stdout)
+    assert document["results"]["breakdown"]["ranks"][0]["window_us"] == 0
+    assert document["results"]["kernels"]["names"][0]["fraction"] is None
+    assert perfscope("analyze", "rank0.json", cwd=tmp_path).code == 0

@@ -1,0 +1,267 @@
+"""What is read of a trace, in every layout that exporters write."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import ABSENT, Events, Trace, Work
+from tests.sources.traces.making import (
+    LAYOUTS,
+    Event,
+    call,
+    copy,
+    distributed,
+    document,
+    in_microseconds,
+    kernel,
+    kineto,
+    one_line,
+    span,
+    step,
+    write,
+)
+
+NOON_NS = 4_362_342_475_491_371  # digits that a careless product of doubles loses
+EVENTS = [
+    span("cpu_op", "aten::mm", NOON_NS, NOON_NS + 4000, args={"External id": 5}),
+    step(9, NOON_NS, NOON_NS + 100_000),
+    call("cudaLaunchKernel", NOON_NS + 500, NOON_NS + 900, launch=31),
+    kernel("gemm", NOON_NS + 1001, NOON_NS + 5003, launch=31, **{"External id": 5}),
+    kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", NOON_NS + 2000, NOON_NS + 9999, stream=20),
+    copy("Memcpy HtoD (Pinned -> Device)", NOON_NS + 10_000, NOON_NS + 10_007, bytes=4096),
+    copy("Memset (Device)", NOON_NS + 10_100, NOON_NS + 10_101, category="gpu_memset"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
+def test_every_layout_reads_the_same(tmp_path: Path, layout: Callable[[Mapping[str, Any]], str], name: str) -> None:
+    trace = read_trace(write(tmp_path / name, EVENTS, layout, **distributed(3, 8), baseTimeNanoseconds=17))
+    assert (trace.rank, trace.world_size, trace.backend, trace.base_ns) == (3, 8, "nccl", 17)
+    assert [trace.names[name].split("(")[0].strip() for name in trace.device.name] == [
+        "gemm",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "Memcpy HtoD",
+        "Memset",
+    ]
+    assert trace.device.work.tolist() == [Work.COMPUTE, Work.COMMUNICATION, Work.COPY, Work.COPY]
+    assert (trace.device.start_ns - NOON_NS).tolist() == [1001, 2000, 10_000, 10_100]
+    assert trace.device.duration_ns.tolist() == [4002, 7999, 7, 1]
+    assert trace.device.stream.tolist() == [7, 20, 7, 7]
+    assert trace.device.bytes.tolist() == [ABSENT, ABSENT, 4096, ABSENT]
+    assert trace.launch.tolist() == [0, ABSENT, ABSENT, ABSENT]
+    assert trace.step.tolist() == [0, ABSENT, ABSENT, ABSENT]
+    assert [trace.names[name] for name in trace.operators.name] == ["aten::mm"]
+    assert trace.damage == ()
+
+
+def test_only_what_is_asked_for_is_decoded(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "rank0.json", EVENTS), Events.DEVICE)
+    assert len(trace.device) == 4
+    assert not len(trace.operators)
+    assert not len(trace.calls)
+    assert "aten::mm" not in trace.names
+
+
+@pytest.mark.parametrize(
+    ("written", "ns"),
+    [
+        ("1700000000123456.789", 1_700_000_000_123_456_789),
+        ("1700000000123456", 1_700_000_000_123_456_000),
+        ("1700000000123456.5", 1_700_000_000_123_456_500),
+        ("1.700000000123456789e15", 1_700_000_000_123_456_789),
+        ("4362342475491.371", 4_362_342_475_491_371),
+        ('"4362342475491.371"', 4_362_342_475_491_371),
+        ("0.001", 1),
+        ("-12.5", -12_500),
+    ],
+)
+def test_no_digit_of_a_time_is_lost(tmp_path: Path, written: str, ns: int) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        f'{{"traceEvents":[{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{written},"dur":0.001}}]}}'
+    )
+    assert read_trace(path).device.start_ns.tolist() == [ns]
+    assert read_trace(path).device.duration_ns.tolist() == [1]
+
+
+def test_the_rank_is_what_the_profiler_says_else_what_the_hooks_say_else_the_name(tmp_path: Path) -> None:
+    def rank(name: str, **head: Any) -> int | None:
+        return read_trace(write(tmp_path / name, EVENTS, **head)).rank
+
+    assert rank("rank7.json", **distributed(2), perfscope={"rank": 5}) == 2
+    assert rank("rank7.json", perfscope={"rank": 5, "first_step": 9}) == 5
+    assert rank("worker_rank-7.123.pt.trace.json") == 7
+    assert rank("host_4242.1700000000.pt.trace.json") is None
+
+
+@pytest.mark.parametrize("written", ["NaN", "Infinity", "-Infinity", "nan", "inf", "N/A"])
+def test_numbers_that_are_none_do_no_harm(tmp_path: Path, written: str) -> None:
+    path = write(tmp_path / "trace.json", EVENTS)
+    path.write_text(path.read_text().replace('"stream": 7', f'"stream": 7, "memory bandwidth (GB/s)": {written}'))
+    trace = read_trace(path)
+    assert len(trace.device) == 4
+    assert trace.damage == ()
+
+
+@pytest.mark.parametrize("bad", [b"\x00", b"\x01\x1f", b"\n", b"\xff\xfe", b"\\x41", b"\\q"])
+def test_names_with_bytes_that_json_forbids_are_read(tmp_path: Path, bad: bytes) -> None:
+    path = write(tmp_path / "trace.json", EVENTS)
+    path.write_bytes(path.read_bytes().replace(b'"gemm"', b'"ge' + bad + b'mm"'))
+    trace = read_trace(path)
+    assert len(trace.device) == 4
+    assert trace.names[trace.device.name[0]].startswith("ge")
+    assert trace.damage == ()
+
+
+def _many(count: int) -> list[Event]:
+    return [kernel(f"kernel {index}", 1000 * index, 1000 * index + 500) for index in range(count)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_that_is_cut_off_gives_every_whole_event(
+    tmp_path: Path, layout: Callable[[Mapping[str, Any]], str]
+) -> None:
+    text = in_microseconds(layout(document(_many(20), **distributed(1, 2)))).encode()
+    cut = text.index(b"kernel 13") + 20
+    path = tmp_path / "trace.json"
+    path.write_bytes(text[:cut])
+    trace = read_trace(path)
+    assert [trace.names[name] for name in trace.device.name] == [f"kernel {index}" for index in range(13)]
+    assert trace.rank == 1
+    assert trace.damage == (f"{path}: is cut off after 13 events; what was not written is lost",)
+
+
+def test_a_cut_gzip_gives_every_whole_event_before_the_cut(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json.gz", _many(5000))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    trace = read_trace(path)
+    assert 1000 < len(trace.device) < 5000
+    assert any("gzip stream is cut off" in line for line in trace.damage)
+
+
+def test_a_wrong_checksum_costs_no_event(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json.gz", _many(500))
+    whole = bytearray(path.read_bytes())
+    whole[-6] ^= 0xFF
+    path.write_bytes(bytes(whole))
+    trace = read_trace(path)
+    assert len(trace.device) == 500
+    assert trace.damage == (
+        f"{path}: its gzip stream is damaged (its checksum does not match); what follows it is lost",
+    )
+
+
+def test_a_gzip_of_several_members_is_one_trace(tmp_path: Path) -> None:
+    text = in_microseconds(kineto(document(_many(30)))).encode()
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text[:1000]) + gzip.compress(text[1000:]))
+    trace = read_trace(path)
+    assert len(trace.device) == 30
+    assert trace.damage == ()
+
+
+def test_one_unreadable_event_costs_itself(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", _many(10), one_line)
+    path.write_text(path.read_text().replace('"name": "kernel 4"', '"name" "kernel 4"'))
+    trace = read_trace(path)
+    assert len(trace.device) == 9
+    assert len(trace.damage) == 1
+    assert "1 of its events cannot be read and are left out" in trace.damage[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "what"),
+    [(5000, 4000, "a negative duration"), (0, 8 * 86400 * 10**9, "a duration of more than seven days")],
+)
+def test_impossible_durations_are_left_out_and_counted(tmp_path: Path, start: int, end: int, what: str) -> None:
+    path = write(tmp_path / "trace.json", [*_many(3), kernel("odd", start, end)])
+    trace = read_trace(path)
+    assert len(trace.device) == 3
+    assert trace.damage == (f"{path}: 1 events have {what} and are left out",)
+
+
+def test_nesting_of_ten_thousand_levels_costs_that_event_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", _many(3))
+    deep = "[" * 10_000 + "]" * 10_000
+    path.write_text(path.read_text().replace('"stream": 7', f'"stream": 7, "deep": {deep}', 1))
+    trace = read_trace(path)
+    assert len(trace.device) == 2
+    assert len(trace.damage) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"hello", "is no trace"),
+        (b'{"a": 1}', "is no trace"),
+        (b"[1, 2, 3]", "is no trace"),
+        (b"\x1f\x8b\x08\x00", "is empty"),
+        (gzip.compress(b""), "is empty"),
+        (bytes(range(256)) * 50, "is no trace"),
+    ],
+)
+def test_what_is_no_trace_is_said_so(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "thing.json"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=problem) as caught:
+        read_trace(path)
+    assert isinstance(caught.value, NotATrace) == (problem == "is no trace")
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * (8 << 20)) * 40)
+    with pytest.raises(SourceError, match="inflates to more than 250 times its size"):
+        read_trace(path)
+
+
+def test_process_groups_are_known_from_the_head_and_from_kernels(tmp_path: Path) -> None:
+    group = {"pg_name": "7", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 1]}
+    stated: dict[str, Any] = {
+        "Collective name": "allreduce",
+        "Process Group Name": "9",
+        "Process Group Description": "mesh_dp",
+        "Process Group Ranks": "[0, 2]",
+        "Group size": 2,
+        "In msg nelems": 1024,
+        "Out msg nelems": 1024,
+        "dtype": "BFloat16",
+        "Seq": 4,
+    }
+    trace = read_trace(
+        write(tmp_path / "rank0.json", [kernel("renamed_kernel", 0, 10, **stated)], **distributed(0, 4, [group]))
+    )
+    assert {name: (one.description, one.size, one.ranks) for name, one in trace.groups.items()} == {
+        "7": ("TENSOR_MODEL_PARALLEL_GROUP", 2, (0, 1)),
+        "9": ("mesh_dp", 2, (0, 2)),
+    }
+    assert trace.device.work.tolist() == [Work.COMMUNICATION]
+    (collective,) = trace.collectives
+    assert (collective.operation, collective.group, collective.in_elements, collective.sequence) == (
+        "allreduce",
+        "9",
+        1024,
+        4,
+    )
+
+
+def _empty(trace: Trace) -> bool:
+    return not (len(trace.device) or len(trace.calls) or len(trace.annotations) or len(trace.operators))
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]", '{"traceEvents":[],"baseTimeNanoseconds":5}'])
+def test_a_trace_without_events_is_a_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    assert _empty(read_trace(path))
