@@ -17,13 +17,12 @@ import numpy as np
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 _MOST_STEP_ROWS = 64
 
 
@@ -52,19 +51,19 @@ class Parts:
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
-        times: dict[str, Json] = {f"{field.name}_us": getattr(self, field.name) / _NS_PER_US for field in fields(self)}
+        times: dict[str, Json] = {f"{field.name}_us": getattr(self, field.name) / NS_PER_US for field in fields(self)}
         return {**times, "overlap_fraction": self.overlap_fraction}
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
         overlap = self.overlap_fraction
         return (
-            self.window / _NS_PER_MS,
+            self.window / NS_PER_MS,
             *(
                 _percent(part, self.window)
                 for part in (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
             ),
-            self.communication / _NS_PER_MS,
+            self.communication / NS_PER_MS,
             None if overlap is None else 100 * overlap,
         )
 
@@ -85,7 +84,7 @@ class StepParts:
 
     def data(self) -> dict[str, Json]:
         """One entry of a rank's ``steps``."""
-        return {"name": self.name, "host_us": self.host / _NS_PER_US, **self.parts.data()}
+        return {"name": self.name, "host_us": self.host / NS_PER_US, **self.parts.data()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class RankParts:
             "process": self.process,
             "trace": self.trace,
             **self.total.data(),
-            "between_steps_us": self.between_steps / _NS_PER_US if self.steps else None,
+            "between_steps_us": self.between_steps / NS_PER_US if self.steps else None,
             "device_events": self.events,
             "damaged": self.is_damaged,
             "steps": [step.data() for step in self.steps],
@@ -183,7 +182,7 @@ class Breakdown:
             rows.append(("all", *self.total.cells()))
         sections = [Section("Device time", (Column("Rank"), *_COLUMNS), tuple(rows), self.notes)]
         steps = [
-            (label, step.name, step.host / _NS_PER_MS, *step.parts.cells())
+            (label, step.name, step.host / NS_PER_MS, *step.parts.cells())
             for label, rank in zip(labels, self.ranks, strict=True)
             for step in rank.steps
         ]

@@ -17,13 +17,12 @@ import numpy as np
 from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING
 from perfscope.analyzers.communication.matching import match
+from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Int64
 from perfscope.tables.trace import ABSENT
 
-_NS_PER_US = 1000
-_NS_PER_S = 1e9
 _DRIFT_MATTERS_AFTER_NS = 10 * 10**9
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
@@ -72,10 +71,10 @@ class Clock:
                 {
                     "rank": rank.rank,
                     "host": rank.host or None,
-                    "offset_us": None if rank.offset_ns is None else rank.offset_ns / _NS_PER_US,
-                    "residual_us": None if rank.residual_ns is None else rank.residual_ns / _NS_PER_US,
+                    "offset_us": None if rank.offset_ns is None else rank.offset_ns / NS_PER_US,
+                    "residual_us": None if rank.residual_ns is None else rank.residual_ns / NS_PER_US,
                     "operations": rank.operations,
-                    "drift_us_per_s": None if rank.drift is None else rank.drift / _NS_PER_US,
+                    "drift_us_per_s": None if rank.drift is None else rank.drift / NS_PER_US,
                 }
                 for rank in self.ranks
             ],
@@ -87,8 +86,8 @@ class Clock:
             (
                 str(rank.rank),
                 rank.host or "not stated",
-                None if rank.offset_ns is None else rank.offset_ns / _NS_PER_US,
-                None if rank.residual_ns is None else rank.residual_ns / _NS_PER_US,
+                None if rank.offset_ns is None else rank.offset_ns / NS_PER_US,
+                None if rank.residual_ns is None else rank.residual_ns / NS_PER_US,
                 rank.operations,
             )
             for rank in self.ranks[:_MOST_ROWS]
@@ -171,7 +170,7 @@ def _link(reference: Int64, ends: Int64, synchronises: np.ndarray) -> _Link | No
     moments = reference[chosen]
     drift = None
     if len(difference) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:
-        seconds = (moments - moments.min()) / _NS_PER_S
+        seconds = (moments - moments.min()) / NS_PER_S
         drift = float(np.polyfit(seconds, difference.astype(np.float64), 1)[0])
     return _Link(offset, residual, len(difference), drift)
 

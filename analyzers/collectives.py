@@ -18,13 +18,12 @@ import numpy as np
 from perfscope.analyzers.breakdown import covered
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, calls_by_group
 from perfscope.analyzers.communication.matching import Matched, join_windows, match
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 from perfscope.units import format_bytes
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 _MOST_ENDS = 256
 _MOST_ROWS = 40
 _ALL_TO_ALL_LIKE = frozenset(("all_gather", "reduce_scatter", "all_to_all"))
@@ -123,10 +122,10 @@ class Operation:
             "dtype": self.kind.dtype or None,
             "bytes": None if self.kind.bytes == ABSENT else self.kind.bytes,
             "calls": self.calls,
-            "duration_us": self.duration / _NS_PER_US,
-            "wait_us": None if self.wait is None else self.wait / _NS_PER_US,
+            "duration_us": self.duration / NS_PER_US,
+            "wait_us": None if self.wait is None else self.wait / NS_PER_US,
             "wait_fraction": self.wait_fraction,
-            "transfer_us": None if self.transfer is None else self.transfer / _NS_PER_US,
+            "transfer_us": None if self.transfer is None else self.transfer / NS_PER_US,
             "algbw_gb_s": self.algbw_gb_s,
             "busbw_gb_s": self.busbw_gb_s,
             "is_lower_bound": not self.is_complete,
@@ -174,10 +173,10 @@ class Collectives:
                 one.kind.dtype or "not stated",
                 None if one.kind.bytes == ABSENT else format_bytes(one.kind.bytes),
                 one.calls,
-                one.duration / _NS_PER_MS,
+                one.duration / NS_PER_MS,
                 _percent(one.wait_fraction),
                 _percent(one.overlap_fraction),
-                None if one.transfer is None else one.transfer / _NS_PER_US,
+                None if one.transfer is None else one.transfer / NS_PER_US,
                 one.algbw_gb_s,
                 one.busbw_gb_s,
             )

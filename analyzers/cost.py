@@ -19,14 +19,13 @@ from perfscope.analyzers.steps import (
     slowest_rank_of_each_step,
     undisturbed_steps,
 )
+from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run, Steps, Window
 
 #: How much slower a window's steps may be before its shares are not those of training.
 DISTORTED = 0.10
-
-_NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ def analyze(run: Run) -> Cost:
         before_s=None if first is None else _median(tables, lambda table: _undisturbed(table, before=first)),
         after_s=None if first is None else _median(tables, lambda table: _undisturbed(table, after=first)),
         undisturbed_s=undisturbed_s,
-        hooks_s=float(np.median(hook_ns)) / _NS_PER_S if len(hook_ns) else None,
+        hooks_s=float(np.median(hook_ns)) / NS_PER_S if len(hook_ns) else None,
         windows=tuple(_window(steps, run.windows, tables, undisturbed_s) for steps in ranges),
         marks_passes=bool(run.micro_batches),
     )
@@ -221,10 +220,10 @@ def _window(
         last_step=steps[1],
         profiled_s=profiled_s,
         slower=None if profiled_s is None or not undisturbed_s else profiled_s / undisturbed_s - 1,
-        start_s=slowest.start_ns / _NS_PER_S,
-        stop_s=slowest.stop_ns / _NS_PER_S,
-        export_s=slowest.export_ns / _NS_PER_S,
-        release_s=None if slowest.release_ns is None else slowest.release_ns / _NS_PER_S,
+        start_s=slowest.start_ns / NS_PER_S,
+        stop_s=slowest.stop_ns / NS_PER_S,
+        export_s=slowest.export_ns / NS_PER_S,
+        release_s=None if slowest.release_ns is None else slowest.release_ns / NS_PER_S,
         trace_bytes=sum(window.trace_bytes for window in mine),
         memory_bytes=max(grown, default=None),
     )

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.breakdown import Breakdown, RankParts
 from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.steps import StepTimes
+from perfscope.constants import NS_PER_S
 from perfscope.report import Column, Json, Section
-
-_NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def correct(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | N
 def _rank(parts: RankParts, step_s: float) -> CorrectedRank:
     assert parts.rank is not None
     compute, copy = (
-        _mean([getattr(step.parts, name) for step in parts.steps]) / _NS_PER_S / step_s
+        _mean([getattr(step.parts, name) for step in parts.steps]) / NS_PER_S / step_s
         for name in ("compute", "exposed_copy")
     )
     rest = 1 - compute - copy

@@ -17,13 +17,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 _COMMUNICATION = (
     "gloo:", "nccl:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
     "record_param_comms", "torch_ccl::", "oneccl", "RecvActivation", "RecvGrad", "SendActivation", "SendGrad",
@@ -53,13 +52,13 @@ class HostParts:
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
-        return {f"{field.name}_us": getattr(self, field.name) / _NS_PER_US for field in fields(self)}
+        return {f"{field.name}_us": getattr(self, field.name) / NS_PER_US for field in fields(self)}
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
         parts = (self.compute, self.exposed_communication, self.exposed_data_loading, self.other)
         shares = (100 * part / self.window if self.window else None for part in parts)
-        return (self.window / _NS_PER_MS, *shares, self.communication / _NS_PER_MS)
+        return (self.window / NS_PER_MS, *shares, self.communication / NS_PER_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,8 @@ class HostTime:
                 {
                     "name": operator.name,
                     "calls": operator.calls,
-                    "self_us": operator.self_ns / _NS_PER_US,
-                    "total_us": operator.total_ns / _NS_PER_US,
+                    "self_us": operator.self_ns / NS_PER_US,
+                    "total_us": operator.total_ns / NS_PER_US,
                     "communication": operator.is_communication,
                 }
                 for operator in self.operators
@@ -147,7 +146,7 @@ class HostTime:
 
     def _operators(self) -> Section:
         rows = tuple(
-            (operator.name, operator.calls, operator.self_ns / _NS_PER_MS, operator.total_ns / _NS_PER_MS)
+            (operator.name, operator.calls, operator.self_ns / NS_PER_MS, operator.total_ns / NS_PER_MS)
             for operator in self.operators[:_MOST_OPERATORS]
         )
         columns = (Column("Operator"), Column("Calls"), Column("Self (ms)", 2), Column("Total (ms)", 2))

@@ -25,14 +25,13 @@ import numpy as np
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Bool, Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 LAUNCH_GAP_NS = 5000
 _LONGEST = 5
 CAUSES = (
@@ -98,14 +97,14 @@ class RankIdle:
             "rank": self.rank,
             "device": self.device,
             "trace": self.trace,
-            "window_us": self.window / _NS_PER_US,
-            "idle_us": sum(self.causes) / _NS_PER_US,
-            "causes": {f"{cause}_us": ns / _NS_PER_US for cause, ns in zip(CAUSES, self.causes, strict=True)},
+            "window_us": self.window / NS_PER_US,
+            "idle_us": sum(self.causes) / NS_PER_US,
+            "causes": {f"{cause}_us": ns / NS_PER_US for cause, ns in zip(CAUSES, self.causes, strict=True)},
             "gaps": self.gaps,
             "longest": [
                 {
-                    "start_us": gap.start_ns / _NS_PER_US,
-                    "duration_us": gap.duration_ns / _NS_PER_US,
+                    "start_us": gap.start_ns / NS_PER_US,
+                    "duration_us": gap.duration_ns / NS_PER_US,
                     "cause": gap.cause,
                     "before": gap.before,
                     "after": gap.after,
@@ -133,12 +132,12 @@ class Idle:
             *(Column(f"{cause.replace('_', ' ').capitalize()} (%)") for cause in CAUSES),
         )
         rows = tuple(
-            (label, sum(rank.causes) / _NS_PER_MS, *(_share(ns, sum(rank.causes)) for ns in rank.causes))
+            (label, sum(rank.causes) / NS_PER_MS, *(_share(ns, sum(rank.causes)) for ns in rank.causes))
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
         note = (
             "A gap's cause is what the next device event was waiting for; a launch gap is one below "
-            f"{LAUNCH_GAP_NS // _NS_PER_US} us. The causes add up to the idle time."
+            f"{LAUNCH_GAP_NS // NS_PER_US} us. The causes add up to the idle time."
         )
         return (Section("Idle time by cause", columns, rows, (note,)), self._longest())
 
@@ -154,8 +153,8 @@ class Idle:
         rows = tuple(
             (
                 label,
-                gap.start_ns / _NS_PER_MS,
-                gap.duration_ns / _NS_PER_US,
+                gap.start_ns / NS_PER_MS,
+                gap.duration_ns / NS_PER_US,
                 gap.cause.replace("_", " "),
                 gap.before,
                 gap.after,

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 
@@ -78,24 +77,24 @@ class Kernels:
     def data(self) -> Json:
         """``results.kernels``."""
         return {
-            "total_us": self.total / _NS_PER_US,
+            "total_us": self.total / NS_PER_US,
             "names": [
                 {"name": name, "work": work.name.lower(), **self._times(times)} for name, work, times in self.names
             ],
             "operators": None
             if self.operators is None
             else [{"name": name, **self._times(times)} for name, times in self.operators],
-            "doubtful_us": self.doubtful / _NS_PER_US,
+            "doubtful_us": self.doubtful / NS_PER_US,
         }
 
     def _times(self, times: Times) -> dict[str, Json]:
         return {
             "calls": times.calls,
-            "total_us": times.total / _NS_PER_US,
+            "total_us": times.total / NS_PER_US,
             "fraction": times.total / self.total if self.total else None,
-            "mean_us": times.total / times.calls / _NS_PER_US,
-            "min_us": times.shortest / _NS_PER_US,
-            "max_us": times.longest / _NS_PER_US,
+            "mean_us": times.total / times.calls / NS_PER_US,
+            "min_us": times.shortest / NS_PER_US,
+            "max_us": times.longest / NS_PER_US,
         }
 
     def sections(self) -> tuple[Section, ...]:
@@ -123,10 +122,10 @@ class Kernels:
     def _cells(self, times: Times) -> tuple[int, float, float | None, float, float]:
         return (
             times.calls,
-            times.total / _NS_PER_MS,
+            times.total / NS_PER_MS,
             100 * times.total / self.total if self.total else None,
-            times.total / times.calls / _NS_PER_US,
-            times.longest / _NS_PER_US,
+            times.total / times.calls / NS_PER_US,
+            times.longest / NS_PER_US,
         )
 
 

@@ -24,13 +24,13 @@ from perfscope.analyzers.flops.trained_run import (
     trained_model,
 )
 from perfscope.analyzers.operations import Operations
+from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.models.transformer import active_parameters
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run, Steps
 
 HEADLINE = "megatron_core"
-_NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         tokens=tokens,
         seq_len=seq_len,
         checkpointing=checkpointing,
-        step_ns=round(times.median_s * _NS_PER_S),
+        step_ns=round(times.median_s * NS_PER_S),
         gpus=gpus,
         peak_tflops=device.peak_tflops,
     )

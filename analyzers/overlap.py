@@ -16,12 +16,11 @@ import numpy as np
 from perfscope.analyzers.breakdown import covered
 from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
 from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 _MOST_ROWS = 64
 
 
@@ -78,9 +77,9 @@ class GroupOverlap:
     def times(self) -> dict[str, Json]:
         """The times as microseconds."""
         return {
-            "communication_us": self.communication / _NS_PER_US,
-            "hidden_us": self.hidden / _NS_PER_US,
-            "exposed_us": self.exposed / _NS_PER_US,
+            "communication_us": self.communication / NS_PER_US,
+            "hidden_us": self.hidden / NS_PER_US,
+            "exposed_us": self.exposed / NS_PER_US,
             "overlap_fraction": self.overlap_fraction,
         }
 
@@ -102,7 +101,7 @@ class GroupOverlap:
         """The times as cells of a table."""
         overlap = self.overlap_fraction
         hidden = None if overlap is None else 100 * overlap
-        return self.communication / _NS_PER_MS, self.exposed / _NS_PER_MS, hidden
+        return self.communication / NS_PER_MS, self.exposed / NS_PER_MS, hidden
 
 
 @dataclass(frozen=True, slots=True)

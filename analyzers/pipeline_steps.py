@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfscope.analyzers.pipelines.recognition import Recognised, of_order
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.schedules.orders import Kind, Op
 from perfscope.schedules.simulator import Deadlock, simulate
 from perfscope.tables import MicroBatches, Run
-
-_NS_PER_US = 1000
-_NS_PER_MS = 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class PipelineSteps:
             "imbalance_fraction_of_total": self.share("imbalance"),
             "transfer_and_host_fraction_of_total": self.share("rest"),
             "stages": [self._stage_data(stage, mean) for stage, mean in enumerate(self.stages)],
-            "section_us": self.section_ns / _NS_PER_US,
+            "section_us": self.section_ns / NS_PER_US,
             "profiled_section_us": _us(self.profiled_section_ns),
             "microbatches": self.microbatches,
             "schedule": self.schedule,
@@ -97,8 +95,8 @@ class PipelineSteps:
         row: dict[str, Json] = {
             "stage": stage,
             "rank": mean.ranks[0],
-            "useful_us": mean.useful / _NS_PER_US,
-            "idle_us": mean.idle / _NS_PER_US,
+            "useful_us": mean.useful / NS_PER_US,
+            "idle_us": mean.idle / NS_PER_US,
             "schedule_us": _us(mean.schedule),
             "imbalance_us": _us(mean.imbalance),
             "transfer_and_host_us": _us(mean.rest),
@@ -113,7 +111,7 @@ class PipelineSteps:
             (
                 str(stage),
                 ", ".join(map(str, mean.ranks)),
-                mean.useful / _NS_PER_MS,
+                mean.useful / NS_PER_MS,
                 _ms(mean.schedule),
                 _ms(mean.imbalance),
                 _ms(mean.rest),
@@ -132,7 +130,7 @@ class PipelineSteps:
             f"{share:.1f} % of p x T is bubble ({low:.1f} to {high:.1f} % in {len(self.steps)} undisturbed "
             f"steps){theory}.",
             f"Schedule: {self.schedule or 'not recognised'}, {len(self.stages)} stages, {self.microbatches} "
-            f"micro-batches. T is {self.section_ns / _NS_PER_MS:.2f} ms{self._profiled()}.",
+            f"micro-batches. T is {self.section_ns / NS_PER_MS:.2f} ms{self._profiled()}.",
             "From the hooks' own times: gaps inside a pass count as work, and transfers are not told from host gaps.",
         ]
 
@@ -140,7 +138,7 @@ class PipelineSteps:
         if self.profiled_section_ns is None:
             return ""
         slower = 100 * (self.profiled_section_ns / self.section_ns - 1)
-        return f", and {self.profiled_section_ns / _NS_PER_MS:.2f} ms in profiled steps ({slower:+.1f} %)"
+        return f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slower:+.1f} %)"
 
 
 def analyze(run: Run) -> PipelineSteps:
@@ -282,8 +280,8 @@ def _simulated(
 
 
 def _us(value: int | None) -> float | None:
-    return None if value is None else value / _NS_PER_US
+    return None if value is None else value / NS_PER_US
 
 
 def _ms(value: int | None) -> float | None:
-    return None if value is None else value / _NS_PER_MS
+    return None if value is None else value / NS_PER_MS

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.saves import Saves, SaveTiming
-
-_NS_PER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def analyze(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
     found = tuple(_save(timings, checkpoint_bytes) for timings in groups)
     held = sum(save.blocked_s for save in found if save.blocked_s is not None)
     known = saves.training_ns is not None and all(save.blocked_s is not None for save in found)
-    share = held / (saves.training_ns / _NS_PER_S) if known and saves.training_ns else None
+    share = held / (saves.training_ns / NS_PER_S) if known and saves.training_ns else None
     return SaveTimes(found, share)
 
 
@@ -157,9 +156,9 @@ def _save(timings: Sequence[SaveTiming], checkpoint_bytes: int | None) -> Save:
     return Save(
         step=next((timing.step for timing in timings if timing.step is not None), None),
         ranks=len({timing.rank for timing in timings if timing.rank is not None}),
-        blocked_s=None if slowest is None or slowest.blocked_ns is None else slowest.blocked_ns / _NS_PER_S,
+        blocked_s=None if slowest is None or slowest.blocked_ns is None else slowest.blocked_ns / NS_PER_S,
         slowest_rank=None if slowest is None else slowest.rank,
-        drained_s=None if drained is None else drained / _NS_PER_S,
+        drained_s=None if drained is None else drained / NS_PER_S,
         size_bytes=sum(sizes) if sizes and len(sizes) == len(timings) else checkpoint_bytes,
         asynchronous=any(modes) if modes else None,
         source=timings[0].source,

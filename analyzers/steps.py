@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Rank, Run, Steps
 
-_NS_PER_S = 1e9
 _FEW = 5
 
 #: Which steps of a table, as a mask.
@@ -211,7 +211,7 @@ def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
 
 def _rank(steps: Steps) -> RankSteps:
     undisturbed = undisturbed_steps(steps)
-    walls = steps.wall_ns[undisturbed].compressed() / _NS_PER_S
+    walls = steps.wall_ns[undisturbed].compressed() / NS_PER_S
     first = steps.wall_ns[0] if steps.step[0] == 1 else np.ma.masked
     return RankSteps(
         rank=steps.rank,
@@ -220,10 +220,10 @@ def _rank(steps: Steps) -> RankSteps:
         undisturbed=len(walls),
         median_s=_median(walls),
         p95_s=_p95(walls),
-        first_s=None if first is np.ma.masked else float(first) / _NS_PER_S,
+        first_s=None if first is np.ma.masked else float(first) / NS_PER_S,
         profiled_s=_median(_seconds(steps, profiled_steps)),
         export_s=_median(_seconds(steps, _after_export)),
-        data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / _NS_PER_S),
+        data_wait_s=_scaled(_median(steps.data_wait_ns[undisturbed].compressed()), 1 / NS_PER_S),
         memory_peak_bytes=_largest(steps.memory_peak_bytes),
         samples=_median(_of_undisturbed(steps.samples, undisturbed)),
         tokens=_median(_of_undisturbed(steps.tokens, undisturbed)),
@@ -246,7 +246,7 @@ def _after_export(steps: Steps) -> np.ndarray:
 
 
 def _seconds(steps: Steps, choose: Choose) -> np.ndarray:
-    return np.asarray(steps.wall_ns[choose(steps)].compressed() / _NS_PER_S)
+    return np.asarray(steps.wall_ns[choose(steps)].compressed() / NS_PER_S)
 
 
 def _of_undisturbed(column: np.ma.MaskedArray, undisturbed: np.ndarray) -> np.ndarray:
@@ -262,7 +262,7 @@ def slowest_rank_of_each_step(tables: Sequence[Steps], choose: Choose) -> np.nda
         chosen = choose(table)
         for step, wall_ns in zip(table.step[chosen], table.wall_ns[chosen], strict=True):
             if wall_ns is not np.ma.masked:
-                slowest[int(step)] = max(slowest.get(int(step), 0.0), float(wall_ns) / _NS_PER_S)
+                slowest[int(step)] = max(slowest.get(int(step), 0.0), float(wall_ns) / NS_PER_S)
     return np.asarray(list(slowest.values()))
 
 

@@ -19,13 +19,12 @@ import numpy as np
 from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.matching import Matched, match
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
 
-_NS_PER_US = 1000
-_NS_PER_MS = 1e6
 #: What a rank must cause, as a share of the longest window, to be called a straggler.
 SIGNIFICANT_FRACTION = 0.01
 _MOST_OPERATIONS = 3
@@ -82,21 +81,21 @@ class GroupWait:
             "axis": self.role or None,
             "operations": self.operations,
             "straggler": _number(self.slowest.rank),
-            "caused_wait_us": self.slowest.caused / _NS_PER_US,
+            "caused_wait_us": self.slowest.caused / NS_PER_US,
             "in": [
                 {
                     "operation": kind.operation or None,
                     "bytes": None if kind.bytes == ABSENT else kind.bytes,
-                    "caused_wait_us": caused / _NS_PER_US,
+                    "caused_wait_us": caused / NS_PER_US,
                 }
                 for kind, caused in self.causes
             ],
             "ranks": [
                 {
                     "rank": _number(rank.rank),
-                    "wait_us": rank.wait / _NS_PER_US,
-                    "communication_us": rank.communication / _NS_PER_US,
-                    "caused_wait_us": rank.caused / _NS_PER_US,
+                    "wait_us": rank.wait / NS_PER_US,
+                    "communication_us": rank.communication / NS_PER_US,
+                    "caused_wait_us": rank.caused / NS_PER_US,
                     "came_last": rank.came_last,
                 }
                 for rank in self.ranks
@@ -134,13 +133,13 @@ class Stragglers:
         """``results.stragglers``."""
         return {
             "straggler": self.straggler,
-            "significant_us": self.significant / _NS_PER_US,
+            "significant_us": self.significant / NS_PER_US,
             "groups": [group.data() for group in self.groups],
             "ranks": [
                 {
                     "rank": _number(rank.rank),
-                    "caused_wait_us": rank.caused / _NS_PER_US,
-                    "compute_us": rank.compute / _NS_PER_US,
+                    "caused_wait_us": rank.caused / NS_PER_US,
+                    "compute_us": rank.compute / NS_PER_US,
                     "relative_compute": rank.relative_compute,
                 }
                 for rank in self.ranks
@@ -154,9 +153,9 @@ class Stragglers:
             (
                 group.role or group.name or "not stated",
                 "unknown" if rank.rank < 0 else str(rank.rank),
-                rank.communication / _NS_PER_MS,
-                rank.wait / _NS_PER_MS,
-                rank.caused / _NS_PER_MS,
+                rank.communication / NS_PER_MS,
+                rank.wait / NS_PER_MS,
+                rank.caused / NS_PER_MS,
                 rank.came_last,
                 paces[rank.rank].relative_compute,
             )
@@ -180,14 +179,14 @@ class Stragglers:
 
     def _verdict(self) -> str:
         if self.straggler is None:
-            return f"No straggler: no rank made others wait for {self.significant / _NS_PER_MS:.2f} ms or more."
+            return f"No straggler: no rank made others wait for {self.significant / NS_PER_MS:.2f} ms or more."
         caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
         group = max(self.groups, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
         kinds = ", ".join(
             f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
             for kind, _ in group.causes
         )
-        return f"Rank {self.straggler} made the others wait for {caused / _NS_PER_MS:.2f} ms, mostly in {kinds}."
+        return f"Rank {self.straggler} made the others wait for {caused / NS_PER_MS:.2f} ms, mostly in {kinds}."
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 import perfscope
 from perfscope.errors import PerfscopeError
 from perfscope.outcome import Outcome
+from perfscope.renderers import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,8 +140,9 @@ def perfscope_command(
 
 def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
-    if outcome.text:
-        sys.stdout.write(outcome.text)
+    text = outcome.text if outcome.report is None else render(outcome.report, outcome.format)
+    if text:
+        sys.stdout.write(text)
         sys.stdout.flush()
     if not quiet:
         _say(outcome.notes)

@@ -15,12 +15,24 @@ They are raised anywhere and caught once, in ``perfscope.cli``.
 from __future__ import annotations
 
 import os
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ends; ``profile`` ends as the profiled command did."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    DIFFERENCE = 3
+    DAMAGED_INPUT = 4
+    COMMAND_NOT_FOUND = 127
 
 
 class PerfscopeError(Exception):
     """What happened, and what to do about it."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
     def __init__(self, problem: str, *, hint: str | None = None) -> None:
         super().__init__(problem)
@@ -31,13 +43,13 @@ class PerfscopeError(Exception):
 class UsageError(PerfscopeError):
     """What was typed cannot be right."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class CommandNotFound(UsageError):
     """The command to profile does not exist; the code is the one that a shell gives."""
 
-    exit_code = 127
+    exit_code = ExitCode.COMMAND_NOT_FOUND
 
 
 class SourceError(PerfscopeError):

@@ -1,8 +1,12 @@
-"""What a command gives back to the command line: text, notes and how to end."""
+"""What a command returns to the command line: a report and its format, notes, and how to end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from perfscope.errors import ExitCode
+from perfscope.renderers import Format
+from perfscope.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,13 +14,17 @@ class Outcome:
     """The end of a command.
 
     Attributes:
-        text: The data, for standard output.
+        report: The answer, for standard output; absent where a command has none.
+        format: How the report is written.
+        text: What is printed as it is, for a command without a report.
         notes: Lines about the data, for standard error; hidden by ``--quiet``.
-        exit_code: What the process ends with.
+        exit_code: What the process ends with; a profiled command's own code for ``profile``.
         signal: The signal to die by instead, as the profiled command did.
     """
 
+    report: Report | None = None
+    format: Format = Format.MARKDOWN
     text: str = ""
     notes: tuple[str, ...] = ()
-    exit_code: int = 0
+    exit_code: ExitCode | int = ExitCode.OK
     signal: int | None = None

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.checkpoints.findings import Finding, file_findings, size_findings
 from perfscope.analyzers.checkpoints.parts import Share, count_parameters, shares_of, sums_by_part
-from perfscope.analyzers.checkpoints.plan import GB, GIB, TB, TIB, BytesPerParameter
+from perfscope.analyzers.checkpoints.plan import (
+    BytesPerParameter,
+)
+from perfscope.constants import GB, GIB, TB, TIB
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Held, Kind, Role

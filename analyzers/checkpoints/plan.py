@@ -13,12 +13,8 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil, floor
 
+from perfscope.constants import GB, GIB, TB, TIB
 from perfscope.report import Column, Json, Section
-
-TB = 10**12
-TIB = 2**40
-GB = 10**9
-GIB = 2**30
 
 
 class Optimizer(StrEnum):

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.flops.conventions import Checkpointing, bigscience, bigscience_passes, six_n
+from perfscope.constants import NS_PER_S
 from perfscope.report import Json
 
 if TYPE_CHECKING:
     from perfscope.models.transformer import Transformer
 
-_NS_PER_S = 10**9
 NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
 
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     def tflops_per_gpu(self, flops_per_token: int) -> float:
         """TFLOPs per GPU from operations per token."""
-        return flops_per_token * self.tokens / (self.step_ns / _NS_PER_S) / self.gpus / 1e12
+        return flops_per_token * self.tokens / (self.step_ns / NS_PER_S) / self.gpus / 1e12
 
     def utilisation(self, flops_per_token: int) -> float | None:
         """The share of the peak; absent without a peak."""

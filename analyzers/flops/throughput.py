@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.conventions import Checkpointing, bigscience, bigscience_passes
+from perfscope.constants import NS_PER_S
 from perfscope.report import Column, Json, Section
-
-_NS_PER_S = 10**9
 
 
 class Throughput(NamedTuple):
@@ -42,7 +41,7 @@ class Throughput(NamedTuple):
     def tflops_per_gpu(self) -> float:
         """TFLOPs per GPU."""
         operations = bigscience(self.parameters, self.checkpointing) * self.samples * self.seq_len
-        return operations / (self.step_ns / _NS_PER_S) / self.gpus / 1e12
+        return operations / (self.step_ns / NS_PER_S) / self.gpus / 1e12
 
     def data(self) -> dict[str, Json]:
         """The result for JSON."""
@@ -53,7 +52,7 @@ class Throughput(NamedTuple):
             "inputs": {
                 "parameters": self.parameters,
                 "gbs": self.samples,
-                "time_s": self.step_ns / _NS_PER_S,
+                "time_s": self.step_ns / NS_PER_S,
                 "passes": self.passes,
             },
             "assumptions": {
@@ -88,7 +87,7 @@ class Throughput(NamedTuple):
                     self.samples,
                     self.seq_len,
                     str(self.checkpointing),
-                    self.step_ns / _NS_PER_S,
+                    self.step_ns / NS_PER_S,
                     self.tflops_per_gpu,
                 ),
             ),

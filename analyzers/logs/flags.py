@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfscope.analyzers.logs.setup import Work
+from perfscope.constants import NS_PER_S
 from perfscope.tables.joblog import JobLog
 
-_NS_PER_S = 1e9
 _TOLERANCE = 0.02
 _LAST_DIGIT = 0.0006
 _OTHER_TOLERANCE = 0.05
@@ -42,7 +42,7 @@ def _logged_speed(log: JobLog, samples: int | None) -> Iterator[str]:
     timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s) & (rows.disturbed == "")
     stated = np.ma.getdata(rows.samples_per_s)[timed]
     batch = np.where(np.ma.getmaskarray(rows.samples), samples or 0, np.ma.getdata(rows.samples))[timed]
-    right = batch / (np.ma.getdata(rows.wall_ns)[timed] / _NS_PER_S)
+    right = batch / (np.ma.getdata(rows.wall_ns)[timed] / NS_PER_S)
     wrong = (right > 0) & (np.abs(stated - right) > _TOLERANCE * right + _LAST_DIGIT)
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
@@ -59,7 +59,7 @@ def _why(log: JobLog, stated: float) -> str:
     rows = log.iterations
     if examples is None or len(rows) != 1:
         return ""
-    seconds = int(rows.span[0]) * int(np.ma.getdata(rows.wall_ns)[0]) / _NS_PER_S
+    seconds = int(rows.span[0]) * int(np.ma.getdata(rows.wall_ns)[0]) / NS_PER_S
     if abs(examples * epochs / seconds - stated) > _TOLERANCE * stated:
         return ""
     return f": it counts {examples * epochs} examples in {rows.span[0]} steps, whose last batch is not full"
@@ -75,7 +75,7 @@ def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> 
                     f"batch / time is {right:.4g} (x {other.samples_per_s / right:.3g})"
                 )
         elif other.wall_ns is not None and median_s:
-            seconds = other.wall_ns / _NS_PER_S
+            seconds = other.wall_ns / NS_PER_S
             is_bound = other.source.startswith(_LOWER_BOUND) and seconds < median_s
             if abs(seconds - median_s) > _OTHER_TOLERANCE * median_s and not is_bound:
                 yield (
@@ -94,7 +94,7 @@ def _logged_tokens(log: JobLog, work: Work) -> Iterator[str]:
     if not timed.any():
         return
     stated = float(np.median(np.ma.getdata(rows.tokens_per_s_per_gpu)[timed]))
-    seconds = float(np.median(np.ma.getdata(rows.wall_ns)[timed])) / _NS_PER_S
+    seconds = float(np.median(np.ma.getdata(rows.wall_ns)[timed])) / NS_PER_S
     right = work.samples * work.seq_len / seconds / work.gpus
     if abs(stated - right) > _OTHER_TOLERANCE * right:
         yield (
@@ -151,7 +151,7 @@ def _name(log: JobLog, parameters: int | None) -> Iterator[str]:
 def _shape(log: JobLog, median_s: float | None) -> Iterator[str]:
     rows = log.iterations
     if median_s:
-        seconds = np.ma.getdata(rows.wall_ns) / _NS_PER_S
+        seconds = np.ma.getdata(rows.wall_ns) / NS_PER_S
         slow = ~np.ma.getmaskarray(rows.wall_ns) & (seconds > _SLOW * median_s) & (rows.disturbed == "")
         slow[:1] = False
         if slow.any():

@@ -17,13 +17,11 @@ from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.analyzers.logs.flags import flags_of
 from perfscope.analyzers.logs.setup import LAYOUT, Given, Work, know
 from perfscope.analyzers.logs.times import Times, measure, undisturbed
+from perfscope.constants import GIGA, NS_PER_S
 from perfscope.report import Json
 from perfscope.tables.joblog import JobLog, Save, Timer
 
 __all__ = ["Given", "LogSummary", "analyze"]
-
-_NS_PER_S = 1e9
-_B = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def _speed(log: JobLog, work: Work, times: Times) -> float | None:
     used = undisturbed(rows, None) & ~np.ma.getmaskarray(rows.samples)
     batches = np.ma.getdata(rows.samples)[used]
     if len(batches) and batches.min() != batches.max():
-        return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / _NS_PER_S))
+        return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
     if work.samples is not None and times.median_s:
         return work.samples / times.median_s
     return _median(rows.samples_per_s)
@@ -147,7 +145,7 @@ def _tflops(work: Work, times: Times) -> float | None:
     return Throughput(
         parameters=work.parameters or 0,
         samples=work.samples or 0,
-        step_ns=round(times.median_s * _NS_PER_S),
+        step_ns=round(times.median_s * NS_PER_S),
         gpus=work.gpus or 0,
         seq_len=work.seq_len or 0,
         checkpointing=work.checkpointing,
@@ -200,7 +198,7 @@ def _work(work: Work, log: JobLog) -> dict[str, Json]:
     return {
         "parameters": work.parameters,
         "parameters_source": work.parameters_source,
-        "size": None if work.parameters is None else f"{work.parameters / _B:.4g}B",
+        "size": None if work.parameters is None else f"{work.parameters / GIGA:.4g}B",
         "gpus": work.gpus,
         "seq_len": work.seq_len,
         "global_batch_size": work.samples,
@@ -239,14 +237,14 @@ def _ends(values: np.ndarray[tuple[int], np.dtype[np.float64]], last: float | No
 
 
 def _save(save: Save) -> dict[str, Json]:
-    seconds = None if save.wall_ns is None else save.wall_ns / _NS_PER_S
+    seconds = None if save.wall_ns is None else save.wall_ns / NS_PER_S
     return {
         "iteration": save.iteration,
         "seconds": seconds,
         "source": save.source,
         "path": save.path,
         "asynchronous": save.asynchronous,
-        "drained_seconds": None if save.drained_ns is None else save.drained_ns / _NS_PER_S,
+        "drained_seconds": None if save.drained_ns is None else save.drained_ns / NS_PER_S,
     }
 
 

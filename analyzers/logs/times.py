@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.shared.medians import Counted, counted, merged
+from perfscope.constants import NS_PER_S
 from perfscope.tables.joblog import Iterations, JobLog
 
-_NS_PER_S = 1e9
 _LEAST_SHARE_LEFT = 0.5
 
 
@@ -74,7 +74,7 @@ def measure(log: JobLog, warmup: int | None) -> Times:
     rows = log.iterations
     used = undisturbed(rows, warmup)
     warm = warming(rows, warmup) & ~used
-    seconds = counted(np.ma.getdata(rows.wall_ns)[used] / _NS_PER_S)
+    seconds = counted(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
     values = seconds if log.folded is None else merged(seconds, _folded(log, warmup))
     left_out = ~used & ~warm
     timed = rows.wall_ns.compressed()
@@ -86,7 +86,7 @@ def measure(log: JobLog, warmup: int | None) -> Times:
         min_s=values.quantile(0.0),
         max_s=values.quantile(1.0),
         median_interval_s=values.median_interval(),
-        first_s=float(timed[0]) / _NS_PER_S if len(timed) else None,
+        first_s=float(timed[0]) / NS_PER_S if len(timed) else None,
         mean_all_s=_mean_of_all(log),
         warmup=int(warm.sum()) + (len(log.folded.warmups) if log.folded else 0),
         evaluation=int((left_out & (rows.disturbed == "evaluation")).sum()),
@@ -96,9 +96,9 @@ def measure(log: JobLog, warmup: int | None) -> Times:
 
 def _folded(log: JobLog, warmup: int | None) -> Counted:
     assert log.folded is not None
-    folded = Counted(log.folded.wall_ns / _NS_PER_S, log.folded.count)
+    folded = Counted(log.folded.wall_ns / NS_PER_S, log.folded.count)
     warmups = log.folded.warmups
-    return folded if warmup is None or not warmups else merged(folded, counted(np.asarray(warmups) / _NS_PER_S))
+    return folded if warmup is None or not warmups else merged(folded, counted(np.asarray(warmups) / NS_PER_S))
 
 
 def _mean_of_all(log: JobLog) -> float | None:
@@ -107,4 +107,4 @@ def _mean_of_all(log: JobLog) -> float | None:
     if log.folded is not None:
         interval = log.folded.iterations // log.folded.records
         total, count = total + log.folded.wall_total_ns // interval, count + log.folded.records
-    return total / count / _NS_PER_S if count else None
+    return total / count / NS_PER_S if count else None

@@ -9,12 +9,11 @@ from statistics import median_low
 
 from perfscope.analyzers.pipelines.decomposition import StageParts, StepParts
 from perfscope.analyzers.pipelines.recognition import OTHER, OTHER_ZERO_BUBBLE
+from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.schedules.lanes import Chart
 from perfscope.schedules.text import draw
 
-_NS_PER_US = 1000
-_NS_PER_MS = 10**6
 _DRAWING_COLUMNS = 100
 _PARTS = ("useful", "schedule", "imbalance", "transfer", "host")
 
@@ -167,7 +166,7 @@ class MeasuredBubble:
         section = step.parts.section_ns
         return {
             "step": step.label,
-            "section_us": None if section is None else section / _NS_PER_US,
+            "section_us": None if section is None else section / NS_PER_US,
             "fraction_of_total": _float(_fraction(step.parts)),
             "theory_fraction_of_total": _float(step.parts.theory),
             "stages": [_step_stage(stage, parts) for stage, parts in enumerate(step.parts.stages)],
@@ -199,7 +198,7 @@ class MeasuredBubble:
         if share is not None and section is not None:
             measured = f"{float(100 * share):.1f} % of p x T is bubble"
             theory = "" if self.theory is None else f"; the schedule alone would leave {float(100 * self.theory):.1f} %"
-            lines.append(f"{measured}{theory}. T is {float(section) / _NS_PER_MS:.2f} ms, the mean of {self._count()}.")
+            lines.append(f"{measured}{theory}. T is {float(section) / NS_PER_MS:.2f} ms, the mean of {self._count()}.")
         lines.append(
             f"Schedule: {step.schedule or 'not recognised'}, {self.stages} stages, {step.microbatches} micro-batches"
             + (f", {step.chunks} chunks a stage." if step.chunks and step.chunks > 1 else ".")
@@ -238,7 +237,7 @@ class MeasuredBubble:
 def _step_stage(stage: int, parts: StageParts | None) -> dict[str, Json]:
     def us(name: str) -> float | None:
         value = None if parts is None else getattr(parts, name)
-        return None if value is None else value / _NS_PER_US
+        return None if value is None else value / NS_PER_US
 
     return {"stage": stage, **{f"{name}_us": us(name) for name in (*_PARTS, "idle")}}
 
@@ -263,4 +262,4 @@ def _convert(scale: int) -> Callable[[Fraction | None], float | None]:
     return lambda value: None if value is None else float(value / scale)
 
 
-_us, _ms, _float = _convert(_NS_PER_US), _convert(_NS_PER_MS), _convert(1)
+_us, _ms, _float = _convert(NS_PER_US), _convert(NS_PER_MS), _convert(1)

@@ -12,13 +12,12 @@ from fractions import Fraction
 from math import prod
 
 from perfscope.analyzers.checkpoints.plan import bytes_per_parameter
+from perfscope.constants import GIGA, TERA
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
 #: One multiplication and one addition a parameter and token: see perfscope.analyzers.flops.conventions.bigscience.
 _OPERATIONS_A_PASS = 2
 _Q = Quantity
-_TERA = 10**12
-_GIGA = 10**9
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
 ASSUMED_PASSES = Constant(4, "activations are recomputed")
 
@@ -125,7 +124,7 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         time = measured(_need(row, _Q.STEP_TIME))
         tokens = exactly(_batch_of(table, row) * seq_len.value) / time
     operations = _OPERATIONS_A_PASS * parameters * passes.value
-    return exactly(Fraction(operations, _TERA)) * tokens / gpus
+    return exactly(Fraction(operations, TERA)) * tokens / gpus
 
 
 def _parameters(table: PublishedTable, row: Row) -> int:
@@ -160,7 +159,7 @@ def _aggregate(table: PublishedTable, row: Row) -> Interval:
 def _save_speed(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - the formulas share a signature
     """GB/s of a save of all files."""
     saved = _need(row, _Q.PARAMETERS).number * bytes_per_parameter().total
-    return exactly(saved / _GIGA) / measured(_need(row, _Q.STEP_TIME))
+    return exactly(saved / GIGA) / measured(_need(row, _Q.STEP_TIME))
 
 
 def _memory_share(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - as above

@@ -9,11 +9,10 @@ from perfscope.analyzers.scaling.fits import Fit
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.scaling.zero_stages import Stage
 from perfscope.analyzers.shared.medians import counted
+from perfscope.constants import MIB
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.scaling import ScalingRun
 
-_MIB = 2**20
-_GB = 1e9
 _PERCENT = 100
 _FOUR_DIGITS = 10_000
 
@@ -125,7 +124,7 @@ def stages(rows: Sequence[Stage]) -> Iterator[Section]:
             (
                 f"zero-stage-{row.stage}",
                 row.name,
-                _with_change(row.memory_bytes, _MIB, row.memory_change, row.memory_saved_bytes),
+                _with_change(row.memory_bytes, MIB, row.memory_change, row.memory_saved_bytes),
                 row.util_percent,
                 _with_change(row.samples_per_s, 1, row.samples_change, None),
             )
@@ -157,8 +156,8 @@ def memory(runs: Sequence[ScalingRun]) -> Iterator[Section]:
                 run.name,
                 run.model,
                 run.batch_per_gpu,
-                None if used is None else used / _MIB,
-                None if total is None else total / _MIB,
+                None if used is None else used / MIB,
+                None if total is None else total / MIB,
                 used / total * _PERCENT if used is not None and total else None,
                 "OOM" if run.out_of_memory else "no",
             )

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from perfscope.constants import MIB
 from perfscope.report import Json
 from perfscope.tables.scaling import ScalingRun
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,9 @@ class Stage:
             "xn_xg_xdp_xmp_xbs": self.name,
             "model": self.model,
             "zero_stage": self.stage,
-            "gpu_mem_mib": None if self.memory_bytes is None else self.memory_bytes / _MIB,
+            "gpu_mem_mib": None if self.memory_bytes is None else self.memory_bytes / MIB,
             "gpu_mem_change": self.memory_change,
-            "gpu_mem_saved_mib": None if self.memory_saved_bytes is None else self.memory_saved_bytes / _MIB,
+            "gpu_mem_saved_mib": None if self.memory_saved_bytes is None else self.memory_saved_bytes / MIB,
             "gpu_util_percent": self.util_percent,
             "samples_per_s": self.samples_per_s,
             "samples_per_s_change": self.samples_change,

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfscope import wire
+from perfscope.constants import NS_PER_MS
 from perfscope.wire import MicroBatchRecord
 
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 _MOST_PENDING = 16
-_NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True)
@@ -163,4 +163,4 @@ def _is_done(mark: Any) -> bool:
 def _between_ns(begin: Any, end: Any) -> int:
     if isinstance(begin, int):
         return int(end) - begin
-    return round(float(begin.elapsed_time(end)) * _NS_PER_MS)
+    return round(float(begin.elapsed_time(end)) * NS_PER_MS)

@@ -17,13 +17,12 @@ from perfscope.engine.measuring import Measured
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.engine.workers import Engine, available_workers, in_processes, in_this_process, on_dask
-from perfscope.errors import UsageError
+from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import is_url
 
-DAMAGED_INPUT = 4
 _SHARES = ("breakdown", "host", "idle")  # what a profiler that slows the host changes
 
 
@@ -54,9 +53,10 @@ def analyze(
     analysis = run_analyzers(locations, plan)
     report = to_report(analysis)
     return Outcome(
-        render(report, format),
+        report,
+        format,
         notes=tuple(f"warning: {line}" for line in analysis.damage),
-        exit_code=DAMAGED_INPUT if analysis.damage else 0,
+        exit_code=ExitCode.DAMAGED_INPUT if analysis.damage else ExitCode.OK,
     )
 
 

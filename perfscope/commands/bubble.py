@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.errors import SourceError, UsageError
+from perfscope.errors import ExitCode, SourceError, UsageError
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Json, Report
 from perfscope.schedules.answer import Answer, alternatives_data, alternatives_section
 from perfscope.schedules.lanes import Chart, chart_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from perfscope.tables import Run
 
 SCHEMA = "perfscope/bubble/1"
-DAMAGED_INPUT = 4
 _DEFAULT_CHUNKS = 2
 _DEFAULT_FORWARD_NS = 10**6
 _TIMES_HELP = "one time, or one for each stage: 10ms or 9ms,10ms,10ms,12ms"
@@ -115,7 +114,7 @@ def _predicted(
         drawing=draw(charts[0], width) if charts else "",
     )
     report = Report(_headline(answer.fraction_of_total, title), {"schema": SCHEMA, **answer.data()}, answer.sections())
-    return Outcome(render(report, to), notes=notes)
+    return Outcome(report, to, notes=notes)
 
 
 def _measured(
@@ -143,7 +142,7 @@ def _measured(
     sections = (*result.sections(), *((alternatives_section(others, ASSUMPTION),) if others else ()))
     report = Report(_headline(result.fraction_of_total, title), data, sections, tuple(damage))
     warnings = tuple(f"warning: {line}" for line in damage)
-    return Outcome(render(report, to), notes=(*notes, *warnings), exit_code=DAMAGED_INPUT if damage else 0)
+    return Outcome(report, to, notes=(*notes, *warnings), exit_code=ExitCode.DAMAGED_INPUT if damage else ExitCode.OK)
 
 
 def _pipelines(

@@ -10,8 +10,6 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.checkpoints.plan import (
-    GB,
-    TB,
     BytesPerParameter,
     Optimizer,
     Plan,
@@ -22,15 +20,15 @@ from perfscope.analyzers.checkpoints.plan import (
 from perfscope.analyzers.checkpoints.plan import analyze as plan_checkpoint
 from perfscope.analyzers.saves import analyze as time_saves
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.errors import UsageError
+from perfscope.constants import GB, TB
+from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Json, Report
 from perfscope.sources.runs.run import is_run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
-DAMAGED_INPUT = 4
 _PUBLISHED = re.compile(
     r"(?P<of>weights|optimizer|total)(?P<file>-file)?=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[MGTP])B"
 )
@@ -71,7 +69,7 @@ def checkpoint(
         files = require_positive("--gpus", 1 if gpus is None else gpus)
         plan = plan_checkpoint(parameters, files, each or bytes_per_parameter(), _statements(published))
         report = _plan_report(plan, saves)
-        return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
+        return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
     if gpus is not None or published:
         raise UsageError("--gpus and --published plan a checkpoint", hint="leave them out, or leave out the folder")
     if is_run(directory):
@@ -149,7 +147,7 @@ def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | N
     timed = time_saves(read_run_saves(run), planned)
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"saves": timed.data()}}
     title = f"{run}: {format_count(len(timed.saves), 'checkpoint save')}"
-    return Outcome(render(Report(title, data, timed.sections()), to))
+    return Outcome(Report(title, data, timed.sections()), to)
 
 
 def _measure(
@@ -171,7 +169,8 @@ def _measure(
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
     warnings = tuple(finding.text for finding in sizes.findings if finding.kind != "weights_only")
     return Outcome(
-        render(Report(title, data, sections), to),
+        Report(title, data, sections),
+        to,
         notes=tuple(f"warning: {line}" for line in warnings),
-        exit_code=DAMAGED_INPUT if found.damage else 0,
+        exit_code=ExitCode.DAMAGED_INPUT if found.damage else ExitCode.OK,
     )

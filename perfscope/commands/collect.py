@@ -27,15 +27,14 @@ from perfscope.collecting.fetching import Part, Unreachable, fetch, part_of
 from perfscope.collecting.placing import carry_out, plan_placing
 from perfscope.collecting.runs import place_descriptions
 from perfscope.commands.options.common import FormatOption
-from perfscope.errors import UsageError
+from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_ranges
 
 SCHEMA = "perfscope/collected/1"
-DAMAGED_INPUT = 4
 _STAGING = ".collect"
 
 
@@ -86,9 +85,10 @@ def collect(
         work.rename(target)
     report = _report(collected, read_facts(str(run_dir), target), notes, run_dir)
     return Outcome(
-        render(report, format),
+        report,
+        format,
         notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=DAMAGED_INPUT if report.warnings else 0,
+        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
 
 

@@ -46,7 +46,7 @@ def demo(
     report = subprocess.run(
         [sys.executable, "-m", "perfscope", "analyze", str(run_dir)], capture_output=True, text=True, check=False
     )
-    return Outcome(f"{report.stdout}\nRun: {run_dir}\n", exit_code=report.returncode)
+    return Outcome(text=f"{report.stdout}\nRun: {run_dir}\n", exit_code=report.returncode)
 
 
 def _is_demo(run_dir: Path) -> bool:

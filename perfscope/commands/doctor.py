@@ -10,12 +10,12 @@ import typer
 from perfscope.checkup import hook_side, machine_side, torch_side
 from perfscope.checkup.verdict import Check, Verdict
 from perfscope.commands.options.common import FormatOption
+from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Column, Report, Section
 
 SCHEMA = "perfscope/doctor/1"
-_A_PART_FAILS = 4
 
 
 def doctor(
@@ -31,9 +31,10 @@ def doctor(
     checks = _examine(_nearest(run_dir or Path()))
     failed = [check for check in checks if check.verdict is Verdict.FAIL]
     return Outcome(
-        render(_report(checks), format),
+        _report(checks),
+        format,
         notes=tuple(f"{check.part}: {check.found}: {check.mend}" for check in failed),
-        exit_code=_A_PART_FAILS if failed else 0,
+        exit_code=ExitCode.DAMAGED_INPUT if failed else ExitCode.OK,
     )
 
 

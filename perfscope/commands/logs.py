@@ -11,16 +11,14 @@ import typer
 from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.constants import GB
+from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Report, Section
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.units import format_parameters, format_seconds, parse_parameters
-
-_DAMAGED_INPUT = 4
-_GB = 1e9
 
 
 class Order(StrEnum):
@@ -60,9 +58,10 @@ def logs(
     summaries, unread = _summarise(paths, given)
     report = to_report(_sorted(summaries, sort), unread)
     return Outcome(
-        render(report, format),
+        report,
+        format,
         notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=_DAMAGED_INPUT if unread else 0,
+        exit_code=ExitCode.DAMAGED_INPUT if unread else ExitCode.OK,
     )
 
 
@@ -210,7 +209,7 @@ def _memory(summaries: list[LogSummary]) -> tuple[Section, ...]:
         memory = summary.log.memory
         sizes = (memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes)
         if any(size is not None for size in sizes) or summary.log.out_of_memory:
-            cells = (None if size is None else size / _GB for size in sizes)
+            cells = (None if size is None else size / GB for size in sizes)
             rows.append((summary.path, *cells, summary.log.out_of_memory or "no"))
     return (Section("Memory", columns, tuple(rows)),) if rows else ()
 

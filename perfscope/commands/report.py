@@ -10,17 +10,16 @@ import typer
 
 from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.errors import UsageError
+from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import find_gpu
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section
 from perfscope.tables.published import Constant, Quantity
 from perfscope.units import parse_parameters
 
 app = typer.Typer(help="Keep published tables right: recompute their cells, regenerate their blocks.")
 
-DIFFERENCE_FOUND = 3
 
 SeqLenOption = Annotated[int | None, typer.Option(help="Tokens in a sequence, whatever the text says.")]
 CheckpointingOption = Annotated[
@@ -72,8 +71,8 @@ def build(
     if not check:
         write_pages(pages)
     stale = any(page.stale for page in pages)
-    text = render(to_report(pages, written=not check), format)
-    return Outcome(text, exit_code=DIFFERENCE_FOUND if check and stale else 0)
+    report = to_report(pages, written=not check)
+    return Outcome(report, format, exit_code=ExitCode.DIFFERENCE if check and stale else ExitCode.OK)
 
 
 @app.command()
@@ -102,8 +101,8 @@ def table(
     peak = find_gpu(gpu).dense_16bit_tflops if gpu else None
     constants = given(seq_len, checkpointing, tp, gpus, size, gbs)
     if differences:
-        return Outcome(render(differing_cells(files, constants, peak), format))
-    return Outcome(render(recomputed_tables(files, constants, peak, add or ()), format))
+        return Outcome(differing_cells(files, constants, peak), format)
+    return Outcome(recomputed_tables(files, constants, peak, add or ()), format)
 
 
 @app.command()
@@ -120,7 +119,7 @@ def runs(
 
     result = analyze(read_runs(file), read_runs(published) if published else None)
     data: dict[str, Json] = {"schema": "perfscope/runs/1", "results": {"runs": result.data()}}
-    return Outcome(render(Report(f"Repeated runs of {file}", data, result.sections()), format))
+    return Outcome(Report(f"Repeated runs of {file}", data, result.sections()), format)
 
 
 @app.command()
@@ -146,7 +145,7 @@ def environment(
         "schema": "perfscope/environment/1",
         "results": {"facts": dict(found.facts), "topology": [list(row) for row in found.topology]},
     }
-    return Outcome(render(Report(f"Environment of {path}", data, tuple(sections)), format))
+    return Outcome(Report(f"Environment of {path}", data, tuple(sections)), format)
 
 
 @app.command()
@@ -177,7 +176,7 @@ def overhead(
         "results": {"machine": machine, "lines": [asdict(line) for line in lines]},
     }
     section = Section("Overhead", columns, rows, (f"On {machine}. Medians, A and B in turn in one run.",))
-    return Outcome(render(Report(f"What perfscope cost: {path}", data, (section,)), format))
+    return Outcome(Report(f"What perfscope cost: {path}", data, (section,)), format)
 
 
 def given(

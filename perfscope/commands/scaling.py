@@ -17,10 +17,10 @@ from perfscope.analyzers.scaling import tables as scaling_tables
 from perfscope.analyzers.scaling.study import Scaling, Series
 from perfscope.analyzers.scaling.study import analyze as study
 from perfscope.commands.options.common import FormatOption
-from perfscope.errors import MissingInput, PerfscopeError, SourceError, UsageError
+from perfscope.errors import ExitCode, MissingInput, PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.renderers.chart import Curve, to_chart
 from perfscope.report import Report
 from perfscope.sources.joblog import find_logs, read_log
@@ -29,7 +29,6 @@ from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.sources.scaling.study import case_of, device_beside, device_of_run, model_of
 from perfscope.tables.scaling import ProtocolRun, ScalingRun
 
-_DAMAGED_INPUT = 4
 _GREY = 6
 _CURVE_POINTS = 60
 _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]] = {
@@ -94,7 +93,7 @@ def _by_protocol(
         (scaling_tables.protocol(result), *scaling_tables.laws(found)),
         warnings,
     )
-    return Outcome(render(report, to), notes=(*(f"note: {line}" for line in warnings), *_draw(found, plot)))
+    return Outcome(report, to, notes=(*(f"note: {line}" for line in warnings), *_draw(found, plot)))
 
 
 def _protocol_runs(result: dlperf.ProtocolResult) -> Iterator[ScalingRun]:
@@ -148,7 +147,7 @@ def _by_study(paths: list[Path], warmup: int | None, asked: tuple[int, ...], plo
         warnings,
     )
     notes = (*(f"note: {line}" for line in warnings), *_draw(found, plot))
-    return Outcome(render(report, to), notes=notes, exit_code=_DAMAGED_INPUT if unread else 0)
+    return Outcome(report, to, notes=notes, exit_code=ExitCode.DAMAGED_INPUT if unread else ExitCode.OK)
 
 
 def _read(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], list[str]]:

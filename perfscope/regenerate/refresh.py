@@ -9,17 +9,16 @@ from perfscope.analyzers.published.check import CheckedCell, Published, Verdict,
 from perfscope.analyzers.published.check import analyze as check_tables
 from perfscope.analyzers.published.contradictions import Contradiction
 from perfscope.analyzers.published.contradictions import analyze as find_contradictions
-from perfscope.errors import SourceError
+from perfscope.errors import ExitCode, SourceError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.published.markdown import Document
 from perfscope.sources.published.tables import PublishedFile, read_published
 from perfscope.tables.published import Constant, Quantity
 from perfscope.units import format_count
 
-DIFFERENCE_FOUND = 3
 _FEW = 3
 
 
@@ -42,9 +41,10 @@ def refresh_file(
     report = to_report(file, published, contradictions, written=not check)
     differs = bool(published.differences or contradictions)
     return Outcome(
-        render(report, to),
+        report,
+        to,
         notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=DIFFERENCE_FOUND if check and differs else 0,
+        exit_code=ExitCode.DIFFERENCE if check and differs else ExitCode.OK,
     )
 
 

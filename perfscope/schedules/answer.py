@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from perfscope.constants import NS_PER_US
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.schedules.closed_forms import ClosedForm
 from perfscope.schedules.prediction import Alternative, Setup, Simulated, Target
 from perfscope.schedules.simulator import of_ideal
-
-_NS_PER_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,10 @@ class Answer:
         if not self.times_are_given:
             return None
         return {
-            "forward_us": [time / _NS_PER_US for time in times.forward],
-            "backward_us": [time / _NS_PER_US for time in times.backward],
-            "weight_us": [time / _NS_PER_US for time in times.weight],
-            "transfer_us": [time / _NS_PER_US for time in times.transfer],
+            "forward_us": [time / NS_PER_US for time in times.forward],
+            "backward_us": [time / NS_PER_US for time in times.backward],
+            "weight_us": [time / NS_PER_US for time in times.weight],
+            "transfer_us": [time / NS_PER_US for time in times.transfer],
         }
 
     def sections(self) -> tuple[Section, ...]:
@@ -158,7 +157,7 @@ class Answer:
         return notes
 
     def _us(self, time_ns: Fraction | None) -> float | None:
-        return None if time_ns is None or not self.times_are_given else float(time_ns / _NS_PER_US)
+        return None if time_ns is None or not self.times_are_given else float(time_ns / NS_PER_US)
 
     def _ms(self, time_ns: Fraction | None) -> float | None:
         return None if time_ns is None or not self.times_are_given else float(time_ns / 10**6)

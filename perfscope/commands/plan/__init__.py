@@ -24,7 +24,7 @@ from perfscope.commands.plan.inputs import (
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.units import parse_tokens
 
 _TIME = "Time"
@@ -181,7 +181,7 @@ def plan(
     else:
         choice = choose_model(size, model, typed, question.seq_len or DEFAULT_SEQ_LEN)
     report = to_report(question, choice, resolve_peak(gpu, question.dtype, peak), planned)
-    return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
+    return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
 
 
 def _count(name: str, value: int | None) -> int | None:

@@ -21,6 +21,7 @@ from perfscope.commands.plan.tables import (
     memory_data,
     memory_section,
 )
+from perfscope.constants import GB, NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.models.transformer import Transformer
 from perfscope.report import Cell, Column, Json, Report, Section
@@ -28,9 +29,6 @@ from perfscope.units import format_parameters
 
 if TYPE_CHECKING:
     from perfscope.commands.plan.run import PlannedRun
-
-_NS_PER_S = 10**9
-_GB = 1e9
 
 
 def to_report(question: Question, choice: Choice, peak: Peak, planned: PlannedRun | None = None) -> Report:
@@ -149,7 +147,7 @@ def _step(question: Question, choice: Choice, tokens: int, seconds: float, peak_
         tokens=tokens,
         seq_len=question.sequence,
         checkpointing=question.recomputed,
-        step_ns=max(1, round(seconds * _NS_PER_S)),
+        step_ns=max(1, round(seconds * NS_PER_S)),
         gpus=question.gpus,
         peak_tflops=peak_tflops,
     )
@@ -287,7 +285,7 @@ def _time_sections(
     notes = (
         f"Solved for {training.solved}: tokens x operations per token = time x GPUs x TFLOPs.",
         f"The TFLOPs are of the convention `{question.convention}` with checkpointing `{question.recomputed}`: "
-        f"{training.flops_per_token / _GB:.4g} GFLOP a token. Stalls, restarts and evaluation are not counted.",
+        f"{training.flops_per_token / GB:.4g} GFLOP a token. Stalls, restarts and evaluation are not counted.",
     )
     table = Section("Time", columns, (row,), notes)
     rows = tuple(

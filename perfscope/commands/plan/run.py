@@ -14,12 +14,12 @@ from perfscope.analyzers.planning.memory import LAST_STAGE, Memory
 from perfscope.commands.options.model_choice import Choice
 from perfscope.commands.options.peaks import Dtype, Peak
 from perfscope.commands.plan.inputs import Question, States
+from perfscope.constants import GB
 from perfscope.errors import MissingInput, UsageError
 from perfscope.models.transformer import KnownModel, active_parameters, total_parameters
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.sources.runs.run import read_run
 
-_GB = 1e9
 #: More than the estimate by so much may be an attention matrix.
 _MORE = 1.1
 #: DeepSpeed's stage3_max_live_parameters.
@@ -159,11 +159,11 @@ def hold_against_run(
         step_s = found.step_s * reached / speed.tflops_per_gpu
     return (
         Quantity(
-            "memory_bytes", "Memory of tensors (GB)", memory.total, found.memory_peak_bytes, _GB,
+            "memory_bytes", "Memory of tensors (GB)", memory.total, found.memory_peak_bytes, GB,
             _about_memory(found, memory, with_matrix, parameters),
         ),
         Quantity(
-            "gpu_memory_bytes", "Memory in use (GB)", None, found.memory_used_bytes, _GB,
+            "gpu_memory_bytes", "Memory in use (GB)", None, found.memory_used_bytes, GB,
             "NVML; CUDA's context, NCCL and what the allocator holds in reserve are in it"
             if found.memory_used_bytes else "no sample of NVML",
         ),
@@ -173,7 +173,7 @@ def hold_against_run(
             f"by `{speed.convention}`" if reached else "the tokens of a step are not known",
         ),
         Quantity(
-            "checkpoint_bytes", "Checkpoint (GB)", checkpoint_bytes, found.checkpoint_bytes, _GB,
+            "checkpoint_bytes", "Checkpoint (GB)", checkpoint_bytes, found.checkpoint_bytes, GB,
             "all that the ranks wrote at one step" if found.checkpoint_bytes else "no save was timed with its size",
         ),
     )  # fmt: skip
@@ -186,9 +186,9 @@ def _about_memory(found: MeasuredRun, memory: Memory, with_matrix: Memory | None
     layout = memory.layout
     if layout.zero == LAST_STAGE:
         gathered = 2 * min(_MOST_GATHERED, parameters / layout.tensor / layout.pipeline)
-        said += f"; ZeRO 3 gathers up to {gathered / _GB:.1f} GB of 16-bit weights, which the estimate leaves out"
+        said += f"; ZeRO 3 gathers up to {gathered / GB:.1f} GB of 16-bit weights, which the estimate leaves out"
     if with_matrix and found.memory_peak_bytes > _MORE * memory.total:
-        said += f"; with --attention eager the estimate is {with_matrix.total / _GB:.1f}"
+        said += f"; with --attention eager the estimate is {with_matrix.total / GB:.1f}"
     return said
 
 

@@ -8,10 +8,9 @@ from perfscope.analyzers.planning.memory import Memory
 from perfscope.commands.options.model_choice import Choice
 from perfscope.commands.options.peaks import Peak
 from perfscope.commands.plan.inputs import Question
+from perfscope.constants import GB
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.units import format_bytes
-
-_GB = 1e9
 
 _MEMORY_COLUMNS = (
     Column("Checkpointing"),
@@ -70,11 +69,11 @@ def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
         layout.tensor,
         layout.pipeline,
         layout.data,
-        memory.weights / _GB,
-        memory.gradients / _GB,
-        memory.optimizer / _GB,
-        memory.activations / _GB,
-        memory.total / _GB,
+        memory.weights / GB,
+        memory.gradients / GB,
+        memory.optimizer / GB,
+        memory.activations / GB,
+        memory.total / GB,
         None if peak.gpu is None else "yes" if memory.total <= peak.gpu.memory_bytes else "no",
     )
 
@@ -105,9 +104,9 @@ def checkpoint_section(question: Question, choice: Choice, peak: Peak) -> Sectio
     parameters = choice.stored_parameters
     columns = (Column("Weights only (GB)"), Column("Optimizer (GB)"), Column("Whole (GB)"), Column("Bytes a parameter"))
     row: tuple[Cell, ...] = (
-        parameters * precision.weights / _GB,
-        parameters * precision.optimizer / _GB,
-        parameters * precision.checkpoint / _GB,
+        parameters * precision.weights / GB,
+        parameters * precision.optimizer / GB,
+        parameters * precision.checkpoint / GB,
         precision.checkpoint,
     )
     notes = ["Gradients are not saved. Every sharding of the same state has the same sum."]

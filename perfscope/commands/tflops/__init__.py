@@ -17,7 +17,7 @@ from perfscope.commands.tflops.inputs import DEFAULT_GPUS, DEFAULT_SEQ_LEN, Aske
 from perfscope.commands.tflops.report import Answer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format
 from perfscope.units import parse_duration_ns
 
 
@@ -115,7 +115,7 @@ def tflops(
         trace=traced,
     )
     report = to_report(answer)
-    return Outcome(render(report, format), notes=tuple(f"warning: {line}" for line in report.warnings))
+    return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
 
 
 def _throughput(asked: Asked, choice: Choice) -> Throughput:

@@ -11,6 +11,7 @@ from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.tflops.inputs import DEFAULT_SEQ_LEN, Asked
+from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.models.transformer import KnownModel, total_parameters
 from perfscope.report import Json
@@ -18,7 +19,6 @@ from perfscope.sources.joblog.megatron_log import LoggedStep, TrainingLog
 from perfscope.sources.models.deepspeed_config import read_deepspeed_config
 from perfscope.units import format_parameters
 
-_NS_PER_S = 10**9
 _GIBI = 2**30 / 10**9
 _WHOLE_BILLION = 0.6
 
@@ -61,7 +61,7 @@ def _median(values: Sequence[int]) -> int | None:
 def _from_rate(asked: Asked, tokens_per_s_per_gpu: int) -> Asked:
     """A log that states tokens a second of one GPU: any batch and number of GPUs give the same TFLOPs."""
     samples, gpus, seq_len = asked.samples or 1, asked.gpus or 1, asked.seq_len or DEFAULT_SEQ_LEN
-    step_ns = samples * seq_len * _NS_PER_S // (tokens_per_s_per_gpu * gpus)
+    step_ns = samples * seq_len * NS_PER_S // (tokens_per_s_per_gpu * gpus)
     read = f"{tokens_per_s_per_gpu} tokens a second of one GPU, the median of the log"
     return asked._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*asked.read, read))
 
@@ -69,7 +69,7 @@ def _from_rate(asked: Asked, tokens_per_s_per_gpu: int) -> Asked:
 def _completed(asked: Asked, found: Asked, origin: str) -> Asked:
     said = {
         "samples": f"global batch {found.samples}",
-        "step_ns": f"time of a step {(found.step_ns or 0) / _NS_PER_S:.4g} s, the median without the first",
+        "step_ns": f"time of a step {(found.step_ns or 0) / NS_PER_S:.4g} s, the median without the first",
         "gpus": f"{found.gpus} GPUs",
         "seq_len": f"sequence length {found.seq_len}",
         "checkpointing": f"activation checkpointing {found.checkpointing}",
@@ -131,7 +131,7 @@ def allowed_by(log: TrainingLog, asked: Asked, seq_len: int, gpus: int) -> list[
             rate = step.tokens_per_s_per_gpu
             lines.append(Allowed(step.step, low * 1e12 / (rate + 0.5), high * 1e12 / (rate - 0.5)))
         elif step.step_ns and samples:
-            scale = gpus * 1e12 / _NS_PER_S / (samples * seq_len)
+            scale = gpus * 1e12 / NS_PER_S / (samples * seq_len)
             half = step.step_resolution_ns / 2
             lines.append(Allowed(step.step, low * scale * (step.step_ns - half), high * scale * (step.step_ns + half)))
     return lines

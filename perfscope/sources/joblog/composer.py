@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import re
 
-from perfscope.sources.joblog.draft import NS_PER_S, Draft, Hit, Rule, number
+from perfscope.constants import GB, NS_PER_S
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 
 SOURCE = "batch / samples_per_sec, a moving mean"
 
 _OPEN = "composer batch"
-_GB = 10**9
 _FIGURES = (
     b"throughput/samples_per_sec",
     b"throughput/batches_per_sec",
@@ -97,7 +102,7 @@ def _note_devices(draft: Draft, record: Record) -> None:
 
 
 def _bytes(gigabytes: float | None) -> float | None:
-    return None if gigabytes is None else gigabytes * _GB
+    return None if gigabytes is None else gigabytes * GB
 
 
 RULES = (

@@ -12,7 +12,15 @@ import re
 
 import numpy as np
 
-from perfscope.sources.joblog.draft import NS_PER_S, Draft, Hit, Rule, label_of, mention, number
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    label_of,
+    mention,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 from perfscope.sources.joblog.stamps import add_stamped
 

@@ -9,13 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
+from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.series import KEPT, Series
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Save, Timer
-
-NS_PER_S = 10**9
-NS_PER_MS = 10**6
-MIB = 2**20
-GIB = 2**30
 
 #: No figure of a log is larger: what says so is damaged, or infinite.
 LARGEST = 1e30

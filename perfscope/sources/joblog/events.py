@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from perfscope.sources.joblog.draft import GIB, MIB, NS_PER_MS, Draft, Hit, Rule, ending, number
+from perfscope.constants import GIB, MIB, NS_PER_MS
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    ending,
+    number,
+)
 from perfscope.tables.joblog import Disturbance, Save
 
 _SAVING = "saving since"

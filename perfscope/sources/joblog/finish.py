@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 from pathlib import Path
 
+from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog import (
     composer,
     deepspeed,
@@ -17,7 +18,9 @@ from perfscope.sources.joblog import (
     torchtitan,
     torchtune,
 )
-from perfscope.sources.joblog.draft import GIB, NS_PER_S, Draft
+from perfscope.sources.joblog.draft import (
+    Draft,
+)
 from perfscope.sources.joblog.names import read_name
 from perfscope.sources.joblog.series import Record, Series
 from perfscope.tables.joblog import JobLog, Other

@@ -11,7 +11,13 @@ import re
 from collections import OrderedDict
 from statistics import median
 
-from perfscope.sources.joblog.draft import NS_PER_MS, Draft, Hit, Rule, number
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 
 SOURCE = "latency, the median of the ranks"

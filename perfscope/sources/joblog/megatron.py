@@ -18,7 +18,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from perfscope.sources.joblog.draft import LARGEST, NS_PER_MS, NS_PER_S, Draft, Hit, Rule, label_of, number
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.sources.joblog.draft import (
+    LARGEST,
+    Draft,
+    Hit,
+    Rule,
+    label_of,
+    number,
+)
 from perfscope.sources.joblog.series import Record, Series
 from perfscope.sources.joblog.swift import Plain
 from perfscope.tables import Int64

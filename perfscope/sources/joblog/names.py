@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-_B = 10**9
+from perfscope.constants import GIGA
+
 _BEFORE = r"(?:(?<=[-_./ ])|^)"
 _AFTER = r"(?=[-_./ ]|$)"
 _COUNTS = {
@@ -72,7 +73,7 @@ def _read(text: str) -> dict[str, int | str]:
             facts[name] = int(next(group for group in match.groups() if group is not None))
     size = _SIZE.search(text)
     if size:
-        facts["parameters"] = int(Decimal(size[1]) * (_B if size[2] == "B" else 10**6))
+        facts["parameters"] = int(Decimal(size[1]) * (GIGA if size[2] == "B" else 10**6))
     case = _CASE.search(text)
     if case:
         facts["nodes"], facts["gpus_per_node"] = int(case[1]), int(case[2])

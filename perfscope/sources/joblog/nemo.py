@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import re
 
-from perfscope.sources.joblog.draft import NS_PER_S, Draft, Hit, Rule, label_of, mention, number
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    label_of,
+    mention,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 
 SOURCE = "train_step_timing"

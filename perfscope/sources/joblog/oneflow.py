@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import re
 
-from perfscope.sources.joblog.draft import NS_PER_MS, NS_PER_S, Draft, Hit, Rule, label_of, number
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    label_of,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 from perfscope.sources.joblog.stamps import add_stamped
 from perfscope.tables.joblog import Disturbance

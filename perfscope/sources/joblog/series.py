@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.stream import RECENT, SKEW, Stream
 from perfscope.tables import Int64
 from perfscope.tables.joblog import Disturbance, Folded, Iterations
@@ -26,7 +27,6 @@ KEPT = 1 << 12
 _MERGE_AT = 1 << 17
 _SUSPECTED = 16
 _ABSENT = -1
-_NS_PER_S = 10**9
 _KINDS = ("", Disturbance.EVALUATION, Disturbance.SAVE)
 _INTEGERS = ("iteration", "attempt", "wall_ns", "disturbed", "samples", "skipped", "nan")
 _OPTIONAL = ("wall_ns", "samples")
@@ -184,7 +184,7 @@ class Series:
         wall_ns = self._integers["wall_ns"]
         for index, speed in enumerate(self._floats["samples_per_s"]):
             if wall_ns[index] == _ABSENT and speed > 0:
-                time_ns = samples / speed * _NS_PER_S
+                time_ns = samples / speed * NS_PER_S
                 wall_ns[index] = round(time_ns) if 1 <= time_ns <= _LARGEST else _ABSENT
 
     def iterations(self, interval: int) -> Iterations:

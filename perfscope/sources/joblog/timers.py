@@ -10,7 +10,13 @@ from __future__ import annotations
 
 import re
 
-from perfscope.sources.joblog.draft import NS_PER_MS, Draft, Hit, Rule, number
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 
 SOURCE = "DeepSpeed's timers: fwd + bwd + step"

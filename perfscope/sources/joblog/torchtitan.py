@@ -12,7 +12,14 @@ from __future__ import annotations
 import re
 from math import prod
 
-from perfscope.sources.joblog.draft import GIB, NS_PER_S, Draft, Hit, Rule, mention, number
+from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    mention,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 from perfscope.sources.joblog.stamps import add_stamped
 from perfscope.tables.joblog import Disturbance, Save

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import re
 
-from perfscope.sources.joblog.draft import GIB, Draft, Hit, Rule, label_of, number
+from perfscope.constants import GIB
+from perfscope.sources.joblog.draft import (
+    Draft,
+    Hit,
+    Rule,
+    label_of,
+    number,
+)
 from perfscope.sources.joblog.series import Record
 
 SOURCE = "tokens_per_second_per_gpu"
