@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.comparison import Convention, Step, compare
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.spread import explain
 from perfscope.analyzers.flops.trained_run import (
@@ -26,6 +25,7 @@ from perfscope.analyzers.flops.trained_run import (
 from perfscope.analyzers.operations import Operations
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import active_parameters
 from perfscope.report import Column, Json, Section
 from perfscope.tables import Run, Steps

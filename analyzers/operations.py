@@ -15,8 +15,8 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.errors import MissingInput
+from perfscope.models.conventions import Checkpointing
 from perfscope.report import Column, Json, Section
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import Trace

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers.flops.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.constants import NS_PER_S
+from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.report import Json
 
 if TYPE_CHECKING:

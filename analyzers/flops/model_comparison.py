@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.flops import per_token
 from perfscope.analyzers.flops.comparison import FORMS, PAPER_FORMS, Convention, Step, counted, plain_six_n, recomputing
-from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
 
 

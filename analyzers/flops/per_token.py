@@ -5,7 +5,7 @@ They are apart from the others because a bare size needs none of them, and start
 
 from __future__ import annotations
 
-from perfscope.analyzers.flops.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing, bigscience_passes
+from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing, bigscience_passes
 from perfscope.models.transformer import (
     GATED_MATRICES,
     Transformer,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.constants import NS_PER_S
+from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.report import Column, Json, Section
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.model_inference import infer
 from perfscope.analyzers.operations import Operations
 from perfscope.errors import MissingInput
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, look_up, not_known
 from perfscope.models.transformer import Transformer, total_parameters
 from perfscope.tables import Run

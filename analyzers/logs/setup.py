@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing
 from perfscope.tables.joblog import JobLog
 
 _ASSUMED_GPUS = 64

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from math import ceil
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.per_token import vocabulary_rows
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import (
     GATED_MATRICES,
     Transformer,

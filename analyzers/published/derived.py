@@ -15,7 +15,7 @@ from perfscope.analyzers.checkpoints.plan import bytes_per_parameter
 from perfscope.constants import GIGA, TERA
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
-#: One multiplication and one addition a parameter and token: see perfscope.analyzers.flops.conventions.bigscience.
+#: One multiplication and one addition a parameter and token: see perfscope.models.conventions.bigscience.
 _OPERATIONS_A_PASS = 2
 _Q = Quantity
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")

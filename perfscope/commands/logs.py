@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.errors import ExitCode, UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format

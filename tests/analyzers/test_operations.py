@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.flops import per_token as conventions
-from perfscope.analyzers.flops.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import total_parameters
 from tests.analyzers.flops.networks import Shape, counted_flops_per_token, parameters
 

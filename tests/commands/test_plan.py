@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.planning.memory import (
     Attention,
     Layout,
@@ -19,6 +18,7 @@ from perfscope.analyzers.planning.memory import (
     full_precision,
     mixed_precision,
 )
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer, total_parameters
 from perfscope.sources.models.presets import find_preset
 from tests.analyzers.flops.making import answer, ask, refused

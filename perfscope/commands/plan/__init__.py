@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.planning.memory import Attention, Loss, Optimizer
 from perfscope.commands.options import model as option
 from perfscope.commands.options.common import FormatOption, require_positive
@@ -23,6 +22,7 @@ from perfscope.commands.plan.inputs import (
 )
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.units import parse_tokens

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.planning.memory import (
     LAST_STAGE,
     Attention,
@@ -22,6 +21,7 @@ from perfscope.analyzers.planning.memory import (
 )
 from perfscope.commands.options.peaks import Dtype
 from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
 
 DEFAULT_SEQ_LEN = 1024

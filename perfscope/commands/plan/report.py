@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step, compare
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.planning.duration import Training, solve
 from perfscope.analyzers.planning.memory import Attention, Layout, Memory, estimate
 from perfscope.commands.options.model_choice import Choice
@@ -23,6 +22,7 @@ from perfscope.commands.plan.tables import (
 )
 from perfscope.constants import GB, NS_PER_S
 from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import Transformer
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_parameters

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options import model as option
 from perfscope.commands.options.common import FormatOption, require_positive
@@ -16,6 +15,7 @@ from perfscope.commands.options.peaks import DtypeOption, GpuOption, PeakOption,
 from perfscope.commands.tflops.inputs import DEFAULT_GPUS, DEFAULT_SEQ_LEN, Asked
 from perfscope.commands.tflops.report import Answer, to_report
 from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.units import parse_duration_ns

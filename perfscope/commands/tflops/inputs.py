@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.flops.conventions import Checkpointing
     from perfscope.commands.options.peaks import Dtype
+    from perfscope.models.conventions import Checkpointing
 
 DEFAULT_GPUS = 64
 DEFAULT_SEQ_LEN = 1024

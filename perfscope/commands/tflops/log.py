@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.tflops.inputs import DEFAULT_SEQ_LEN, Asked
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import KnownModel, total_parameters
 from perfscope.report import Json
 from perfscope.sources.joblog.megatron_log import LoggedStep, TrainingLog

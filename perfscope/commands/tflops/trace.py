@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Step
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.flops.cross_check import cross_check
 from perfscope.analyzers.operations import Operations, measure
 from perfscope.commands.tflops.inputs import Asked
 from perfscope.errors import SourceError, UsageError
+from perfscope.models.conventions import Checkpointing
 from perfscope.report import Json
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Events

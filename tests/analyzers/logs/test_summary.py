@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.flops.conventions import Checkpointing
 from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
+from perfscope.models.conventions import Checkpointing
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
 from tests.sources.joblog.lines import gluon, megatron, neox, read, titan
