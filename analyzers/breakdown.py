@@ -20,7 +20,7 @@ from perfscope.analyzers.shared.ranks import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables import Bool
+from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
 _MOST_STEP_ROWS = 64

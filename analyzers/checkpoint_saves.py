@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers import saves
 from perfscope.errors import MissingInput
-from perfscope.tables import Run
+from perfscope.tables.run import Run
 
 
 def analyze(run: Run) -> saves.SaveTimes:

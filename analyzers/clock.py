@@ -20,7 +20,7 @@ from perfscope.analyzers.communication.matching import match
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
 _DRIFT_MATTERS_AFTER_NS = 10 * 10**9

@@ -22,7 +22,8 @@ from perfscope.analyzers.steps import (
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Run, Steps, Window
+from perfscope.tables.run import Run, Window
+from perfscope.tables.steps import Steps
 
 #: How much slower a window's steps may be before its shares are not those of training.
 DISTORTED = 0.10

@@ -18,7 +18,7 @@ from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, intervals_ns, ranks_text, used_gpus
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables import Rank, Run
+from perfscope.tables.run import Rank, Run
 
 #: A difference between counter and integrated power over this is said.
 DISAGREEMENT = 0.05

@@ -15,8 +15,8 @@ import numpy as np
 from perfscope.analyzers.shared.gpu_steps import ranks_of_devices, ranks_on, ranks_text
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables import Run
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.run import Run
 
 _KIB = 1024
 _PCIE = ("pcie_tx_bytes", "pcie_rx_bytes")

@@ -20,7 +20,7 @@ from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables import Bool, Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
 _COMMUNICATION = (

@@ -28,7 +28,7 @@ from perfscope.analyzers.shared.ranks import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Bool, Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 

@@ -15,7 +15,7 @@ import numpy as np
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
 

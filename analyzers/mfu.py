@@ -28,7 +28,8 @@ from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import active_parameters
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Run, Steps
+from perfscope.tables.run import Run
+from perfscope.tables.steps import Steps
 
 HEADLINE = "megatron_core"
 

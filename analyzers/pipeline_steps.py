@@ -19,7 +19,8 @@ from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
 from perfscope.schedules.orders import Kind, Op
 from perfscope.schedules.simulator import Deadlock, simulate
-from perfscope.tables import MicroBatches, Run
+from perfscope.tables.micro_batches import MicroBatches
+from perfscope.tables.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ import numpy as np
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Rank, Run, Steps
-
-_FEW = 5
+from perfscope.tables.run import Rank, Run
+from perfscope.tables.steps import FEWEST_STEPS, Steps
 
 #: Which steps of a table, as a mask.
 Choose: TypeAlias = Callable[[Steps], np.ndarray]
@@ -304,7 +303,7 @@ def _notes(run: Run, ranks: Sequence[RankSteps], steps: Sequence[Steps]) -> tupl
             f"Median and p95 are over {fewest} undisturbed steps; the first, the profiled ones, their warm-up and the "
             f"step after an export ({disturbed} in all) are left out."
         )
-        if fewest < _FEW:
+        if fewest < FEWEST_STEPS:
             notes.append(f"{fewest} undisturbed steps are too few to trust a median: train for longer.")
     notes += _windows(run)
     notes += _saves(steps)

@@ -17,8 +17,8 @@ import numpy as np
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, intervals_ns, ranks_text, used_gpus
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section
-from perfscope.tables import Run
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.run import Run
 from perfscope.units import format_ranges
 
 #: NVML's bits of what is throttling, and the counter of the time that it was active.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
 from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
 Integers: TypeAlias = npt.NDArray[np.int16] | npt.NDArray[np.int32] | Int64

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.communication.calls import EVEN, GroupCalls, Kind
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
 _FEWEST_ENDS = 3

@@ -12,8 +12,8 @@ from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, look_up, not_known
 from perfscope.models.transformer import Transformer, total_parameters
-from perfscope.tables import Run
 from perfscope.tables.model import Model, Weight
+from perfscope.tables.run import Run
 
 _SAME_SIZE = 0.02
 _CAPPED = 0.98

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.tables import Bool, Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
 
 _SENDS = re.compile(r"SendRecv|sendrecv")

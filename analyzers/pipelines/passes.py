@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.analyzers.pipelines.launches import Launched
 from perfscope.schedules.orders import Kind
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 
 _FORWARD, _BACKWARD, _TRANSFER = range(3)
 #: So many kernels in a row must agree before a run is cut where the known forward pass begins.

@@ -18,7 +18,7 @@ from perfscope.analyzers.pipelines.marks import Mark, is_ours, marks_in
 from perfscope.analyzers.pipelines.passes import FoundPass, find_passes
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.orders import Kind
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, HostSpans, ProcessGroup, Trace, span_at
 
 #: Collectives of a step that are kept for the alignment of clocks.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.trained_run import tokens_of_a_step
 from perfscope.errors import MissingInput
-from perfscope.tables import Run
+from perfscope.tables.run import Run
 
 _16_BIT = ("bf16", "fp16")
 _DEEPSPEED, _MEGATRON = "deepspeed", "megatron"

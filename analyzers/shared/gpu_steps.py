@@ -12,8 +12,9 @@ import numpy as np
 
 from perfscope.analyzers.steps import last_attempts
 from perfscope.errors import MissingInput
-from perfscope.tables import Rank, Run, Steps
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.run import Rank, Run
+from perfscope.tables.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

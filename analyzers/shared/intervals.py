@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 
 
 def _nothing() -> Int64:

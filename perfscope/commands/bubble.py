@@ -24,7 +24,7 @@ from perfscope.units import parse_duration_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.tables import Run
+    from perfscope.tables.run import Run
 
 SCHEMA = "perfscope/bubble/1"
 _DEFAULT_CHUNKS = 2

@@ -20,7 +20,7 @@ from perfscope.engine.registry import Analyzer, Reads, Result, analyzers
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.runs.run import is_run, read_run
 from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces, is_folder
-from perfscope.tables import Run
+from perfscope.tables.run import Run
 from perfscope.wire import TRACES
 
 if TYPE_CHECKING:

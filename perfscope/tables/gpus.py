@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64, MaskedInt64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +66,13 @@ class GpuSamples:
     instances: tuple[MigInstance, ...]
     lost_ns: int | None
     t_ns: Int64
-    power_mw: np.ma.MaskedArray[Any, Any]
-    util_percent: np.ma.MaskedArray[Any, Any]
-    memory_used_bytes: np.ma.MaskedArray[Any, Any]
-    sm_clock_mhz: np.ma.MaskedArray[Any, Any]
-    temperature_c: np.ma.MaskedArray[Any, Any]
-    throttle: np.ma.MaskedArray[Any, Any]
-    energy_mj: np.ma.MaskedArray[Any, Any]
-    energy_t_ns: np.ma.MaskedArray[Any, Any]
-    counters: Mapping[str, np.ma.MaskedArray[Any, Any]]
-    pcie_kb_per_s: tuple[np.ma.MaskedArray[Any, Any], np.ma.MaskedArray[Any, Any]]
+    power_mw: MaskedInt64
+    util_percent: MaskedInt64
+    memory_used_bytes: MaskedInt64
+    sm_clock_mhz: MaskedInt64
+    temperature_c: MaskedInt64
+    throttle: MaskedInt64
+    energy_mj: MaskedInt64
+    energy_t_ns: MaskedInt64
+    counters: Mapping[str, MaskedInt64]
+    pcie_kb_per_s: tuple[MaskedInt64, MaskedInt64]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from perfscope.models.transformer import Transformer
+from perfscope.models.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

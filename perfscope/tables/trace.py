@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables import Bool, Int64
+from perfscope.tables.columns import Bool, Int64
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from perfscope import wire
 from perfscope.analyzers import energy, gpus, throttling
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
-from perfscope.tables import Run
+from perfscope.tables.run import Run
 
 S = 10**9
 UUID = "GPU-00000000-aaaa-bbbb-cccc-00000000000{}"

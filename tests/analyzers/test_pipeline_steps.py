@@ -12,7 +12,9 @@ from perfscope.analyzers.pipeline_steps import analyze
 from perfscope.errors import MissingInput
 from perfscope.schedules.orders import Plan, Schedule, plan
 from perfscope.schedules.simulator import Costs, simulate
-from perfscope.tables import MicroBatches, PassTotal, Run, Steps
+from perfscope.tables.micro_batches import MicroBatches, PassTotal
+from perfscope.tables.run import Run
+from perfscope.tables.steps import Steps
 
 
 def _records(work: Plan, costs: Costs, steps: range, first_rank: int = 0) -> list[MicroBatches]:

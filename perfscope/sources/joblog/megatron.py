@@ -29,7 +29,7 @@ from perfscope.sources.joblog.draft import (
 )
 from perfscope.sources.joblog.series import Record, Series
 from perfscope.sources.joblog.swift import Plain
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 
 SOURCE = "elapsed time per iteration"
 CONSUMED = "samples consumed"

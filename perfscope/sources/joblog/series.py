@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.stream import RECENT, SKEW, Stream
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance, Folded, Iterations
 
 #: Records that are kept one by one; a log of more is folded.

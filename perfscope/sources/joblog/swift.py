@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.joblog.text import plain
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 
 Text: TypeAlias = bytes | bytearray
 _Words: TypeAlias = npt.NDArray[np.uint64]

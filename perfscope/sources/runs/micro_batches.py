@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from perfscope import wire
-from perfscope.tables import MicroBatches, PassTotal
+from perfscope.tables.micro_batches import MicroBatches, PassTotal
 
 
 def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> list[MicroBatches]:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from perfscope import wire
-from perfscope.sources.traces.masking import masked
+from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
 #: Counters of ``GpuSamples.counters``.

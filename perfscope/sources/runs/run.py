@@ -20,11 +20,13 @@ from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.visible_devices import device_of, devices_of, visible_devices
-from perfscope.sources.traces.masking import masked
-from perfscope.tables import MicroBatches, Rank, Run, Steps, Window
+from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
+from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.saves import Saves, SaveTiming
+from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
 
 _RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int32, Work, distinct
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 import msgspec
 import numpy as np
 
-from perfscope.tables import Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.products import Product, Products
 
 _MULTIPLYING = (

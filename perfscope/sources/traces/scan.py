@@ -19,7 +19,7 @@ import numpy.typing as npt
 from perfscope.sources.traces.layout import Layout
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import KIND
-from perfscope.tables import Bool, Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import Events
 
 _TELLING_LETTERS = 0, 5  # of a category, its closing quote included: these two tell those that are wanted from others

@@ -1,0 +1,30 @@
+"""The columns of typed tables.
+
+A column of an optional value is a masked array: absent is neither 0 nor NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+Bool: TypeAlias = npt.NDArray[np.bool_]
+#: Integers of which some are absent.
+MaskedInt64: TypeAlias = np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]
+
+
+def masked(values: Sequence[int | None]) -> MaskedInt64:
+    """A column in which None is absent."""
+    return np.ma.MaskedArray(
+        np.asarray([0 if value is None else value for value in values], np.int64),
+        mask=[value is None for value in values],
+    )
+
+
+def present(column: MaskedInt64) -> Bool:
+    """Where a column has a value."""
+    return ~np.ma.getmaskarray(column)

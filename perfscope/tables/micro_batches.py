@@ -1,0 +1,44 @@
+"""The passes of micro-batches through a pipeline, as the hooks timed them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PassTotal:
+    """All passes of one kind on one virtual stage in a step: how many, and their time."""
+
+    kind: str
+    stage: int
+    count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.MicroBatchRecord``.
+
+    Attributes:
+        rank, attempt, step: Whose and which.
+        device: The rank's place in the pipeline, and ``devices`` its length.
+        stages: Virtual stages of the model.
+        span_ns: From the beginning of the first pass to the end of the last one.
+        totals: By kind and virtual stage.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage.
+    """
+
+    rank: int
+    attempt: int
+    step: int
+    device: int
+    devices: int
+    stages: int
+    span_ns: int
+    totals: tuple[PassTotal, ...]
+    order: tuple[str, ...]
+
+    @property
+    def busy_ns(self) -> int:
+        """Time of all passes."""
+        return sum(total.time_ns for total in self.totals)

@@ -1,0 +1,88 @@
+"""A run of ``perfscope profile``: its ranks and windows, and everything else of it but its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.micro_batches import MicroBatches
+from perfscope.tables.model import Model
+from perfscope.tables.saves import Saves
+from perfscope.tables.steps import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One profiler window of one rank: which training steps its trace holds, and what it cost.
+
+    See ``perfscope.wire.WindowRecord``; what it did not tell is absent.
+    """
+
+    rank: int
+    first_step: int
+    last_step: int
+    trace: str
+    start_ns: int
+    stop_ns: int
+    export_ns: int
+    trace_bytes: int
+    partial: bool
+    release_ns: int | None = None
+    rss_before_bytes: int | None = None
+    rss_after_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Who a rank is: see ``perfscope.wire.RankRecord``.
+
+    ``device_uuid`` is NVML's own name of the device, of a GPU or of a MIG instance, where NVML was sampled, and
+    ``device_uuids`` are all that hold tensors of the process; ``visible_uuids`` are all devices that it could have
+    used, None where that is not known.
+    """
+
+    rank: int
+    attempt: int
+    world_size: int
+    host: str
+    device_uuid: str | None
+    device_uuids: tuple[str, ...]
+    visible_uuids: tuple[str, ...] | None
+    device_type: str | None
+    device_name: str | None
+    notes: tuple[str, ...]
+    parallel: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Everything of a run but its traces.
+
+    Attributes:
+        path: The run's folder.
+        command: The profiled command, without secrets; empty where run.json is missing.
+        exit_status: How the command ended, in words; absent while it runs or where it was not seen.
+        ranks: One entry a process that reported, by rank and attempt.
+        steps: One table a process that completed a step.
+        windows: Every finished window.
+        damage: What could not be read, in words.
+        gpus: The NVML samples of every GPU.
+        gpu_notes: Why a host has none, in words.
+        micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
+        models: What each rank trains, of those that told it.
+        saves: Checkpoint saves that the hooks timed; None where there was none.
+    """
+
+    path: str
+    command: tuple[str, ...]
+    exit_status: str | None
+    ranks: tuple[Rank, ...]
+    steps: tuple[Steps, ...]
+    windows: tuple[Window, ...]
+    damage: tuple[str, ...]
+    gpus: tuple[GpuSamples, ...] = ()
+    gpu_notes: tuple[str, ...] = ()
+    micro_batches: tuple[MicroBatches, ...] = ()
+    models: tuple[Model, ...] = ()
+    saves: Saves | None = None
