@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from perfscope.errors import MissingInput
 from perfscope.tables.trace import Trace
+from perfscope.wire import PASS_RANGE
 
 if TYPE_CHECKING:
     from perfscope.analyzers.pipelines.pieces import RankPieces
     from perfscope.analyzers.pipelines.result import MeasuredBubble
 
 # Most traces know of no pipeline: what measures one is not even imported for them.
-_SPEAKS_OF_A_PIPELINE = re.compile(r"sendrecv|^perfscope: |^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
+_SPEAKS_OF_A_PIPELINE = re.compile(rf"sendrecv|^{PASS_RANGE}|^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
 
 
 def measure(trace: Trace) -> RankPieces | None:

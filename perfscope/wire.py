@@ -23,8 +23,9 @@ This module is imported inside training jobs: standard library only.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = "perfscope/run/1"
 
@@ -53,9 +54,51 @@ PROFILED = "profiled"
 EXPORT = "export"
 
 
-#: The range around a pass of a micro-batch in a trace: this, then the kind, the micro-batch and its place.
-PASS_RANGE = "perfscope:"
+#: How the name of a range around a pass of a micro-batch begins.
+PASS_RANGE = "perfscope: "
+#: Kinds of passes in records, and how the ranges of a trace spell them.
 PASS_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+_PASS_RANGE = re.compile(rf"{PASS_RANGE}({'|'.join(PASS_KINDS.values())}) (\d+) stage (\d+) device (\d+) of (\d+)")
+
+
+class PassRange(NamedTuple):
+    """The range around a pass of a micro-batch in a trace.
+
+    Attributes:
+        kind: A key of ``PASS_KINDS``.
+        microbatch: Which micro-batch, from 0.
+        stage: Its virtual stage.
+        device: The rank's position in the pipeline, and ``devices`` its length.
+    """
+
+    kind: str
+    microbatch: int
+    stage: int
+    device: int
+    devices: int
+
+    @property
+    def name(self) -> str:
+        """The name of the range.
+
+        >>> PassRange("I", 3, 5, 1, 4).name
+        'perfscope: input gradient 3 stage 5 device 1 of 4'
+        """
+        words = f"{PASS_KINDS[self.kind]} {self.microbatch} stage {self.stage} device {self.device} of {self.devices}"
+        return PASS_RANGE + words
+
+
+def parse_pass_range(name: str) -> PassRange | None:
+    """Read the name of a range; None for a name that is not that of a pass.
+
+    >>> parse_pass_range("perfscope: forward 3 stage 5 device 1 of 4").microbatch
+    3
+    """
+    match = _PASS_RANGE.fullmatch(name)
+    if match is None:
+        return None
+    kind = next(kind for kind, words in PASS_KINDS.items() if words == match[1])
+    return PassRange(kind, *(int(number) for number in match.groups()[1:]))
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:

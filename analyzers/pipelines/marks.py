@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfscope.schedules.orders import Kind
+from perfscope.wire import parse_pass_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +32,16 @@ class Mark:
     devices: int | None = None
 
 
-_OURS = re.compile(
-    r"perfscope: (forward|backward|input gradient|weight gradient) (\d+) stage (\d+) device (\d+) of (\d+)"
-)
 _RUNTIME = re.compile(r"PP:(\d+)([FBIW])(\d+)")
 _SIMPLE = re.compile(r"(Forward|Backward) (\d+)")
-_WORDS = {
-    "forward": Kind.FORWARD,
-    "backward": Kind.BACKWARD,
-    "input gradient": Kind.INPUT,
-    "weight gradient": Kind.WEIGHT,
-}
+_SIMPLE_KINDS = {"Forward": Kind.FORWARD, "Backward": Kind.BACKWARD}
 
 
 def _ours(text: str) -> Mark | None:
-    match = _OURS.fullmatch(text)
-    if match is None:
+    parsed = parse_pass_range(text)
+    if parsed is None:
         return None
-    microbatch, stage, device, devices = (int(number) for number in match.groups()[1:])
-    return Mark(_WORDS[match[1]], microbatch, stage, device, devices)
+    return Mark(Kind(parsed.kind), parsed.microbatch, parsed.stage, parsed.device, parsed.devices)
 
 
 def _runtime(text: str) -> Mark | None:
@@ -59,7 +51,7 @@ def _runtime(text: str) -> Mark | None:
 
 def _simple(text: str) -> Mark | None:
     match = _SIMPLE.fullmatch(text)
-    return None if match is None else Mark(_WORDS[match[1].lower()], int(match[2]))
+    return None if match is None else Mark(_SIMPLE_KINDS[match[1]], int(match[2]))
 
 
 #: The spellings, the one that tells most first.

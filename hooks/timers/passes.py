@@ -12,9 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope import wire
 from perfscope.constants import NS_PER_MS
-from perfscope.wire import MicroBatchRecord
+from perfscope.wire import MicroBatchRecord, PassRange
 
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 _MOST_PENDING = 16
@@ -41,9 +40,7 @@ class Pass:
     @property
     def span(self) -> str:
         """The name of the range in a trace."""
-        return f"{wire.PASS_RANGE} {wire.PASS_KINDS[self.kind]} {self.microbatch} stage {self.stage} device " + (
-            f"{self.device} of {self.devices}"
-        )
+        return PassRange(self.kind, self.microbatch, self.stage, self.device, self.devices).name
 
 
 @dataclass
