@@ -8,10 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:  # fractions takes long to import, and every command imports this module
+    from fractions import Fraction
 
 Cell: TypeAlias = str | int | float | None
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
+
+_PERCENT = 100
+
+
+def percent(share: float | Fraction | None) -> float | None:
+    """A cell in percent of a share, where 1 is the whole.
+
+    >>> percent(0.25)
+    25.0
+    """
+    return None if share is None else float(_PERCENT * share)
+
+
+def percent_of(part: float, whole: float) -> float | None:
+    """A cell in percent of a part of a whole; there is none where the whole is 0.
+
+    >>> percent_of(1, 8)
+    12.5
+    """
+    return _PERCENT * part / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True)

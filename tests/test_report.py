@@ -1,0 +1,28 @@
+"""The neutral document: what its tables refuse, and how a share becomes a cell."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from perfscope.report import Column, Section, percent, percent_of
+
+
+def test_a_row_that_does_not_fit_is_a_defect() -> None:
+    with pytest.raises(AssertionError, match="2 cells under 1 columns"):
+        Section("s", (Column("a"),), ((1, 2),))
+
+
+def test_a_share_is_shown_in_percent() -> None:
+    assert percent(0.25) == 25
+    assert percent(Fraction(1, 3)) == 100 / 3
+
+
+def test_an_unknown_share_is_an_empty_cell() -> None:
+    assert percent(None) is None
+
+
+def test_a_part_of_nothing_has_no_share() -> None:
+    assert percent_of(1, 8) == 12.5
+    assert percent_of(0, 0) is None
