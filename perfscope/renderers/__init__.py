@@ -1,16 +1,18 @@
-"""A report as text: one file a format, each a function from Report to str that never prints."""
+"""A report as text: one module a format, each with a function ``render(report)`` that returns the text.
+
+A new format is a module here and a line in ``Format``, which names the module.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from importlib import import_module
 
-if TYPE_CHECKING:
-    from perfscope.report import Report
+from perfscope.report import Report
 
 
 class Format(StrEnum):
-    """What ``--format`` takes."""
+    """The formats that ``--format`` takes; the module of a format has its name in lower case."""
 
     MARKDOWN = "md"
     JSON = "json"
@@ -19,14 +21,5 @@ class Format(StrEnum):
 
 def render(report: Report, to: Format) -> str:
     """Write a report in one format; only that format's module is imported."""
-    if to is Format.JSON:
-        from perfscope.renderers.json import to_json
-
-        return to_json(report)
-    if to is Format.CSV:
-        from perfscope.renderers.csv import to_csv
-
-        return to_csv(report)
-    from perfscope.renderers.markdown import to_markdown
-
-    return to_markdown(report)
+    text: str = import_module(f"{__name__}.{to.name.lower()}").render(report)
+    return text

@@ -8,7 +8,7 @@ import io
 from perfscope.report import Report
 
 
-def to_csv(report: Report) -> str:
+def render(report: Report) -> str:
     """Write every table with full precision; an empty cell is a value that does not exist."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

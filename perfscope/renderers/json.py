@@ -10,7 +10,7 @@ from perfscope.report import Report
 _JOINED_AT_ONCE = 4096
 
 
-def to_json(report: Report) -> str:
+def render(report: Report) -> str:
     """Write a report's data; warnings are part of it.
 
     Raises:

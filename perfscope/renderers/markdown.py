@@ -9,7 +9,7 @@ from perfscope.report import Cell, Column, Report, Section
 _ABSENT = "n/a"
 
 
-def to_markdown(report: Report) -> str:
+def render(report: Report) -> str:
     """Write a report as markdown: a title, then a heading and a table a section, then its notes."""
     blocks = [f"# {_one_line(report.title)}"]
     for section in report.sections:
