@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from perfscope.constants import MS_PER_S
+
 if TYPE_CHECKING:  # fractions takes long to import, and every command imports this module
     from fractions import Fraction
 
@@ -35,6 +37,16 @@ def percent_of(part: float, whole: float) -> float | None:
     12.5
     """
     return _PERCENT * part / whole if whole else None
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """A cell in ms of seconds."""
+    return None if seconds is None else seconds * MS_PER_S
+
+
+def in_unit(value: float | None, unit: int) -> float | None:
+    """A cell in a larger unit, such as bytes in ``constants.GB``."""
+    return None if value is None else value / unit
 
 
 @dataclass(frozen=True, slots=True)
