@@ -1,7 +1,8 @@
-"""How long checkpoint saves held training, and how fast they wrote.
+"""How long checkpoint saves stalled training, and how fast they wrote.
 
-A save holds training for as long as its slowest rank; its speed is the bytes of all files over that time, or, where
-writing goes on beside training, over the time until they lay on disk. Page caches are not told from disks.
+A save stalls training for as long as its slowest rank; its speed is the bytes of all files over that time, or, where
+writing goes on beside training, over the time until they lay on disk. Bytes
+in the page cache count as bytes on disk.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.constants import NS_PER_S
+from perfscope.constants import GB, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, in_unit
+from perfscope.tables.run import Run
 from perfscope.tables.saves import Saves, SaveTiming
+
+_NO_SAVE = "no checkpoint save was timed"
+_MODES = {True: "asynchronous", False: "blocking", None: None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,13 @@ class Save:
     Attributes:
         step: The training step after which it was saved; absent where unknown.
         ranks: How many ranks timed it; 0 for a log.
-        blocked_s: How long the slowest rank stood still; absent where nobody timed it.
-        slowest_rank: Which one; absent for a log.
-        drained_s: Until it lay on disk; absent where unknown or where it did so before training went on.
-        size_bytes: Of all files; absent where unknown.
-        asynchronous: Whether writing went on beside training; absent where unknown.
-        source: What told the time.
-        path: Where to, as the first rank told it; absent where nobody did.
+        blocked_s: How long it stalled the slowest rank; absent where it was not timed.
+        slowest_rank: That rank; absent for a log.
+        drained_s: Time until all was on disk; absent where unknown, or where training waited for it.
+        size_bytes: Size of all files; absent where unknown.
+        asynchronous: Whether training continued while files were written; absent where unknown.
+        source: What measured the time.
+        path: The destination, as the first rank states it; absent where unknown.
     """
 
     step: int | None
@@ -46,7 +51,7 @@ class Save:
     def gb_per_s(self) -> float | None:
         """GB/s over all files."""
         seconds = self.drained_s or self.blocked_s
-        return self.size_bytes / seconds / 1e9 if self.size_bytes and seconds else None
+        return self.size_bytes / seconds / GB if self.size_bytes and seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class SaveTimes:
 
     Attributes:
         saves: In order.
-        blocked_share: Share of the run that saves held; absent where the run's time is unknown.
+        blocked_share: Share of the run that training was stalled by saves; absent where the run's time is unknown.
     """
 
     saves: tuple[Save, ...]
@@ -87,12 +92,12 @@ class SaveTimes:
         columns = (
             Column("After step"),
             Column("Ranks"),
-            Column("Training held (s)", 3),
+            Column("Training stalled (s)", 3),
             Column("Slowest rank"),
             Column("On disk after (s)", 3),
             Column("GB", 3),
             Column("GB/s", 2),
-            Column("Writing"),
+            Column("Mode"),
         )
         rows = tuple(
             (
@@ -101,53 +106,61 @@ class SaveTimes:
                 save.blocked_s,
                 None if save.slowest_rank is None else str(save.slowest_rank),
                 save.drained_s,
-                save.size_bytes / 1e9 if save.size_bytes else None,
+                in_unit(save.size_bytes, GB),
                 save.gb_per_s,
-                _WRITING[save.asynchronous],
+                _MODES[save.asynchronous],
             )
             for save in self.saves
         )
         notes = [f"Timed by {', '.join(dict.fromkeys(save.source for save in self.saves))}; page caches count as disk."]
         if self.blocked_share is not None:
-            notes.append(f"Saves held training for {self.blocked_share:.1%} of the run.")
+            notes.append(f"Saves stalled training for {self.blocked_share:.1%} of the run.")
         return (Section("Saves", columns, rows, tuple(notes)),)
 
 
-_WRITING = {True: "asynchronous", False: "blocking", None: None}
+def analyze(run: Run) -> SaveTimes:
+    """Time the checkpoint saves that the hooks saw in a run.
+
+    Raises:
+        MissingInput: The run saved no checkpoint that a hook timed.
+    """
+    if run.saves is None:
+        raise MissingInput(_NO_SAVE)
+    return summarize_saves(run.saves)
 
 
-def analyze(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
-    """Bring the ranks' timings of each save together.
+def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
+    """Combine the ranks' timings of each save.
 
     Args:
-        saves: What was timed.
+        saves: The timings.
         checkpoint_bytes: Size of a checkpoint, for saves whose own size is not known.
 
     Raises:
         MissingInput: Nothing was timed.
     """
-    groups = _groups(saves.timings)
-    if not groups:
-        raise MissingInput("no checkpoint save was timed")
-    found = tuple(_save(timings, checkpoint_bytes) for timings in groups)
-    held = sum(save.blocked_s for save in found if save.blocked_s is not None)
-    known = saves.training_ns is not None and all(save.blocked_s is not None for save in found)
-    share = held / (saves.training_ns / NS_PER_S) if known and saves.training_ns else None
-    return SaveTimes(found, share)
+    summaries = tuple(_summarize(timings, checkpoint_bytes) for timings in _group_by_save(saves.timings))
+    if not summaries:
+        raise MissingInput(_NO_SAVE)
+    stalls_s = [save.blocked_s for save in summaries if save.blocked_s is not None]
+    share = None
+    if saves.training_ns and len(stalls_s) == len(summaries):
+        share = sum(stalls_s) / (saves.training_ns / NS_PER_S)
+    return SaveTimes(summaries, share)
 
 
-def _groups(timings: Sequence[SaveTiming]) -> list[list[SaveTiming]]:
+def _group_by_save(timings: Sequence[SaveTiming]) -> list[list[SaveTiming]]:
     """The timings of each save, in order: ranks save the same where they do it the same way after the same step."""
     groups: dict[tuple[str, int | None, int], list[SaveTiming]] = {}
-    seen: Counter[tuple[int | None, str, int | None]] = Counter()
+    repetitions: Counter[tuple[int | None, str, int | None]] = Counter()
     for timing in timings:
-        same = (timing.rank, timing.source, timing.step)
-        groups.setdefault((timing.source, timing.step, seen[same]), []).append(timing)
-        seen[same] += 1
+        key = (timing.rank, timing.source, timing.step)
+        groups.setdefault((timing.source, timing.step, repetitions[key]), []).append(timing)
+        repetitions[key] += 1
     return sorted(groups.values(), key=lambda group: min(timing.number for timing in group))
 
 
-def _save(timings: Sequence[SaveTiming], checkpoint_bytes: int | None) -> Save:
+def _summarize(timings: Sequence[SaveTiming], checkpoint_bytes: int | None) -> Save:
     timed = [timing for timing in timings if timing.blocked_ns is not None]
     slowest = max(timed, key=lambda timing: timing.blocked_ns or 0, default=None)
     drained = max((timing.drained_ns for timing in timings if timing.drained_ns is not None), default=None)

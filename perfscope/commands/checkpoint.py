@@ -18,7 +18,7 @@ from perfscope.analyzers.checkpoints.plan import (
     bytes_per_parameter,
 )
 from perfscope.analyzers.checkpoints.plan import analyze as plan_checkpoint
-from perfscope.analyzers.saves import analyze as time_saves
+from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB, TB
 from perfscope.errors import ExitCode, UsageError
@@ -132,7 +132,7 @@ def _plan_report(plan: Plan, saves: Saves | None) -> Report:
     results: dict[str, Json] = {"plan": plan.data()}
     sections = plan.sections()
     if saves is not None:
-        timed = time_saves(saves, size)
+        timed = summarize_saves(saves, size)
         results["saves"] = timed.data()
         sections = (*sections, *timed.sections())
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}
@@ -144,7 +144,7 @@ def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | N
     from perfscope.sources.runs.saves import read_run_saves
 
     planned = None if parameters is None else parameters * (each or bytes_per_parameter()).total
-    timed = time_saves(read_run_saves(run), planned)
+    timed = summarize_saves(read_run_saves(run), planned)
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"saves": timed.data()}}
     title = f"{run}: {format_count(len(timed.saves), 'checkpoint save')}"
     return Outcome(Report(title, data, timed.sections()), to)
@@ -163,7 +163,7 @@ def _measure(
     results: dict[str, Json] = {"checkpoint": sizes.data()}
     sections = sizes.sections()
     if saves is not None:
-        timed = time_saves(saves, found.size_bytes)
+        timed = summarize_saves(saves, found.size_bytes)
         results["saves"] = timed.data()
         sections = (sections[0], *timed.sections(), *sections[1:])
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": results}

@@ -159,7 +159,7 @@ class TestSaves:
         answer = run(capsys, "checkpoint", run_dir)
         assert "1 checkpoint save" in answer.out
         assert "blocking" in answer.out
-        assert "Saves held training for 4.0% of the run." in answer.out
+        assert "Saves stalled training for 4.0% of the run." in answer.out
         analyzed = run(capsys, "analyze", run_dir, "--only", "saves", "--format", "json").data["results"]["saves"]
         assert run(capsys, "checkpoint", run_dir, "--format", "json").data["results"]["saves"] == analyzed
         assert analyzed["saves"][0]["gb_per_s"] == 2.0
