@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -70,11 +70,34 @@ class Analyzer:
         return getattr(self.load(), "merge", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """A result that follows from the results of analyzers, where all of them are there and it applies.
+
+    Attributes:
+        name: Its key in ``results``.
+        module: Where it is. The module has ``derive``, which takes the results of ``needs_results`` in their order, and
+            returns a Result, or None where it does not apply.
+        needs_results: Names of the analyzers.
+    """
+
+    name: str
+    module: str
+    needs_results: tuple[str, ...]
+
+    def derive(self, results: Mapping[str, Result]) -> Result | None:
+        """The result; None where a result that it needs is missing, or where it does not apply."""
+        if not all(name in results for name in self.needs_results):
+            return None
+        derived: Result | None = import_module(self.module).derive(*(results[name] for name in self.needs_results))
+        return derived
+
+
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
-    Analyzer("saves", "perfscope.analyzers.checkpoint_saves", Reads.RUN),
+    Analyzer("saves", "perfscope.analyzers.saves", Reads.RUN),
     Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
     Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
     Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN_AND_TRACES, partials_of="operations"),
@@ -89,6 +112,10 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
+)
+
+DERIVATIONS: tuple[Derivation, ...] = (
+    Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.shared.ranks import findings
-from perfscope.engine.registry import Analyzer, Reads, Result, analyzers
+from perfscope.engine.registry import DERIVATIONS, Analyzer, Reads, Result, analyzers
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.runs.run import is_run, read_run
 from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces, is_folder
@@ -114,7 +114,10 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
             results[analyzer.name] = _reduce(analyzer, run, answers)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
-    _correct(results)
+    for derivation in DERIVATIONS:
+        derived = derivation.derive(results)
+        if derived is not None:
+            results[derivation.name] = derived
     return Analysis(
         inputs=tuple([locations[0], *traces] if run else traces),
         results=results,
@@ -216,16 +219,6 @@ def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks, pace)
-
-
-def _correct(results: dict[str, Result]) -> None:
-    """Add the shares of an undisturbed step where the profiler slowed the steps of a window."""
-    if {"cost", "steps", "breakdown"} <= results.keys():
-        from perfscope.analyzers.distortion import correct
-
-        corrected = correct(results["cost"], results["steps"], results["breakdown"])  # type: ignore[arg-type]
-        if corrected is not None:
-            results["corrected"] = corrected
 
 
 def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers import cost, distortion
+from perfscope.analyzers import cost
+from perfscope.analyzers.cost.corrected import derive
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.runs.overhead import lines, read_overhead
 from perfscope.sources.runs.run import read_run
@@ -90,14 +91,14 @@ def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     busy = SimpleNamespace(rank=0, device=1, steps=[SimpleNamespace(parts=long)])
     steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
     breakdown: Any = SimpleNamespace(ranks=[rank, busy])
-    corrected = distortion.correct(found, steps, breakdown)
+    corrected = derive(found, steps, breakdown)
     assert corrected is not None
     one, two = corrected.ranks
     assert (one.compute, one.exposed_copy, one.rest) == pytest.approx((0.5, 0.1, 0.4))
     assert two.rest is None
     assert "longer than an undisturbed step" in corrected.sections()[0].notes[1]
     kept = cost.Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slower=0.02) for window in found.windows))
-    assert distortion.correct(kept, steps, breakdown) is None
+    assert derive(kept, steps, breakdown) is None
 
 
 def test_the_lines_of_the_benchmark_say_what_is_kept(tmp_path: Path) -> None:

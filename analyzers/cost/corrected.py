@@ -88,7 +88,7 @@ class Corrected:
         return (Section("Device time, corrected for the profiler", columns, rows, tuple(notes)),)
 
 
-def correct(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | None:
+def derive(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | None:
     """Correct the shares of distorted windows; None where no window is, or nothing can be compared."""
     if not any(window.is_distorted for window in cost.windows):
         return None
