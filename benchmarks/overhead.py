@@ -41,7 +41,7 @@ from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attaching import find_pynvml
-from perfscope.hooks.windows import parse_windows
+from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.overhead import lines
 from perfscope.workloads.gpt import Gpt, GptConfig
 

@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 from perfscope.hooks.config import Config
 from perfscope.hooks.reach import launch
-from perfscope.hooks.windows import parse_windows
+from perfscope.hooks.selection import parse_windows
 
 BARE_APP = """
 import typer

@@ -46,7 +46,7 @@ def attach(
     from perfscope.hooks import start
     from perfscope.hooks.config import Config
     from perfscope.hooks.reach import attaching
-    from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
+    from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
 
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     chosen = None if ranks is None else parse_ranks(ranks)

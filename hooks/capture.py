@@ -21,10 +21,10 @@ from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.facts.model_watch import ModelWatch
 from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.facts.steps import Stated, StepFacts
-from perfscope.hooks.guard import asked, guarded, say
+from perfscope.hooks.guard import hook_entry, value_or_none, write_message
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.profiler.compress import compress_waiting
-from perfscope.hooks.profiler.window_keeper import WindowKeeper
+from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.passes import Pass, PassTimer
@@ -59,7 +59,7 @@ class Capture:
         self._step_started_ns: int | None = None
         self.hook_ns = 0
         self.saves = SaveTimer(self)
-        self._windows = WindowKeeper(config, self)
+        self._windows = WindowSchedule(config, self)
         self._begun = False
         self._serves = False
         self._recorder: Recorder | None = None
@@ -74,29 +74,29 @@ class Capture:
 
     # What the hooks report.
 
-    @guarded
+    @hook_entry
     def tell(self, report: Callable[[Capture], None]) -> None:
         """Read a framework's own objects inside the guard: ``report`` calls the methods below with what it finds."""
         report(self)
 
-    @guarded
+    @hook_entry
     def arm(self, source: str) -> None:
         """A framework that will tell steps is being built: simpler sources below it are ignored from now on."""
         self._source.arm(source)
 
-    @guarded
+    @hook_entry
     def process_group_ready(self) -> None:
         """torch.distributed knows the rank."""
-        if not identity.is_helper():
+        if not identity.is_daemon_process():
             self._activate()
 
-    @guarded
+    @hook_entry
     def adopt_process_group(self) -> None:
         """Learn the rank of a group that was there before the capture."""
         if _group_exists():
             self._activate()
 
-    @guarded
+    @hook_entry
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A wrapped model is about to run forward on one micro-batch."""
         if not sys.modules["torch"].is_grad_enabled():
@@ -104,7 +104,7 @@ class Capture:
         self._training_begins()
         self._facts.add_forward(args, kwargs)
 
-    @guarded
+    @hook_entry
     def trains(
         self, module: Any, *more: Any, config: dict[str, Any] | None = None, zero_stage: int | None = None
     ) -> None:
@@ -116,36 +116,36 @@ class Capture:
         if self.steps == 0:
             self._model.computes()
 
-    @guarded
+    @hook_entry
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model that was found after the first step is about to run."""
         if self._model.computes():
             self._describe_model()
         self.forward(args, kwargs)
 
-    @guarded
+    @hook_entry
     def recomputes(self) -> None:
         """A part of the model is about to run so that its activations are recomputed."""
         self._model.is_recomputed()
 
-    @guarded
+    @hook_entry
     def gradients_cleared(self) -> None:
         """An optimizer forgot its gradients: the first step has begun, but nobody knows when."""
         if self.steps == 0:
             self._open_first_window()
 
-    @guarded
+    @hook_entry
     def step_begins(self) -> None:
         """A framework that runs a whole step in one call is about to."""
         self._training_begins()
 
-    @guarded
+    @hook_entry
     def batch_enters(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The whole batch of a step is about to be cut into micro-batches."""
         self._training_begins()
         self._facts.add_whole_batch(args, kwargs)
 
-    @guarded
+    @hook_entry
     def batch_loaded(self, batch: Any, wait_ns: int) -> None:
         """A data loader handed a batch out."""
         if not sys.modules["torch"].is_grad_enabled():
@@ -153,10 +153,10 @@ class Capture:
         self._training_begins()
         self._facts.add_batch(batch, wait_ns)
 
-    @guarded
+    @hook_entry
     def optimizer_stepped(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
-        if identity.serves_others():
+        if identity.is_rpc_worker_thread():
             self._note_service()
             return
         self._facts.optimizer_steps += 1
@@ -169,13 +169,13 @@ class Capture:
             self._serves = True
             self.note("this process steps optimizers for others, who ask for it by RPC: those steps are theirs")
 
-    @guarded
+    @hook_entry
     def scaler_updated(self, scaler: object, *, stepped: bool | None) -> None:
         """A GradScaler finished an iteration; ``stepped`` is whether it tried an optimizer step, None where unknown."""
         skipped = None if stepped is None else stepped and self._facts.optimizer_steps == 0
         self.boundary("grad_scaler", scaler, skipped=skipped)
 
-    @guarded
+    @hook_entry
     def boundary(self, source: str, key: object, **stated: Any) -> None:
         """A source says that one of its objects, the key, completed a training step; the rest are fields of Stated."""
         now_ns = time.monotonic_ns()
@@ -191,11 +191,11 @@ class Capture:
         self._passes.step_ends(self.steps)
         self._write_passes()
         moving_ns = time.monotonic_ns()
-        self._windows.move(self.steps)
+        self._windows.on_step_end(self.steps)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = moving_ns - self._step_started_ns  # what the guard adds next, without the window
 
-    @guarded
+    @hook_entry
     def pass_begins(self, which: Pass | Callable[[], Pass | None]) -> Any:
         """A pass of one micro-batch is about to be launched; what is returned is for ``pass_ends``.
 
@@ -208,12 +208,12 @@ class Capture:
         self._facts.add_pass(found.kind, found.microbatch)
         return self._passes.begins(found, marked=self._windows.is_open)
 
-    @guarded
+    @hook_entry
     def pass_ends(self, token: Any) -> None:
         """All of that pass was launched."""
         self._passes.ends(token)
 
-    @guarded
+    @hook_entry
     def range_begins(self, name: str) -> object:
         """Something that deserves a name in the timeline begins; None outside windows, else for ``range_ends``."""
         if not self._windows.is_open:
@@ -222,25 +222,25 @@ class Capture:
         span.__enter__()
         return span
 
-    @guarded
+    @hook_entry
     def range_ends(self, span: Any) -> None:
         """It ended."""
         span.__exit__(None, None, None)
 
-    @guarded
+    @hook_entry
     def coordinates(self, value: dict[str, Any]) -> None:
         """A framework told this rank's place in all process groups."""
         self._layout.whole = True
         self._write_layout(value)
 
-    @guarded
+    @hook_entry
     def axis(self, axis: str, index: int, size: int) -> None:
         """A wrapper told this rank's place among the ranks of one axis of parallelism."""
         if not self._layout.whole:
             self._layout.learn_axis(axis, index, size)
             self._write_layout(self._layout.document(identity.rank_and_world_size()[1]))
 
-    @guarded
+    @hook_entry
     def mesh(self, mesh: Any) -> None:
         """A mesh of ranks is used."""
         if not self._layout.whole:
@@ -248,23 +248,23 @@ class Capture:
             self._layout.learn_mesh(mesh, world_size)
             self._write_layout(self._layout.document(world_size))
 
-    @guarded
+    @hook_entry
     def holds(self, part: Any) -> None:
         """This rank holds one more part of a model that is cut into stages."""
         if self.steps == 0:
             self._model.holds(part)
 
-    @guarded
+    @hook_entry
     def profiler_starts(self) -> None:
         """Somebody starts a profiler, which may be ours."""
-        self._windows.foreign_profiler_starts()
+        self._windows.on_profiler_start()
 
-    @guarded
+    @hook_entry
     def group_is_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
         self._windows.close(self.steps)
 
-    @guarded
+    @hook_entry
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
         failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
@@ -289,21 +289,21 @@ class Capture:
             self._notes.append(text)
             return
         try:
-            self._recorder.event(NoteRecord(text))
+            self._recorder.write_event(NoteRecord(text))
         except OSError:
-            say(text)
+            write_message(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
         if self.dead:
             return
         self.dead = True
-        say(f"capture ends in process {self.pid}, training goes on: {reason}")
+        write_message(f"capture ends in process {self.pid}, training goes on: {reason}")
         try:
             self._windows.discard()
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
-            say(f"the profiler could not be stopped: {error!r}")
-        asked(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
+            write_message(f"the profiler could not be stopped: {error!r}")
+        value_or_none(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     # Steps.
 
@@ -318,7 +318,7 @@ class Capture:
             self._begun = True
             self._source.bind_thread()
             moving_ns = time.monotonic_ns()
-            self._windows.move(0)
+            self._windows.on_step_end(0)
             self.hook_ns -= time.monotonic_ns() - moving_ns
 
     def _record(self, now_ns: int, source: str, stated: Stated) -> StepRecord:
@@ -341,31 +341,31 @@ class Capture:
             draining=draining,
             hook_ns=self.hook_ns,
             loss_scale=stated.loss_scale,
-            **self._memory.peaks(),
+            **self._memory.read_peaks(),
         )
 
     def _write_passes(self) -> None:
         """Write the passes of the steps that the device is done with."""
         for record in self._passes.ready():
             assert self._recorder is not None
-            self._recorder.micro_batches(record)
+            self._recorder.write_micro_batches(record)
 
     def _write(self, record: StepRecord) -> None:
         assert self._recorder is not None
         if self.steps == 1:
             self._identify()
-        self._recorder.step(record)
+        self._recorder.write_step(record)
 
     # Files.
 
-    def claimed(self) -> tuple[Recorder, wire.RankRecord]:
+    def claim_files(self) -> tuple[Recorder, wire.RankRecord]:
         """The rank's files, claimed now where they were not."""
         self._activate()
         assert self._recorder is not None
         assert self._rank is not None
         return self._recorder, self._rank
 
-    def known_rank(self) -> int | None:
+    def claimed_rank(self) -> int | None:
         """The rank, where its files are claimed."""
         return self._rank.rank if self._rank else None
 
@@ -379,10 +379,10 @@ class Capture:
             return
         rank, world_size = identity.rank_and_world_size()
         self._recorder = Recorder(self.config.run_dir, rank)
-        self._rank = identity.describe(rank, world_size, self.config.run_id)
-        self._recorder.identify(self._rank)
+        self._rank = identity.describe_rank(rank, world_size, self.config.run_id)
+        self._recorder.write_rank(self._rank)
         for text in self._notes:
-            self._recorder.event(NoteRecord(text))
+            self._recorder.write_event(NoteRecord(text))
         if self.config.nvml_hz > 0 and self.config.nvml_path is not None:
             start_sampler(self.config)
 
@@ -390,15 +390,15 @@ class Capture:
         if document is not None and document != self._written_layout:
             self._activate()
             assert self._recorder is not None
-            self._recorder.coordinates(document)
+            self._recorder.write_layout(document)
             self._written_layout = document
 
     def _identify(self) -> None:
         """Write the rank's facts again once its device is known."""
         assert self._recorder is not None
         assert self._rank is not None
-        self._rank = identity.describe(self._rank.rank, self._rank.world_size, self.config.run_id)
-        self._recorder.identify(self._rank)
+        self._rank = identity.describe_rank(self._rank.rank, self._rank.world_size, self.config.run_id)
+        self._recorder.write_rank(self._rank)
         self._describe_model()
 
     def _describe_model(self) -> None:
@@ -409,7 +409,7 @@ class Capture:
             self.note(f"what is trained is not recorded: {error!r}")
             return
         if record is not None:
-            self._recorder.model(record)
+            self._recorder.write_model(record)
         if self._model.uncounted:
             self.note(self._model.uncounted)
 

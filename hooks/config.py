@@ -10,7 +10,7 @@ import base64
 import json
 from dataclasses import asdict, dataclass, replace
 
-from perfscope.hooks.windows import StepWindow
+from perfscope.hooks.selection import StepWindow
 
 ENVIRONMENT_VARIABLE = "PYTHON_PERFSCOPE"
 CONFIG_FILE = "config.json"

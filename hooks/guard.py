@@ -9,65 +9,69 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-_here = threading.local()
+_Method = TypeVar("_Method", bound=Callable[..., object])
+_Value = TypeVar("_Value")
+_thread = threading.local()
 
 
-class Guarded(Protocol):
-    """What has guarded methods.
+class HookOwner(Protocol):
+    """An object whose methods are hook entries.
 
     Attributes:
-        dead: True after a failure: nothing more is recorded.
-        pid: The process it belongs to; a forked child has none.
-        hook_ns: Time that guarded methods took, for somebody to read and to set to 0.
+        hook_ns: Time that hook entries took; the owner reads it and sets it back to 0.
     """
 
     hook_ns: int
 
     @property
-    def dead(self) -> bool: ...  # noqa: D102 - see the class
+    def dead(self) -> bool:
+        """True after a failure: nothing more is recorded."""
 
     @property
-    def pid(self) -> int: ...  # noqa: D102 - see the class
+    def pid(self) -> int:
+        """The process that the owner belongs to; a forked child records nothing."""
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
 
 
-def say(text: str) -> None:
+def write_message(text: str) -> None:
     """Write one line to standard error, where there is one."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"perfscope: {text}\n")
 
 
-def asked(question: Callable[[], Any]) -> Any:
-    """The answer of an object of the script's or of a framework's; None where it fails."""
+def value_or_none(read: Callable[[], _Value]) -> _Value | None:
+    """Read a value from an object of the script or of a framework; None where reading it raises."""
     try:
-        return question()
-    except Exception:  # noqa: BLE001 - training must not fail because we asked
+        return read()
+    except Exception:  # noqa: BLE001 - training must not fail because a hook reads something
         return None
 
 
-def guarded(method: _F) -> _F:
-    """Let no exception of a method out, keep a forked child out of it, and count its time."""
+def hook_entry(method: _Method) -> _Method:
+    """Make a method safe to call from training: no exception leaves it, and its time counts as the hooks' time.
+
+    In a forked child, and after a failure, the method is not called and the result is None.
+    """
 
     @functools.wraps(method)
-    def call(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+    def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
         began_ns = time.monotonic_ns()
-        is_inner = getattr(_here, "is_guarded", False)
-        _here.is_guarded = True
+        is_nested = getattr(_thread, "is_in_hook", False)
+        _thread.is_in_hook = True
         try:
             if self.dead or os.getpid() != self.pid:
                 return None
             return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
             self.abandon(f"{method.__name__} failed: {error!r}")
             return None
         finally:
-            if not is_inner:
-                _here.is_guarded = False
+            if not is_nested:
+                _thread.is_in_hook = False
                 self.hook_ns += time.monotonic_ns() - began_ns
 
-    return call  # type: ignore[return-value]
+    return cast("_Method", enter)

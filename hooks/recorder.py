@@ -35,7 +35,7 @@ class Recorder:
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
 
-    def step(self, record: StepRecord) -> None:
+    def write_step(self, record: StepRecord) -> None:
         """Write one training step.
 
         Raises:
@@ -43,7 +43,7 @@ class Recorder:
         """
         _write(self._steps, wire.to_line(record))
 
-    def micro_batches(self, record: MicroBatchRecord) -> None:
+    def write_micro_batches(self, record: MicroBatchRecord) -> None:
         """Write the passes of one training step; the file is made with the first of them.
 
         Raises:
@@ -53,7 +53,7 @@ class Recorder:
             self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
         _write(self._micro_batches, wire.to_line(record))
 
-    def checkpoint(self, record: CheckpointRecord) -> None:
+    def write_checkpoint(self, record: CheckpointRecord) -> None:
         """Write a checkpoint save; the file is made with the first of them.
 
         Raises:
@@ -63,7 +63,7 @@ class Recorder:
             self._checkpoints = _open_to_append(os.path.join(self._folder, wire.CHECKPOINTS_FILE))
         _write(self._checkpoints, wire.to_line(record))
 
-    def event(self, record: WindowRecord | NoteRecord) -> None:
+    def write_event(self, record: WindowRecord | NoteRecord) -> None:
         """Write a finished window or a note.
 
         Raises:
@@ -71,15 +71,15 @@ class Recorder:
         """
         _write(self._events, wire.to_line(record))
 
-    def identify(self, record: RankRecord) -> None:
+    def write_rank(self, record: RankRecord) -> None:
         """Write, or write again, who the rank is."""
         replace_file(os.path.join(self._folder, wire.RANK_FILE), wire.to_line(record))
 
-    def model(self, record: ModelRecord) -> None:
+    def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
         replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
 
-    def coordinates(self, value: dict[str, Any]) -> None:
+    def write_layout(self, value: dict[str, Any]) -> None:
         """Write the rank's place in the process groups."""
         replace_file(os.path.join(self._folder, wire.PARALLEL_FILE), wire.to_file(value))
 

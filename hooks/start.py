@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from perfscope.hooks.guard import say
+from perfscope.hooks.guard import write_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LateCapture:
                 begin(_read_config(self._boot_dir))
             except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
                 _failed = True
-                say(f"nothing is captured in process {os.getpid()}: {error!r}")
+                write_message(f"nothing is captured in process {os.getpid()}: {error!r}")
         return _nothing if _capture is None else getattr(_capture, name)
 
 
@@ -64,7 +64,7 @@ def patch(name: str, module: ModuleType, boot_dir: str) -> None:
     try:
         patch_module(name, module, LateCapture(boot_dir))
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-        say(f"{name} is not hooked: {error!r}")
+        write_message(f"{name} is not hooked: {error!r}")
 
 
 def patch_module(name: str, module: ModuleType, capture: Any) -> None:
@@ -75,7 +75,7 @@ def patch_module(name: str, module: ModuleType, capture: Any) -> None:
         try:
             apply(module, capture)
         except AttributeError as error:
-            say(f"{feature} is off: this version of {name} differs ({error})")
+            write_message(f"{feature} is off: this version of {name} differs ({error})")
 
 
 #: The modules of ours that patch a framework's, by the beginning of its name; each is loaded with that framework.

@@ -17,7 +17,7 @@ class DeviceMemory:
     _devices: list[int] = field(default_factory=list)
     _reads: int = 0
 
-    def peaks(self) -> dict[str, int]:
+    def read_peaks(self) -> dict[str, int]:
         """``memory_peak_bytes`` and ``memory_reserved_bytes`` since the start; empty before a device is used."""
         cuda = sys.modules["torch"].cuda
         if not cuda.is_initialized():

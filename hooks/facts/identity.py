@@ -52,17 +52,17 @@ def _rpc_agent() -> Any:
     return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
 
 
-def serves_others() -> bool:
+def is_rpc_worker_thread() -> bool:
     """Whether this thread works for another process, which asked for it by RPC."""
     return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
 
 
-def rank_in_environment() -> bool:
+def has_launcher_rank() -> bool:
     """Whether the launcher told this process its rank."""
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
-def is_helper() -> bool:
+def is_daemon_process() -> bool:
     """Whether another Python process started this one as its daemon, as torch starts the one that writes checkpoints.
 
     It joins process groups and trains nothing.
@@ -79,7 +79,7 @@ def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
     return otherwise
 
 
-def describe(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
+def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
     """Everything about the process that a report needs; what is not known yet is left out."""
     torch = sys.modules.get("torch")
     deepspeed = sys.modules.get("deepspeed")

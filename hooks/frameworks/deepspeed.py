@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.guard import asked
+from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,22 +34,22 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if asked(lambda: self.training):
+        if value_or_none(lambda: self.training):
             capture.forward(args, kwargs)
         return forward(self, *args, **kwargs)
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = asked(lambda: _counters(self)) or _UNKNOWN
+        before = value_or_none(lambda: _counters(self)) or _UNKNOWN
         result = step(self, *args, **kwargs)
-        after = asked(lambda: _counters(self)) or _UNKNOWN
+        after = value_or_none(lambda: _counters(self)) or _UNKNOWN
         if after[0] != before[0]:
             capture.boundary(
                 "deepspeed",
                 self,
                 skipped=after[1] != before[1],
-                global_samples=asked(lambda: _whole(self.train_batch_size())),
-                loss_scale=asked(lambda: _loss_scale(self)),
+                global_samples=value_or_none(lambda: _whole(self.train_batch_size())),
+                loss_scale=value_or_none(lambda: _loss_scale(self)),
             )
         return result
 
@@ -83,15 +83,15 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(train_batch)
     def reporting_train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         capture.step_begins()
-        before = asked(lambda: _counters(self)) or _UNKNOWN
+        before = value_or_none(lambda: _counters(self)) or _UNKNOWN
         result = train_batch(self, *args, **kwargs)
         capture.boundary(
             "deepspeed_pipeline",
             self,
-            skipped=asked(lambda: _counters(self)[1] != before[1]),
-            global_samples=asked(lambda: _whole(self.train_batch_size())),
-            micro_batches=asked(lambda: _whole(self.micro_batches)),
-            loss_scale=asked(lambda: _loss_scale(self)),
+            skipped=value_or_none(lambda: _counters(self)[1] != before[1]),
+            global_samples=value_or_none(lambda: _whole(self.train_batch_size())),
+            micro_batches=value_or_none(lambda: _whole(self.micro_batches)),
+            loss_scale=value_or_none(lambda: _loss_scale(self)),
         )
         return result
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.guard import asked
+from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ def patch_torch_stages(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(forward)
     def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        if not asked(_training):
+        if not value_or_none(_training):
             return forward(self, fwd_chunk_id, *args, **kwargs)
         token = capture.pass_begins(lambda: _torch_pass(self, "F", fwd_chunk_id))
         try:
@@ -92,7 +92,7 @@ def patch_deepspeed_instructions(module: ModuleType, capture: Capture) -> None:
     def timed(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def instruction(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not asked(_training):
+            if not value_or_none(_training):
                 return original(self, *args, **kwargs)
             number = counts[id(self), kind]
             counts[id(self), kind] += 1

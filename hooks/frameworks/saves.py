@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks import start
-from perfscope.hooks.guard import asked
+from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,21 +45,21 @@ def patch_torch_save(module: ModuleType, _capture: Capture) -> None:
 
     @functools.wraps(original)
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return original(obj, f, *args, **kwargs)
         from perfscope.hooks.timers.saves import is_file, path_of, position_in, written_to
 
-        if not asked(lambda: is_file(f)):
+        if not value_or_none(lambda: is_file(f)):
             return original(obj, f, *args, **kwargs)
-        began_at = asked(lambda: position_in(f))
+        began_at = value_or_none(lambda: position_in(f))
 
         def write() -> Any:
             result = original(obj, f, *args, **kwargs)
-            timer.wrote(asked(lambda: written_to(f, began_at)))
+            timer.wrote(value_or_none(lambda: written_to(f, began_at)))
             return result
 
-        return _timed(timer, "torch.save", asked(lambda: path_of(f)), write)[0]
+        return _timed(timer, "torch.save", value_or_none(lambda: path_of(f)), write)[0]
 
     module.save = save  # type: ignore[attr-defined]
 
@@ -70,14 +70,14 @@ def patch_distributed_checkpoint(module: ModuleType, _capture: Capture) -> None:
 
     @functools.wraps(save)
     def timed_save(*args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return save(*args, **kwargs)
         return _timed(timer, "dcp", _dcp_path(kwargs), lambda: save(*args, **kwargs))[0]
 
     @functools.wraps(async_save)
     def timed_async_save(*args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return async_save(*args, **kwargs)
         result, saving = _timed(
@@ -93,11 +93,11 @@ def patch_distributed_checkpoint(module: ModuleType, _capture: Capture) -> None:
 
 
 def _dcp_path(kwargs: dict[str, Any]) -> object:
-    return kwargs.get("checkpoint_id") or asked(lambda: kwargs["storage_writer"].path)
+    return kwargs.get("checkpoint_id") or value_or_none(lambda: kwargs["storage_writer"].path)
 
 
 def _has_failed(future: Any) -> bool:
-    return asked(future.exception) is not None or bool(asked(future.cancelled))
+    return value_or_none(future.exception) is not None or bool(value_or_none(future.cancelled))
 
 
 def patch_storage_writer(module: ModuleType, _capture: Capture) -> None:
@@ -107,14 +107,14 @@ def patch_storage_writer(module: ModuleType, _capture: Capture) -> None:
 
     @functools.wraps(original)
     def write_data(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return original(self, *args, **kwargs)
         save = timer.writer_begins()
         size = None
         try:
             future = original(self, *args, **kwargs)
-            size = asked(lambda: _size_of_results(future.value()) if future.done() else None)
+            size = value_or_none(lambda: _size_of_results(future.value()) if future.done() else None)
         finally:
             timer.writer_ends(save, size)
         return future
@@ -135,7 +135,7 @@ def patch_deepspeed(module: ModuleType, _capture: Capture) -> None:
 
     @functools.wraps(original)
     def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return original(self, *args, **kwargs)
         path = kwargs.get("save_dir", args[0] if args else None)
@@ -154,7 +154,7 @@ def patch_deepspeed(module: ModuleType, _capture: Capture) -> None:
 
 
 def _is_decoupled(engine: Any) -> bool:
-    return asked(lambda: bool(engine.is_decoupled())) or False
+    return value_or_none(lambda: bool(engine.is_decoupled())) or False
 
 
 def patch_megatron(module: ModuleType, _capture: Capture) -> None:
@@ -163,10 +163,10 @@ def patch_megatron(module: ModuleType, _capture: Capture) -> None:
 
     @functools.wraps(original)
     def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is None:
             return original(*args, **kwargs)
-        options = asked(lambda: module.get_args())  # noqa: PLW0108 - it may be missing, which is answered too
+        options = value_or_none(lambda: module.get_args())  # noqa: PLW0108 - it may be missing, which is answered too
 
         def save() -> Any:
             if getattr(options, "ckpt_format", None) == "torch":
@@ -196,9 +196,9 @@ def patch_megatron_writer(module: ModuleType, _capture: Capture) -> None:
     @functools.wraps(original)
     def retrieve_write_results(self: Any) -> Any:
         results = original(self)
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is not None:
-            timer.wrote(asked(lambda: _size_of_results(results)))
+            timer.wrote(value_or_none(lambda: _size_of_results(results)))
         return results
 
     writer_class.retrieve_write_results = retrieve_write_results
@@ -212,10 +212,10 @@ def _finish_after(owner: Any, name: str, source: str, is_done: Callable[[], bool
     def finishing(*args: Any, **kwargs: Any) -> Any:
         began_ns = time.monotonic_ns()
         result = original(*args, **kwargs)
-        timer = asked(_timer)
+        timer = value_or_none(_timer)
         if timer is not None and timer.is_draining(source):
             timer.held(began_ns)
-            if asked(is_done):
+            if value_or_none(is_done):
                 timer.drained_by(source)
         return result
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.nested_optimizers import compiling, reach_out_of_graphs, wrap_outermost
-from perfscope.hooks.guard import asked
+from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def patch_step_function(self: Any) -> None:
         original(self)
-        asked(lambda: wrap_step(type(self), capture))
+        value_or_none(lambda: wrap_step(type(self), capture))
 
     optimizer_class._patch_step_function = patch_step_function
     clear = optimizer_class.zero_grad

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.nested_optimizers import compiling
-from perfscope.hooks.guard import asked
+from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +49,9 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
-        is_root = not compiling() and asked(lambda: self._state_ctx.iter_forward_root is None)
+        is_root = not compiling() and value_or_none(lambda: self._state_ctx.iter_forward_root is None)
         result = original(self, root, args, kwargs)
-        if is_root and asked(lambda: root.training):
+        if is_root and value_or_none(lambda: root.training):
             capture.tell(lambda told: _tell_fsdp2(told, root, args, kwargs))
         return result
 

@@ -17,7 +17,7 @@ from typing import Any
 from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.compress import start_compressing
-from perfscope.hooks.windows import StepWindow
+from perfscope.hooks.selection import StepWindow
 from perfscope.wire import WindowRecord
 
 _SMALLEST_FREE_BYTES = 256 * 2**20

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfscope.hooks.facts.secrets import redact_path
-from perfscope.hooks.guard import guarded
+from perfscope.hooks.guard import hook_entry
 from perfscope.wire import CheckpointRecord
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Saving(Protocol):
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
 
-    def claimed(self) -> tuple[Recorder, RankRecord]:
+    def claim_files(self) -> tuple[Recorder, RankRecord]:
         """The rank's files, claimed now where they were not."""
 
     def is_training_thread(self) -> bool:
@@ -102,7 +102,7 @@ class SaveTimer:
         """End the capture after a failure."""
         self.capture.abandon(reason)
 
-    @guarded
+    @hook_entry
     def begins(self, source: str, path: object, *, is_asynchronous: bool = False) -> Save | None:
         """A save is about to start; None where it is a part of another one."""
         holds = self.capture.is_training_thread()
@@ -123,10 +123,10 @@ class SaveTimer:
                 save.end_ns = save.start_ns
             if save.is_asynchronous:
                 self._draining.append(save)
-        self.capture.claimed()
+        self.capture.claim_files()
         return save
 
-    @guarded
+    @hook_entry
     def ends(self, save: Save | None, *, failed: bool = False) -> None:
         """The call returned; an asynchronous save may still be writing."""
         if save is None:
@@ -145,7 +145,7 @@ class SaveTimer:
         elif not save.holds:
             self.drained(save)
 
-    @guarded
+    @hook_entry
     def drained(self, save: Save | None, *, failed: bool = False) -> None:
         """An asynchronous save lies on disk; called in any thread."""
         now_ns = time.monotonic_ns()
@@ -160,20 +160,20 @@ class SaveTimer:
         """Whether an asynchronous save of a source is not known to lie on disk."""
         return any(save.source == source for save in self._draining)
 
-    @guarded
+    @hook_entry
     def drained_by(self, source: str) -> None:
         """Every asynchronous save of a source lies on disk."""
         for save in list(self._draining):
             if save.source == source and save.end_ns is not None:
                 self.drained(save)
 
-    @guarded
+    @hook_entry
     def held(self, began_ns: int) -> None:
         """Training waited since then for a save that went on beside it."""
         if self._open is None:
             self._in_step.held_ns += time.monotonic_ns() - began_ns
 
-    @guarded
+    @hook_entry
     def writer_begins(self) -> Save | None:
         """A storage writer starts; what is saved inside it is told at its end."""
         save = self._current()
@@ -182,14 +182,14 @@ class SaveTimer:
         save.in_writer = True
         return save
 
-    @guarded
+    @hook_entry
     def writer_ends(self, save: Save | None, size_bytes: int | None) -> None:
         """A storage writer told what it wrote; None where it did not."""
         if save is not None:
             save.in_writer = False
             _add(save, size_bytes)
 
-    @guarded
+    @hook_entry
     def wrote(self, size_bytes: int | None) -> None:
         """A part of a save was written; None where its size is not known."""
         save = self._current()
@@ -233,7 +233,7 @@ class SaveTimer:
             drained_ns=drained_ns,
         )
         with self._lock:
-            self.capture.claimed()[0].checkpoint(record)
+            self.capture.claim_files()[0].write_checkpoint(record)
 
 
 def _add(save: Save, size_bytes: int | None) -> None:

@@ -24,7 +24,7 @@ from perfscope.hooks.profiler.compress import compress
 from perfscope.hooks.reach import attaching, launch
 from perfscope.hooks.reach.supervise import Ending, run
 from perfscope.hooks.recorder import replace_file
-from perfscope.hooks.windows import DEFAULT_WINDOWS, parse_ranks, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 

@@ -13,7 +13,7 @@ from perfscope.hooks.facts.secrets import redact_arguments, redact_environment, 
 from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import doubts, environment, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
-from perfscope.hooks.windows import StepWindow, parse_ranks, parse_windows
+from perfscope.hooks.selection import StepWindow, parse_ranks, parse_windows
 from perfscope.wire import StepRecord
 from tests.conftest import run
 
@@ -118,8 +118,8 @@ def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
 
 def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
     first, second = Recorder(str(tmp_path), 3), Recorder(str(tmp_path), 3)
-    first.step(StepRecord(1, 1, "optimizer"))
-    second.step(StepRecord(1, 1, "optimizer"))
+    first.write_step(StepRecord(1, 1, "optimizer"))
+    second.write_step(StepRecord(1, 1, "optimizer"))
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["00003", "00003.1"]
     assert (tmp_path / "ranks" / "00003.1" / "steps.jsonl").read_text() == (
         '{"step":1,"end_ns":1,"source":"optimizer"}\n'

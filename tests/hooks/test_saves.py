@@ -18,7 +18,7 @@ from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.frameworks import saves as save_hooks
-from perfscope.hooks.windows import parse_windows
+from perfscope.hooks.selection import parse_windows
 from tests.conftest import SCRIPTS, analysis, profile, run, step_lines
 
 

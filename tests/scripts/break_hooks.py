@@ -63,10 +63,10 @@ def broken(member: object) -> object:
     if isinstance(member, (staticmethod, classmethod)):
         return staticmethod(fault)
     if hasattr(member, "__wrapped__"):
-        from perfscope.hooks.guard import guarded
+        from perfscope.hooks.guard import hook_entry
 
         fault = functools.wraps(member.__wrapped__)(fault)
-        return guarded(fault)
+        return hook_entry(fault)
     return fault
 
 

@@ -27,15 +27,15 @@ def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monk
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     memory = DeviceMemory()
-    assert memory.peaks() == {"memory_peak_bytes": 90, "memory_reserved_bytes": 100}
+    assert memory.read_peaks() == {"memory_peak_bytes": 90, "memory_reserved_bytes": 100}
     reserved[2] = 300
-    memory.peaks()
+    memory.read_peaks()
     read.clear()
-    assert memory.peaks() == {"memory_peak_bytes": 290, "memory_reserved_bytes": 300}
+    assert memory.read_peaks() == {"memory_peak_bytes": 290, "memory_reserved_bytes": 300}
     assert read == [0, 2]
 
 
 def test_without_a_device_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert DeviceMemory().peaks() == {}
+    assert DeviceMemory().read_peaks() == {}

@@ -11,7 +11,7 @@ import pytest
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.frameworks.torch import patch_profiler
-from perfscope.hooks.windows import parse_windows
+from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, profile, run, step_lines
 

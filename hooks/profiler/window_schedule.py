@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perfscope import wire
 from perfscope.hooks.facts import identity
-from perfscope.hooks.guard import say
+from perfscope.hooks.guard import write_message
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow
 
 if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.hooks.recorder import Recorder
-    from perfscope.hooks.windows import StepWindow
+    from perfscope.hooks.selection import StepWindow
 
 
-class Keeper(Protocol):
+class WindowOwner(Protocol):
     """What the windows need of the capture that they belong to."""
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
 
-    def claimed(self) -> tuple[Recorder, wire.RankRecord]:
+    def claim_files(self) -> tuple[Recorder, wire.RankRecord]:
         """The rank's files, claimed now where they were not."""
 
-    def known_rank(self) -> int | None:
+    def claimed_rank(self) -> int | None:
         """The rank, where its files are claimed."""
 
 
-class WindowKeeper:
+class WindowSchedule:
     """The windows of one process.
 
     Attributes:
@@ -39,11 +39,11 @@ class WindowKeeper:
         foreign: Why no window is profiled; absent where nothing forbids it.
     """
 
-    def __init__(self, config: Config, keeper: Keeper) -> None:
+    def __init__(self, config: Config, owner: WindowOwner) -> None:
         self.label: str | None = None
         self.foreign: str | None = _foreign_tool()
         self._config = config
-        self._keeper = keeper
+        self._owner = owner
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
         self._moving = False
@@ -55,7 +55,7 @@ class WindowKeeper:
         """Whether a window is open, its warm-up step included."""
         return self._window is not None
 
-    def move(self, completed: int) -> None:
+    def on_step_end(self, completed: int) -> None:
         """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
         self._moving = True
         try:
@@ -76,14 +76,14 @@ class WindowKeeper:
                 self._window.step()
                 self.label = wire.PROFILED
         while self._pending and self._pending[0].first < next_step:
-            self._keeper.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
+            self._owner.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
         if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
             self._open(self._pending.pop(0), next_step)
 
     def _open(self, window: StepWindow, next_step: int) -> None:
         if self.foreign is not None:
-            self._keeper.note(f"the window {window} is not profiled: {self.foreign}")
-            say(f"the window {window} is not profiled: {self.foreign}")
+            self._owner.note(f"the window {window} is not profiled: {self.foreign}")
+            write_message(f"the window {window} is not profiled: {self.foreign}")
             return
         if not self._profiles_this_rank():
             return
@@ -91,7 +91,7 @@ class WindowKeeper:
         self._window = opened
         opened.start()
         if next_step == window.first:
-            self._keeper.note(f"the window {window} began without a warm-up step: its first step is slower")
+            self._owner.note(f"the window {window} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == window.first else wire.WARMUP
         if self._config.modules:
             self._ranges.start()
@@ -104,14 +104,14 @@ class WindowKeeper:
         try:
             self._ranges.stop()
             if not window.recorded:
-                self._keeper.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+                self._owner.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
                 return
-            recorder, rank = self._keeper.claimed()
+            recorder, rank = self._owner.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.event(finish(_metadata(rank, window), completed))
+            recorder.write_event(finish(_metadata(rank, window), completed))
         except ExportError as error:
-            self._keeper.note(f"the window {window.steps} is lost: {error}")
-            say(f"the window {window.steps} is lost: {error}")
+            self._owner.note(f"the window {window.steps} is lost: {error}")
+            write_message(f"the window {window.steps} is lost: {error}")
         finally:
             window.discard()
 
@@ -127,7 +127,7 @@ class WindowKeeper:
             if window is not None:
                 window.discard()
 
-    def foreign_profiler_starts(self) -> None:
+    def on_profiler_start(self) -> None:
         """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
         if self._moving or self.foreign is not None:
             return
@@ -138,13 +138,13 @@ class WindowKeeper:
         if self._window is None and not self._pending:
             return
         self.discard()
-        self._keeper.note(f"no window is profiled: {self.foreign}")
-        say(f"no window is profiled from here on: {self.foreign}")
+        self._owner.note(f"no window is profiled: {self.foreign}")
+        write_message(f"no window is profiled from here on: {self.foreign}")
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:
             return True
-        rank = self._keeper.known_rank()
+        rank = self._owner.claimed_rank()
         return (identity.rank_and_world_size()[0] if rank is None else rank) in self._config.ranks
 
 
