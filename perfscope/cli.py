@@ -20,7 +20,6 @@ from typer.core import TyperCommand, TyperGroup
 import perfscope
 from perfscope.errors import PerfscopeError
 from perfscope.outcome import Outcome
-from perfscope.renderers import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,9 +139,9 @@ def perfscope_command(
 
 def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
-    text = outcome.text if outcome.report is None else render(outcome.report, outcome.format)
-    if text:
-        sys.stdout.write(text)
+    output = outcome.output()
+    if output:
+        sys.stdout.write(output)
         sys.stdout.flush()
     if not quiet:
         _say(outcome.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.errors import ExitCode
-from perfscope.renderers import Format
+from perfscope.renderers import Format, render
 from perfscope.report import Report
 
 
@@ -28,3 +28,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     exit_code: ExitCode | int = ExitCode.OK
     signal: int | None = None
+
+    def output(self) -> str:
+        """What the command prints on standard output: its report in its format, else its text."""
+        return self.text if self.report is None else render(self.report, self.format)

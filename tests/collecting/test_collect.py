@@ -67,7 +67,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 def bring(*parts: Path, into: Path) -> tuple[int, dict[str, Any], str]:
     outcome: Outcome = collect([str(one) for one in parts], into, None, Format.JSON)
-    return outcome.exit_code, json.loads(outcome.text), "\n".join(outcome.notes)
+    return outcome.exit_code, json.loads(outcome.output()), "\n".join(outcome.notes)
 
 
 @pytest.fixture

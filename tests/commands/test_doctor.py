@@ -50,7 +50,7 @@ def test_it_is_told_to_programs_too(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(command, "_examine", lambda folder: checks)
     outcome = command.doctor(tmp_path / "runs" / "next", Format.JSON)
     assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: mend it",))
-    document = json.loads(outcome.text)
+    document = json.loads(outcome.output())
     assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)
     assert document["checks"][1] == {"part": "torch", "verdict": "fail", "found": "broken", "mend": "mend it"}
     assert document["checks"][0]["mend"] is None

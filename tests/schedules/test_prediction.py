@@ -22,7 +22,7 @@ from perfscope.schedules.text import draw
 
 
 def _ask(**options: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(bubble(format=Format.JSON, **options).text)
+    answer: dict[str, Any] = json.loads(bubble(format=Format.JSON, **options).output())
     return answer
 
 
@@ -95,7 +95,7 @@ def test_the_206b_model_on_256_gpus_needs_more_chunks() -> None:
 
 def test_a_throughput_beyond_the_limit_is_not_promised() -> None:
     assert _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="66")["target"]["microbatches"] is None
-    text = bubble(pp=64, microbatches=4, tflops="3.9", target_tflops="66").text
+    text = bubble(pp=64, microbatches=4, tflops="3.9", target_tflops="66").output()
     assert "cannot be reached by more micro-batches" in text
 
 
@@ -191,7 +191,7 @@ def test_a_drawing_that_cannot_be_written_is_an_error_about_that_file(tmp_path: 
 
 
 def test_fewer_micro_batches_than_stages_is_answered_and_said() -> None:
-    assert "4 micro-batches cannot fill 8 stages" in bubble(pp=8, microbatches=4).text
+    assert "4 micro-batches cannot fill 8 stages" in bubble(pp=8, microbatches=4).output()
 
 
 def test_one_stage_has_no_bubble() -> None:

@@ -250,7 +250,7 @@ def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
     paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
     outcome = bubble([paths[0], paths[1], paths[3]], format=Format.JSON)
     assert outcome.exit_code == 4
-    found = json.loads(outcome.text)["pipeline_bubble"]
+    found = json.loads(outcome.output())["pipeline_bubble"]
     assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
     assert found["section_us"] == 11 * 12
     assert found["theory_fraction_of_total"] == 3 / 11
@@ -322,7 +322,7 @@ def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
     sizes: Any
     for sizes in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
-        document = json.loads(bubble([tmp_path], format=Format.JSON, **sizes).text)
+        document = json.loads(bubble([tmp_path], format=Format.JSON, **sizes).output())
         assert [row["ranks"] for row in document["pipeline_bubble"]["stages"]] == [[0, 1], [2, 3]]
         assert document["pipeline_bubble"]["fraction_of_total"] == 1 / 5
 
