@@ -26,7 +26,7 @@ from perfscope.analyzers.operations import Operations
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import active_parameters
+from perfscope.models.parameter_counts import active_parameters
 from perfscope.report import Column, Json, Section
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from math import prod
 
 from perfscope.errors import MissingInput
-from perfscope.models.transformer import PLAIN_MATRICES, Transformer, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import PLAIN_MATRICES, Transformer
 from perfscope.tables.model import Weight
 
 _MATRIX = 2

@@ -6,15 +6,14 @@ They are apart from the others because a bare size needs none of them, and start
 from __future__ import annotations
 
 from perfscope.models.conventions import FORWARD, FORWARD_AND_BACKWARD, Checkpointing, bigscience_passes
-from perfscope.models.transformer import (
-    GATED_MATRICES,
-    Transformer,
+from perfscope.models.parameter_counts import (
     active_parameters,
     attention_weights,
     embedding_parameters,
     layer_weights,
     position_parameters,
 )
+from perfscope.models.transformer import GATED_MATRICES, Transformer
 
 #: Megatron-LM pads the vocabulary to a multiple of this for each tensor-parallel rank (--make-vocab-size-divisible-by).
 MEGATRON_VOCABULARY_MULTIPLE = 128

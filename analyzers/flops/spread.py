@@ -77,7 +77,7 @@ def _and_in_all(high: Convention, low: Convention, explained: int) -> str:
 
 
 def _embedding(step: Step, with_table: Convention, without: Convention) -> str:
-    from perfscope.models.transformer import embedding_parameters, position_parameters
+    from perfscope.models.parameter_counts import embedding_parameters, position_parameters
 
     assert step.model is not None
     if step.model.tied:

@@ -11,7 +11,8 @@ from perfscope.analyzers.operations import Operations
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, look_up, not_known
-from perfscope.models.transformer import Transformer, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import Transformer
 from perfscope.tables.model import Model, Weight
 from perfscope.tables.run import Run
 

@@ -15,13 +15,8 @@ from math import ceil
 
 from perfscope.analyzers.flops.per_token import vocabulary_rows
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import (
-    GATED_MATRICES,
-    Transformer,
-    embedding_parameters,
-    position_parameters,
-    total_parameters,
-)
+from perfscope.models.parameter_counts import embedding_parameters, position_parameters, total_parameters
+from perfscope.models.transformer import GATED_MATRICES, Transformer
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 _SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}

@@ -1,9 +1,4 @@
-"""The dimensions of a decoder-only transformer, and how many parameters follow from them.
-
-A parameter is counted once, where it is stored: tied embeddings are one matrix, every expert of a mixture counts in the
-total, and only the experts that a token visits count in the active parameters. Weights of matrix products are told from
-the embedding table (a lookup, no product) and from norms and biases (vectors, no product).
-"""
+"""The dimensions of a decoder-only transformer; ``parameter_counts`` counts the parameters that follow from them."""
 
 from __future__ import annotations
 
@@ -20,10 +15,10 @@ class Latent(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
     Attributes:
-        q_rank: Rank that queries are compressed to; absent where they are not compressed.
-        kv_rank: Rank that keys and values are compressed to.
+        q_rank: Rank of compressed queries; None where they are not compressed.
+        kv_rank: Rank of compressed keys and values.
         nope_dim: Dimensions of a query or key head without position.
-        rope_dim: Dimensions of it that carry the position.
+        rope_dim: Dimensions of a query or key head that carry the rotary position.
         value_dim: Dimensions of a value head.
     """
 
@@ -39,10 +34,10 @@ class Experts(NamedTuple):
 
     Attributes:
         routed: Routed experts in a layer.
-        active: Routed experts that a token visits (top-k).
+        active: Routed experts per token (top-k).
         ffn: Hidden size of one routed expert.
-        shared_ffn: Hidden size of all shared experts together; 0 without them.
-        layers: How many layers have experts; the others have a dense MLP.
+        shared_ffn: Hidden size of all shared experts together; 0 without shared experts.
+        layers: Number of layers with experts; the remaining layers have a dense MLP.
         vectors: Biases of one routed expert.
         layer_vectors: Vectors of one layer's router and shared experts.
     """
@@ -60,25 +55,25 @@ class Transformer(NamedTuple):
     """A decoder-only transformer.
 
     Attributes:
-        name: What it is called.
+        name: Name of the model.
         layers: Transformer layers, without multi-token-prediction modules.
         hidden: Hidden size.
         heads: Query heads.
-        kv_heads: Key and value heads; fewer than ``heads`` with grouped queries.
+        kv_heads: Key and value heads; fewer than ``heads`` with grouped-query attention.
         head_dim: Dimensions of a head.
         ffn: Hidden size of a dense MLP.
         mlp_matrices: 3 with a gate, else 2.
         vocabulary: Rows of the embedding table.
         tied: Whether the output layer is the embedding table.
         positions: Rows of a learned position table; 0 for rotary or ALiBi.
-        layer_vectors: Norms and biases of one layer, biases of routed experts left out.
+        layer_vectors: Norms and biases of one layer, without the biases of routed experts.
         other_vectors: Norms and biases outside the layers.
-        latent: Latent attention in place of the ordinary one.
-        experts: Experts in place of some dense MLPs.
-        mtp_layers: Modules that predict further tokens (DeepSeek-V3, arXiv 2412.19437), each with one layer.
-        window: Tokens that a sliding window sees; absent where attention sees the whole sequence.
-        context: The longest sequence by its makers; absent where unknown.
-        padded_vocabulary: Rows that the training framework pads the table to; absent where unknown.
+        latent: Multi-head latent attention; None for ordinary attention.
+        experts: Mixture of experts in place of some dense MLPs; None for a dense model.
+        mtp_layers: Multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437), each with one layer.
+        window: Tokens of the sliding attention window; None for full attention.
+        context: Maximum sequence length stated by its authors; None where unknown.
+        padded_vocabulary: Rows of the embedding table after the framework's padding; None where unknown.
     """
 
     name: str
@@ -103,7 +98,7 @@ class Transformer(NamedTuple):
 
     @property
     def query_dim(self) -> int:
-        """Dimensions of all query heads together, as they enter the scores."""
+        """Dimensions of all query heads together, as they enter the attention scores."""
         if self.latent:
             return self.heads * (self.latent.nope_dim + self.latent.rope_dim)
         return self.heads * self.head_dim
@@ -130,15 +125,15 @@ class Transformer(NamedTuple):
         )
 
 
-def checked(model: Transformer) -> Transformer:
-    """Return a model whose dimensions are possible.
+def require_consistent(model: Transformer) -> Transformer:
+    """Return the model if its dimensions are possible together.
 
     Raises:
         UsageError: They contradict each other.
     """
-    for what in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"):
-        if getattr(model, what) < 1:
-            raise UsageError(f"{model.name}: {what} must be at least 1, not {getattr(model, what)}")
+    for dimension in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary"):
+        if getattr(model, dimension) < 1:
+            raise UsageError(f"{model.name}: {dimension} must be at least 1, not {getattr(model, dimension)}")
     if model.heads % model.kv_heads:
         raise UsageError(f"{model.name}: {model.heads} heads do not divide into {model.kv_heads} key-value heads")
     if model.mtp_layers < 0:
@@ -167,100 +162,15 @@ def _check_mlp(model: Transformer) -> None:
         raise UsageError(f"{model.name}: an expert needs a hidden size of at least 1")
 
 
-def attention_weights(model: Transformer) -> int:
-    """Weights of one layer's attention: queries, keys, values and the output projection."""
-    latent = model.latent
-    if latent is None:
-        kv_dim = model.kv_heads * model.head_dim
-        return model.hidden * (model.query_dim + 2 * kv_dim) + model.query_dim * model.hidden
-    query = (
-        model.hidden * model.query_dim if latent.q_rank is None else latent.q_rank * (model.hidden + model.query_dim)
-    )
-    keys_and_values = latent.kv_rank * (model.hidden + model.heads * (latent.nope_dim + latent.value_dim))
-    return query + keys_and_values + model.hidden * latent.rope_dim + model.value_dim * model.hidden
-
-
-def dense_mlp_weights(model: Transformer) -> int:
-    """Weights of one dense MLP."""
-    return model.mlp_matrices * model.hidden * model.ffn
-
-
-def expert_mlp_weights(model: Transformer, routed: int) -> int:
-    """Weights of one layer's mixture: so many routed experts, the shared ones and the router."""
-    experts = model.experts
-    assert experts is not None
-    ffn = routed * experts.ffn + experts.shared_ffn
-    return model.mlp_matrices * model.hidden * ffn + model.hidden * experts.routed
-
-
-def layer_weights(model: Transformer, routed: int) -> int:
-    """Weights of all layers with so many routed experts of each mixture; norms and biases left out."""
-    dense_layers = model.layers - model.expert_layers
-    weights = model.layers * attention_weights(model) + dense_layers * dense_mlp_weights(model)
-    if model.experts:
-        weights += model.expert_layers * expert_mlp_weights(model, routed)
-    return weights
-
-
-def _expert_vectors(model: Transformer, routed: int) -> int:
-    """Vectors of one layer's mixture."""
-    return model.experts.layer_vectors + routed * model.experts.vectors if model.experts else 0
-
-
-def _mtp_parameters(model: Transformer, routed: int) -> int:
-    """Parameters of the modules that predict further tokens; the embedding and the output layer are the model's own.
-
-    Each has a projection of two hidden states to one, three norms, and a layer as the model's last.
-    """
-    mlp = expert_mlp_weights(model, routed) if model.experts else dense_mlp_weights(model)
-    layer = attention_weights(model) + mlp + model.layer_vectors + _expert_vectors(model, routed)
-    return model.mtp_layers * (layer + 2 * model.hidden**2 + 3 * model.hidden)
-
-
-def embedding_parameters(model: Transformer) -> int:
-    """Parameters of the embedding table."""
-    return model.vocabulary * model.hidden
-
-
-def position_parameters(model: Transformer) -> int:
-    """Parameters of the learned position table."""
-    return model.positions * model.hidden
-
-
-def _parameters(model: Transformer, routed: int) -> int:
-    tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
-    vectors = model.layers * model.layer_vectors + model.expert_layers * _expert_vectors(model, routed)
-    return layer_weights(model, routed) + _mtp_parameters(model, routed) + tables + vectors + model.other_vectors
-
-
-def total_parameters(model: Transformer) -> int:
-    """All parameters that are stored, every expert counted."""
-    return _parameters(model, model.experts.routed if model.experts else 0)
-
-
-def active_parameters(model: Transformer) -> int:
-    """Parameters that one token uses: of a mixture's routed experts the top-k; the embedding table whole."""
-    return _parameters(model, model.experts.active if model.experts else 0)
-
-
-def seed_formula(layers: int, hidden: int, vocabulary: int, seq_len: int) -> int:
-    """Parameters of a GPT by ``l(12h^2 + 13h) + vh + sh + 2h``.
-
-    Exact for GPT-2 and GPT-3 (MLP of 4h, biases everywhere, learned positions, tied embeddings) and for nothing else.
-    Source: bigscience-workshop/bigscience, experiments/gpt2.md, "Magic scripts".
-    """
-    return layers * (12 * hidden**2 + 13 * hidden) + vocabulary * hidden + seq_len * hidden + 2 * hidden
-
-
-class KnownModel(NamedTuple):
-    """A model and where its dimensions come from.
+class ModelDescription(NamedTuple):
+    """The dimensions of a model and where they come from.
 
     Attributes:
-        model: The dimensions.
-        origin: Where they were read, in words.
+        transformer: The dimensions.
+        origin: The source of the dimensions, as a phrase for reports.
         notes: What was assumed or left out.
     """
 
-    model: Transformer
+    transformer: Transformer
     origin: str
     notes: tuple[str, ...] = ()

@@ -18,7 +18,8 @@ from perfscope.analyzers.flops.model_inference import infer
 from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
 from perfscope.errors import MissingInput
 from perfscope.hooks.facts.model import autocast_dtype, describe_model
-from perfscope.models.transformer import Transformer, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import Transformer
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Model

@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers.flops import per_token as conventions
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import total_parameters
+from perfscope.models.parameter_counts import total_parameters
 from tests.analyzers.flops.networks import Shape, counted_flops_per_token, parameters
 
 SEQ_LEN = 96

@@ -19,7 +19,8 @@ from perfscope.analyzers.planning.memory import (
     mixed_precision,
 )
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import Transformer, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import Transformer
 from perfscope.sources.models.presets import find_preset
 from tests.analyzers.flops.making import answer, ask, refused
 
@@ -34,7 +35,7 @@ def rows(document: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
 def preset(name: str) -> Transformer:
     known = find_preset(name)
     assert known is not None
-    return known.model
+    return known.transformer
 
 
 def layout(**degrees: Any) -> Layout:

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfscope.analyzers.flops import per_token as conventions
-from perfscope.models.transformer import Latent, Transformer, attention_weights
+from perfscope.models.parameter_counts import attention_weights
+from perfscope.models.transformer import Latent, Transformer
 from perfscope.sources.models.presets import find_preset
 from tests.analyzers.flops.making import answer, by_name
 
@@ -107,4 +108,4 @@ def test_deepseek_v3_by_hand(modules: int) -> None:
 def test_the_published_active_parameters_of_deepseek_v3() -> None:
     known = find_preset("deepseek-v3")
     assert known is not None
-    assert known.model.latent == Latent(1536, 512, 128, 64, 128)
+    assert known.transformer.latent == Latent(1536, 512, 128, 64, 128)

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from perfscope.commands.options.model_choice import Typed
 from perfscope.errors import UsageError
+from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import (
     GATED_MATRICES,
     PLAIN_MATRICES,
     Experts,
-    KnownModel,
+    ModelDescription,
     Transformer,
-    checked,
-    total_parameters,
+    require_consistent,
 )
 from perfscope.units import format_parameters
 
@@ -55,7 +55,7 @@ def given(typed: Typed) -> Dimensions:
     return Dimensions(**typed)  # type: ignore[arg-type]  # the command passes them by these names
 
 
-def read_model(path: Path) -> KnownModel:
+def read_model(path: Path) -> ModelDescription:
     """Read the dimensions of a model from a ``config.json`` or a Megatron log.
 
     Raises:
@@ -77,9 +77,9 @@ def read_model(path: Path) -> KnownModel:
     return known
 
 
-def agreeing(known: KnownModel, dimensions: Dimensions) -> KnownModel:
+def agreeing(known: ModelDescription, dimensions: Dimensions) -> ModelDescription:
     """Check typed dimensions against a model that has its own, and add what a framework adds."""
-    model = known.model
+    model = known.transformer
     experts = model.experts
     own: dict[str, int | bool | None] = {
         "layers": model.layers,
@@ -104,7 +104,7 @@ def agreeing(known: KnownModel, dimensions: Dimensions) -> KnownModel:
                 hint="give either the model or its dimensions",
             )
     return known._replace(
-        model=checked(
+        transformer=require_consistent(
             model._replace(
                 padded_vocabulary=dimensions.padded_vocab or model.padded_vocabulary,
                 mtp_layers=model.mtp_layers if dimensions.mtp_layers is None else dimensions.mtp_layers,
@@ -113,7 +113,7 @@ def agreeing(known: KnownModel, dimensions: Dimensions) -> KnownModel:
     )
 
 
-def from_dimensions(given: Dimensions, seq_len: int) -> KnownModel:
+def from_dimensions(given: Dimensions, seq_len: int) -> ModelDescription:
     """Build a model from typed dimensions.
 
     Without a gate it is a GPT: biases, LayerNorm, learned positions, tied embeddings. With a gate it is a Llama: no
@@ -153,7 +153,7 @@ def from_dimensions(given: Dimensions, seq_len: int) -> KnownModel:
         mtp_layers=given.mtp_layers or 0,
         padded_vocabulary=given.padded_vocab,
     )
-    return KnownModel(checked(model), "the dimensions given", tuple(notes))
+    return ModelDescription(require_consistent(model), "the dimensions given", tuple(notes))
 
 
 def _heads(given: Dimensions, hidden: int, notes: list[str]) -> tuple[int, int]:
@@ -188,17 +188,17 @@ def _experts(given: Dimensions, ffn: int) -> Experts | None:
     )
 
 
-def check_size(parameters: int, known: KnownModel) -> None:
+def check_size(parameters: int, known: ModelDescription) -> None:
     """Check a size that was typed against the exact number of parameters.
 
     Raises:
         UsageError: They are more than the rounding of a size apart.
     """
-    exact = total_parameters(known.model)
+    exact = total_parameters(known.transformer)
     if abs(parameters / exact - 1) <= _SIZE_TOLERANCE:
         return
     problem = (
-        f"a size of {format_parameters(parameters)} contradicts {known.model.name}, "
+        f"a size of {format_parameters(parameters)} contradicts {known.transformer.name}, "
         f"which has {format_parameters(exact)} parameters"
     )
     if abs(parameters * _GIBI / exact - 1) <= _GIBI_TOLERANCE:

@@ -11,7 +11,7 @@ from perfscope.units import parse_parameters
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from perfscope.models.transformer import KnownModel, Transformer
+    from perfscope.models.transformer import ModelDescription, Transformer
 
 
 #: Dimensions as they were typed, None for those that were not; the names are those of ``model_building.Dimensions``.
@@ -33,13 +33,13 @@ class Choice(NamedTuple):
     parameters: int
     stored_parameters: int
     model: Transformer | None
-    known: KnownModel | None
+    known: ModelDescription | None
     origin: str
     notes: tuple[str, ...] = ()
 
 
 def choose_model(
-    size: str | None, model: str | None, dimensions: Typed, seq_len: int, logged: KnownModel | None = None
+    size: str | None, model: str | None, dimensions: Typed, seq_len: int, logged: ModelDescription | None = None
 ) -> Choice:
     """Find the model that was asked for.
 
@@ -72,15 +72,15 @@ def choose_model(
     return Choice(parameters, parameters, None, None, f"the size {size or model}")
 
 
-def _with_dimensions(parameters: int | None, known: KnownModel | None, dimensions: Typed, seq_len: int) -> Choice:
+def _with_dimensions(parameters: int | None, known: ModelDescription | None, dimensions: Typed, seq_len: int) -> Choice:
     from perfscope.commands.options.model_building import agreeing, check_size, from_dimensions, given
-    from perfscope.models.transformer import active_parameters, total_parameters
+    from perfscope.models.parameter_counts import active_parameters, total_parameters
 
     typed = given(dimensions)
     known = from_dimensions(typed, seq_len) if known is None else agreeing(known, typed)
     if parameters is not None:
         check_size(parameters, known)
-    model = known.model
+    model = known.transformer
     return Choice(active_parameters(model), total_parameters(model), model, known, known.origin, known.notes)
 
 
@@ -89,7 +89,7 @@ def _is_whole(dimensions: Typed) -> bool:
     return None not in (dimensions["layers"], dimensions["hidden"], dimensions["vocab"])
 
 
-def _named(text: str) -> KnownModel | None:
+def _named(text: str) -> ModelDescription | None:
     """A model by its name or file; absent where the text is a size."""
     from perfscope.sources.models.presets import find_preset, preset_names
 

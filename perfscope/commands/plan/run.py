@@ -16,7 +16,8 @@ from perfscope.commands.options.peaks import Dtype, Peak
 from perfscope.commands.plan.inputs import Question, States
 from perfscope.constants import GB
 from perfscope.errors import MissingInput, UsageError
-from perfscope.models.transformer import KnownModel, active_parameters, total_parameters
+from perfscope.models.parameter_counts import active_parameters, total_parameters
+from perfscope.models.transformer import ModelDescription
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.sources.runs.run import read_run
 
@@ -51,7 +52,7 @@ class PlannedRun(NamedTuple):
             raise UsageError(f"{self.path} does not tell what model it trained", hint="give --model or its dimensions")
         model = self.trained.model
         origin = f"the parameters that {self.path} recorded"
-        known = KnownModel(model, origin, self.trained.notes)
+        known = ModelDescription(model, origin, self.trained.notes)
         return Choice(active_parameters(model), total_parameters(model), model, known, origin, self.trained.notes)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.models.transformer import PLAIN_MATRICES, Transformer, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import PLAIN_MATRICES, Transformer
 from perfscope.units import format_parameters
 
 _FAMILY = ("125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b", "175b")
@@ -23,8 +24,8 @@ def shape_of(parameters: int) -> tuple[Transformer, str]:
     for size in _FAMILY:
         known = find_preset(f"gpt3-{size}")
         assert known is not None
-        if abs(total_parameters(known.model) / parameters - 1) < _NEAR:
-            return known.model, f"the shape of {known.model.name}, because only the size is given (--model)"
+        if abs(total_parameters(known.transformer) / parameters - 1) < _NEAR:
+            return known.transformer, f"the shape of {known.transformer.name}, because only the size is given (--model)"
     layers = max(1, round((parameters / (12 * _HIDDEN_PER_LAYER**2)) ** (1 / 3)))
     hidden = _HIDDEN_PER_LAYER * layers
     model = Transformer(

@@ -13,7 +13,8 @@ from perfscope.commands.tflops.inputs import DEFAULT_SEQ_LEN, Asked
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import KnownModel, total_parameters
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import ModelDescription
 from perfscope.report import Json
 from perfscope.sources.joblog.megatron_log import LoggedStep, TrainingLog
 from perfscope.sources.models.deepspeed_config import read_deepspeed_config
@@ -137,11 +138,11 @@ def allowed_by(log: TrainingLog, asked: Asked, seq_len: int, gpus: int) -> list[
     return lines
 
 
-def size_mistakes(log: TrainingLog, known: KnownModel | None) -> tuple[str, ...]:
+def size_mistakes(log: TrainingLog, known: ModelDescription | None) -> tuple[str, ...]:
     """Say where a log states a size in G of 2**30 as if it were B of 10**9."""
     if known is None:
         return ()
-    exact = total_parameters(known.model) / 1e9
+    exact = total_parameters(known.transformer) / 1e9
     return tuple(
         f"the log says `Model size: {claimed:g}B`, counted in G of 2**30; in B of 10**9 it is "
         f"{format_parameters(round(exact * 1e9))}"
@@ -176,7 +177,7 @@ def hold_against(
     asked: Asked,
     seq_len: int,
     gpus: int,
-    known: KnownModel | None,
+    known: ModelDescription | None,
     conventions: Sequence[Convention],
 ) -> LogAnswer:
     """Find the convention that the log's own TFLOPs follow."""

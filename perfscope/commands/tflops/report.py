@@ -110,7 +110,7 @@ def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
     model = choice.model
     if model is None:
         return {"name": None, "origin": choice.origin, "parameters": choice.parameters, "active_parameters": None}
-    from perfscope.models.transformer import seed_formula, total_parameters
+    from perfscope.models.parameter_counts import bigscience_parameters, total_parameters
 
     experts, latent = model.experts, model.latent
     return {
@@ -118,7 +118,7 @@ def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
         "origin": choice.origin,
         "parameters": total_parameters(model),
         "active_parameters": choice.parameters,
-        "seed_formula_parameters": seed_formula(model.layers, model.hidden, model.vocabulary, seq_len)
+        "seed_formula_parameters": bigscience_parameters(model.layers, model.hidden, model.vocabulary, seq_len)
         if model.is_plain_gpt and model.tied
         else None,
         "layers": model.layers,

@@ -16,10 +16,10 @@ from perfscope.models.transformer import (
     GATED_MATRICES,
     PLAIN_MATRICES,
     Experts,
-    KnownModel,
     Latent,
+    ModelDescription,
     Transformer,
-    checked,
+    require_consistent,
 )
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -73,7 +73,7 @@ class TrainingLog(NamedTuple):
     framework: str
     label: str
     arguments: dict[str, str]
-    model: KnownModel | None
+    model: ModelDescription | None
     claimed_sizes: tuple[float, ...]
     steps: tuple[LoggedStep, ...]
 
@@ -108,7 +108,7 @@ def read_megatron_log(path: Path) -> TrainingLog:
         framework="torchtitan" if label == "tflops" else "megatron",
         label=label,
         arguments=arguments,
-        model=KnownModel(model, f"the arguments in {path}") if model else None,
+        model=ModelDescription(model, f"the arguments in {path}") if model else None,
         claimed_sizes=tuple(sorted({float(match[1]) for match in _CLAIMED_SIZE.finditer(text)})),
         steps=steps,
     )
@@ -192,7 +192,7 @@ def model_of(arguments: dict[str, str], vocabulary: tuple[int, int] | None, path
     norm = hidden if rms else 2 * hidden
     mlp_inner = ffn * (2 if gated else 1)
     biases = (heads + 2 * kv_heads) * head_dim + 2 * hidden + mlp_inner
-    return checked(
+    return require_consistent(
         Transformer(
             name=f"the model of {Path(path).name}",
             layers=layers,

@@ -16,10 +16,10 @@ from perfscope.models.transformer import (
     GATED_MATRICES,
     PLAIN_MATRICES,
     Experts,
-    KnownModel,
     Latent,
+    ModelDescription,
     Transformer,
-    checked,
+    require_consistent,
 )
 from perfscope.sources.models.families import FAMILIES, Family, Flag
 
@@ -42,7 +42,7 @@ def is_config_file(path: Path) -> bool:
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file())
 
 
-def read_config(path: Path) -> KnownModel:
+def read_config(path: Path) -> ModelDescription:
     """Read a ``config.json``, or the one in a folder.
 
     Raises:
@@ -64,7 +64,7 @@ def read_config(path: Path) -> KnownModel:
             hint="give it as --deepspeed-config beside --model or --size",
         )
     model, notes = to_transformer(config, str(file))
-    return KnownModel(model, f"{file} ({config['model_type']})", notes)
+    return ModelDescription(model, f"{file} ({config['model_type']})", notes)
 
 
 def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
@@ -106,7 +106,7 @@ def _to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, 
         window=_window(config),
         context=_find(config, _CONTEXT),
     )
-    return _with_vectors(checked(model), config, family), _notes(config)
+    return _with_vectors(require_consistent(model), config, family), _notes(config)
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:

@@ -7,7 +7,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 
-from perfscope.models.transformer import KnownModel
+from perfscope.models.transformer import ModelDescription
 from perfscope.sources.models.huggingface import to_transformer
 
 
@@ -24,7 +24,7 @@ def preset_names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
-def find_preset(name: str) -> KnownModel | None:
+def find_preset(name: str) -> ModelDescription | None:
     """Look a model up by its name or an alias; absent where it is not known."""
     wanted = "-".join(name.lower().replace("_", " ").split())
     for known, text in _entries().items():
@@ -33,5 +33,5 @@ def find_preset(name: str) -> KnownModel | None:
         entry = tomllib.loads(text)
         if wanted == known or wanted in entry.get("aliases", ()):
             model, notes = to_transformer(entry["config"], known)
-            return KnownModel(model, f"the preset {known} ({entry['source']})", notes)
+            return ModelDescription(model, f"the preset {known} ({entry['source']})", notes)
     return None

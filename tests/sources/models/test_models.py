@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
-from perfscope.models.transformer import active_parameters, seed_formula, total_parameters
+from perfscope.models.parameter_counts import active_parameters, bigscience_parameters, total_parameters
 from perfscope.sources.models.families import FAMILIES
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.presets import find_preset, preset_names
@@ -149,14 +149,14 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
 def test_named_models_have_their_published_parameters(name: str) -> None:
     known = find_preset(name)
     assert known is not None
-    assert (total_parameters(known.model), active_parameters(known.model)) == PUBLISHED[name]
+    assert (total_parameters(known.transformer), active_parameters(known.transformer)) == PUBLISHED[name]
 
 
 def test_every_name_is_a_model_that_can_be_counted() -> None:
     for name in preset_names():
         known = find_preset(name)
         assert known is not None
-        assert total_parameters(known.model) >= active_parameters(known.model) > 10**8, name
+        assert total_parameters(known.transformer) >= active_parameters(known.transformer) > 10**8, name
 
 
 @pytest.mark.parametrize(("kind", "keys", "parameters"), BUILT_BY_TRANSFORMERS)
@@ -175,20 +175,22 @@ def test_the_seeds_formula_is_exact_for_gpt2_and_gpt3() -> None:
     for name in ("gpt2-small", "gpt3-1.3b", "gpt3-175b"):
         known = find_preset(name)
         assert known is not None
-        model = known.model
-        assert seed_formula(model.layers, model.hidden, model.vocabulary, model.positions) == total_parameters(model)
+        model = known.transformer
+        assert bigscience_parameters(model.layers, model.hidden, model.vocabulary, model.positions) == total_parameters(
+            model
+        )
 
 
 def test_the_seeds_181b_model_is_its_exact_number() -> None:
     """15360 wide and 64 deep, vocabulary 50257, sequence 1024: 181,994,419,200 parameters."""
-    assert seed_formula(64, 15360, 50257, 1024) == 181_994_419_200
+    assert bigscience_parameters(64, 15360, 50257, 1024) == 181_994_419_200
 
 
 def test_dimensions_make_the_model_that_the_seed_counts() -> None:
     words = ("--layers", 36, "--hidden", 4096, "--heads", 32, "--vocab", 50257, "--seq-len", 512)
     document = answer("tflops", *words, *STEP)
     assert document["model"]["parameters"] == document["model"]["seed_formula_parameters"]
-    assert document["model"]["parameters"] == seed_formula(36, 4096, 50257, 512)
+    assert document["model"]["parameters"] == bigscience_parameters(36, 4096, 50257, 512)
 
 
 def test_llama_by_its_dimensions_is_llama_by_name() -> None:

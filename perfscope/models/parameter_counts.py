@@ -1,0 +1,96 @@
+"""How many parameters follow from the dimensions of a transformer.
+
+A parameter is counted once, where it is stored: tied embeddings are one matrix, every expert of a mixture counts in the
+total, and only a token's top-k experts count in the active parameters. The weights of matrix products are separate from
+the embedding table (a lookup, no product) and from norms and biases (vectors, no product).
+"""
+
+from __future__ import annotations
+
+from perfscope.models.transformer import Transformer
+
+
+def total_parameters(model: Transformer) -> int:
+    """All parameters that are stored, every expert counted."""
+    return _count_parameters(model, model.experts.routed if model.experts else 0)
+
+
+def active_parameters(model: Transformer) -> int:
+    """Parameters that one token uses: the top-k of a mixture's routed experts, and the whole embedding table."""
+    return _count_parameters(model, model.experts.active if model.experts else 0)
+
+
+def embedding_parameters(model: Transformer) -> int:
+    """Parameters of the embedding table."""
+    return model.vocabulary * model.hidden
+
+
+def position_parameters(model: Transformer) -> int:
+    """Parameters of the learned position table."""
+    return model.positions * model.hidden
+
+
+def layer_weights(model: Transformer, routed: int) -> int:
+    """Weights of all layers with ``routed`` experts of each mixture; without norms and biases."""
+    dense_layers = model.layers - model.expert_layers
+    weights = model.layers * attention_weights(model) + dense_layers * dense_mlp_weights(model)
+    if model.experts:
+        weights += model.expert_layers * expert_mlp_weights(model, routed)
+    return weights
+
+
+def attention_weights(model: Transformer) -> int:
+    """Weights of one layer's attention: queries, keys, values and the output projection."""
+    latent = model.latent
+    if latent is None:
+        kv_dim = model.kv_heads * model.head_dim
+        return model.hidden * (model.query_dim + 2 * kv_dim) + model.query_dim * model.hidden
+    query = (
+        model.hidden * model.query_dim if latent.q_rank is None else latent.q_rank * (model.hidden + model.query_dim)
+    )
+    keys_and_values = latent.kv_rank * (model.hidden + model.heads * (latent.nope_dim + latent.value_dim))
+    return query + keys_and_values + model.hidden * latent.rope_dim + model.value_dim * model.hidden
+
+
+def dense_mlp_weights(model: Transformer) -> int:
+    """Weights of one dense MLP."""
+    return model.mlp_matrices * model.hidden * model.ffn
+
+
+def expert_mlp_weights(model: Transformer, routed: int) -> int:
+    """Weights of one layer's mixture: ``routed`` experts, the shared experts and the router."""
+    experts = model.experts
+    assert experts is not None
+    ffn = routed * experts.ffn + experts.shared_ffn
+    return model.mlp_matrices * model.hidden * ffn + model.hidden * experts.routed
+
+
+def bigscience_parameters(layers: int, hidden: int, vocabulary: int, seq_len: int) -> int:
+    """Parameters of a GPT by ``l(12h^2 + 13h) + vh + sh + 2h``.
+
+    Exact for GPT-2 and GPT-3 (MLP of 4h, biases everywhere, learned positions, tied embeddings) and for nothing else.
+    Source: bigscience-workshop/bigscience, experiments/gpt2.md, "Magic scripts".
+    """
+    return layers * (12 * hidden**2 + 13 * hidden) + vocabulary * hidden + seq_len * hidden + 2 * hidden
+
+
+def _count_parameters(model: Transformer, routed: int) -> int:
+    """All parameters, with ``routed`` experts of each mixture."""
+    tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
+    vectors = model.layers * model.layer_vectors + model.expert_layers * _expert_vectors(model, routed)
+    return layer_weights(model, routed) + _mtp_parameters(model, routed) + tables + vectors + model.other_vectors
+
+
+def _mtp_parameters(model: Transformer, routed: int) -> int:
+    """Parameters of the multi-token-prediction modules, which share the embedding and the output layer of the model.
+
+    A module has a projection of two hidden states to one, three norms, and a layer like the model's last.
+    """
+    mlp = expert_mlp_weights(model, routed) if model.experts else dense_mlp_weights(model)
+    layer = attention_weights(model) + mlp + model.layer_vectors + _expert_vectors(model, routed)
+    return model.mtp_layers * (layer + 2 * model.hidden**2 + 3 * model.hidden)
+
+
+def _expert_vectors(model: Transformer, routed: int) -> int:
+    """Vectors of one layer's mixture."""
+    return model.experts.layer_vectors + routed * model.experts.vectors if model.experts else 0
