@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.shared.medians import Counted, counted, merged
+from perfscope.analyzers.shared.statistics import ValueCounts, count_values, merge_counts
 from perfscope.constants import NS_PER_S
 from perfscope.tables.joblog import Iterations, JobLog
 
@@ -74,8 +74,8 @@ def measure(log: JobLog, warmup: int | None) -> Times:
     rows = log.iterations
     used = undisturbed(rows, warmup)
     warm = warming(rows, warmup) & ~used
-    seconds = counted(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
-    values = seconds if log.folded is None else merged(seconds, _folded(log, warmup))
+    seconds = count_values(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
+    values = seconds if log.folded is None else merge_counts(seconds, _folded(log, warmup))
     left_out = ~used & ~warm
     timed = rows.wall_ns.compressed()
     return Times(
@@ -94,11 +94,13 @@ def measure(log: JobLog, warmup: int | None) -> Times:
     )
 
 
-def _folded(log: JobLog, warmup: int | None) -> Counted:
+def _folded(log: JobLog, warmup: int | None) -> ValueCounts:
     assert log.folded is not None
-    folded = Counted(log.folded.wall_ns / NS_PER_S, log.folded.count)
+    folded = ValueCounts(log.folded.wall_ns / NS_PER_S, log.folded.count)
     warmups = log.folded.warmups
-    return folded if warmup is None or not warmups else merged(folded, counted(np.asarray(warmups) / NS_PER_S))
+    return (
+        folded if warmup is None or not warmups else merge_counts(folded, count_values(np.asarray(warmups) / NS_PER_S))
+    )
 
 
 def _mean_of_all(log: JobLog) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perfscope.analyzers.scaling.fits import Fit, fit_all
-from perfscope.analyzers.shared.medians import counted
+from perfscope.analyzers.shared.statistics import count_values
 from perfscope.report import Json
 from perfscope.tables.scaling import Case, ScalingRun
 
@@ -67,11 +67,11 @@ class Point:
     @property
     def median(self) -> float:
         """Median throughput of the runs."""
-        return counted(self.speeds).median() or 0.0
+        return count_values(self.speeds).median() or 0.0
 
     def data(self) -> dict[str, Json]:
         """The point for JSON."""
-        interval = counted(self.speeds).median_interval()
+        interval = count_values(self.speeds).median_interval()
         return {
             "case": str(self.case),
             "nodes": self.case.nodes,
@@ -191,9 +191,9 @@ def _points(runs: Sequence[ScalingRun]) -> Iterator[Point]:
     cases = sorted({run.case for run in runs}, key=lambda case: (case.gpus, case.nodes))
     speeds = {case: tuple(run.samples_per_s or 0.0 for run in runs if run.case == case) for case in cases}
     base = cases[0]
-    base_median = counted(speeds[base]).median() or 0.0
+    base_median = count_values(speeds[base]).median() or 0.0
     for case in cases:
-        median = counted(speeds[case]).median() or 0.0
+        median = count_values(speeds[case]).median() or 0.0
         speedup = median / base_median
         batch = next((run.batch for run in runs if run.case == case), None)
         yield Point(case, batch, speeds[case], speedup, speedup * base.gpus / case.gpus)

@@ -8,7 +8,7 @@ from perfscope.analyzers.scaling.dlperf import ProtocolResult
 from perfscope.analyzers.scaling.fits import Fit
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.scaling.zero_stages import Stage
-from perfscope.analyzers.shared.medians import counted
+from perfscope.analyzers.shared.statistics import count_values
 from perfscope.constants import MIB
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.scaling import ScalingRun
@@ -70,7 +70,7 @@ def series(found: Scaling) -> Iterator[Section]:
     for one in found.series:
         rows = []
         for point in one.points:
-            interval = counted(point.speeds).median_interval()
+            interval = count_values(point.speeds).median_interval()
             rows.append(
                 (
                     point.case.nodes,

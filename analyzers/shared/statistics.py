@@ -1,0 +1,120 @@
+"""Statistics of values that may be missing or counted, and the confidence interval of a median.
+
+The interval is the percentile bootstrap's, without drawing: of all resamples of n values, the share whose median is at
+most the k-th smallest value is the probability that at least half of n draws fall at or below it, which is binomial
+(B. Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 7, 1979, section 3). It needs no
+seed, and a log of a million records costs no more than one of ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, fsum
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.tables.columns import MaskedInt64
+
+CONFIDENCE = 0.95
+
+#: Plain numbers, or a column of which some are absent.
+Values: TypeAlias = (
+    npt.NDArray[np.int64] | npt.NDArray[np.float64] | MaskedInt64 | np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]
+)
+
+_FEWEST_FOR_INTERVAL = 3
+
+
+def median(values: Values) -> float | None:
+    """The median of the values that are present; None of none."""
+    present = np.ma.compressed(values)
+    return float(np.median(present)) if len(present) else None
+
+
+def percentile(values: Values, percent: float) -> float | None:
+    """A percentile of the values that are present; None of none."""
+    present = np.ma.compressed(values)
+    return float(np.percentile(present, percent)) if len(present) else None
+
+
+def mean(values: Values) -> float | None:
+    """The mean of the values that are present; None of none."""
+    present = np.ma.compressed(values)
+    return float(present.mean()) if len(present) else None
+
+
+def maximum(column: MaskedInt64) -> int | None:
+    """The largest integer that is present; None of none."""
+    present = np.ma.compressed(column)
+    return int(present.max()) if len(present) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueCounts:
+    """Distinct values, ascending, with the number of times that each occurs.
+
+    Attributes:
+        value: Distinct values.
+        count: How often each occurs.
+    """
+
+    value: npt.NDArray[np.float64]
+    count: npt.NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """How many values there are."""
+        return int(self.count.sum())
+
+    def at(self, index: int) -> float:
+        """The value at an index of the sorted values, from 0."""
+        return float(self.value[np.searchsorted(np.cumsum(self.count), index, "right")])
+
+    def quantile(self, fraction: float) -> float | None:
+        """A quantile with linear interpolation, as NumPy's; None of no values."""
+        if not len(self.value):
+            return None
+        position = fraction * (self.n - 1)
+        low = int(position)
+        below, above = self.at(low), self.at(min(low + 1, self.n - 1))
+        return below + (above - below) * (position - low)
+
+    def median(self) -> float | None:
+        """The median; None of no values."""
+        return self.quantile(0.5)
+
+    def mean(self) -> float | None:
+        """The mean; None of no values."""
+        return fsum((self.value * self.count).tolist()) / self.n if len(self.value) else None
+
+    def median_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+        """The bootstrap interval of the median; None of fewer than three values.
+
+        Of an even number the lower end is the lower median's, the upper end the upper one's.
+        """
+        from scipy.special import bdtri  # importing SciPy takes 0.1 s, which most users of this module do not need
+
+        n = self.n
+        if n < _FEWEST_FOR_INTERVAL:
+            return None
+        tail = (1 - confidence) / 2
+        # The k-th smallest value bounds a resample's median with probability P(X >= n / 2), X binomial of n and k / n.
+        low = floor(n * float(bdtri((n + 1) // 2 - 1, n, 1 - tail))) + 1
+        high = ceil(n * float(bdtri(n // 2, n, tail)))
+        return self.at(low - 1), self.at(high - 1)
+
+
+def count_values(values: Sequence[float] | npt.NDArray[np.generic]) -> ValueCounts:
+    """Count how often each value occurs."""
+    value, count = np.unique(np.asarray(values, np.float64), return_counts=True)
+    return ValueCounts(value, count.astype(np.int64))
+
+
+def merge_counts(first: ValueCounts, second: ValueCounts) -> ValueCounts:
+    """The counts of the values of both."""
+    value, index = np.unique(np.concatenate((first.value, second.value)), return_inverse=True)
+    count = np.bincount(index, np.concatenate((first.count, second.count)), len(value))
+    return ValueCounts(value, count.astype(np.int64))
