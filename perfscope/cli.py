@@ -12,7 +12,7 @@ import signal
 import sys
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +23,10 @@ from perfscope.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# typer keeps its classes of contexts and parameters private.
+Context: TypeAlias = Any
+Parameter: TypeAlias = Any
 
 COMMANDS = (
     "demo",
@@ -43,7 +47,7 @@ COMMANDS = (
 class Command(TyperCommand):
     """A command whose help costs nothing where it is not asked for."""
 
-    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401 - the context type is typer's private one
+    def get_help_option(self, ctx: Context) -> Parameter:
         """The option ``--help``."""
         return _convert_plainly(super().get_help_option(ctx))
 
@@ -51,15 +55,15 @@ class Command(TyperCommand):
 class CommandGroup(TyperGroup):
     """Commands that load lazily."""
 
-    def get_help_option(self, ctx: Any) -> Any:  # noqa: ANN401 - the context type is typer's private one
+    def get_help_option(self, ctx: Context) -> Parameter:
         """The option ``--help``, as cheap as a command's."""
         return _convert_plainly(super().get_help_option(ctx))
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - the context type is typer's private one
+    def list_commands(self, ctx: Context) -> list[str]:
         """Name the commands in the order of a first use."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - as above
+    def get_command(self, ctx: Context, cmd_name: str) -> TyperCommand | TyperGroup | None:
         """Import one command's module and wrap its function."""
         if cmd_name not in COMMANDS:
             return None
@@ -77,7 +81,7 @@ class CommandGroup(TyperGroup):
             _convert_plainly(parameter)
         return command
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
+    def invoke(self, ctx: Context) -> object:
         """Run the command and end the process as its outcome says."""
         outcome = super().invoke(ctx)
         if isinstance(outcome, Outcome):
@@ -85,12 +89,12 @@ class CommandGroup(TyperGroup):
         return outcome
 
 
-def _convert_plainly(parameter: Any) -> Any:  # noqa: ANN401 - typer's private type
+def _convert_plainly(parameter: Parameter) -> Parameter:
     """Convert here what needs no validator: typer would first import the library that makes them, and make one."""
     process = parameter.process_value
     annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
 
-    def process_typed(ctx: Any, value: Any) -> Any:  # noqa: ANN401 - as above
+    def process_typed(ctx: Context, value: object) -> object:
         plain = _member(annotation, value)
         if not _is_plain(parameter, annotation, plain):
             return process(ctx, value)
@@ -100,14 +104,14 @@ def _convert_plainly(parameter: Any) -> Any:  # noqa: ANN401 - typer's private t
     return parameter
 
 
-def _member(annotation: Any, value: Any) -> Any:  # noqa: ANN401 - what was typed, or a default
+def _member(annotation: object, value: object) -> object:
     """The enum's member that was typed, or the value as it is."""
     if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
         return value
-    return next((one for one in annotation if one.value == value), value)
+    return next((member for member in annotation if member.value == value), value)
 
 
-def _is_plain(parameter: Any, annotation: Any, value: Any) -> bool:  # noqa: ANN401 - typer's private type
+def _is_plain(parameter: Parameter, annotation: object, value: object) -> bool:
     if value is None:
         return not parameter.required and not parameter.multiple
     return type(value) is annotation or (bool(value) and annotation == list[str])
@@ -115,13 +119,12 @@ def _is_plain(parameter: Any, annotation: Any, value: Any) -> bool:  # noqa: ANN
 
 app = typer.Typer(
     cls=CommandGroup,
-    add_completion=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
+def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"perfscope {perfscope.__version__}")
         raise typer.Exit
@@ -129,9 +132,9 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
 
 @app.callback()
 def perfscope_command(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes on standard error.")] = False,  # noqa: FBT002
-    version: Annotated[  # noqa: FBT002 - the callback acts on it
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no notes on standard error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Where did the time of a training run go, and can the number be trusted?"""
@@ -144,13 +147,13 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
         sys.stdout.write(output)
         sys.stdout.flush()
     if not quiet:
-        _say(outcome.notes)
+        _print_notes(outcome.notes)
     if outcome.signal is not None:
         _die_by(outcome.signal)
     raise SystemExit(outcome.exit_code)
 
 
-def _say(lines: Sequence[str]) -> None:
+def _print_notes(lines: Sequence[str]) -> None:
     for line in lines:
         sys.stderr.write(f"perfscope: {line}\n" if line else "\n")
     sys.stderr.flush()

@@ -31,7 +31,7 @@ def analyze(
     paths: Annotated[
         list[str], typer.Argument(metavar="RUN_DIR | TRACE...", help="A run's folder, or traces: files, folders, URLs.")
     ],
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
     only: Annotated[str | None, typer.Option(help="Analyzers to run, such as breakdown,idle.  [default: all]")] = None,
     operators: Annotated[bool, typer.Option("--operators", help="Tell kernels by operator, too.")] = False,
     rank: Annotated[

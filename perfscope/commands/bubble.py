@@ -62,7 +62,7 @@ def bubble(
     dp: Annotated[int | None, typer.Option(help="Of measured ranks: data-parallel size, with --pp and --tp.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw the schedule to this SVG file.")] = None,
     width: Annotated[int, typer.Option(help="Columns of the drawing.", min=10, max=1000)] = 100,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Predict the bubble of a pipeline schedule, or measure the one of a run, and say what would change it."""
     if paths:

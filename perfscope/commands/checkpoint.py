@@ -55,7 +55,7 @@ def checkpoint(
         Path | None, typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves. Gives GB/s.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="A training log that tells how long saves took. Gives GB/s.")] = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Say what each file of a checkpoint holds and whether its size is right; nothing is ever unpickled."""
     parameters = parse_parameters(size) if size is not None else None

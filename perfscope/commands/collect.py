@@ -61,7 +61,7 @@ def collect(
     parts: Annotated[list[str], typer.Argument(metavar="PART...", help="Folders, or HOST:PATH over ssh.")],
     run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="The whole run's folder, new or to be added to.")],
     ssh: Annotated[str | None, typer.Option(help='How to reach other hosts, such as "ssh -p 2222".')] = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Bring the parts of a run together into one folder, from other folders and other hosts.
 

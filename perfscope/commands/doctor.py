@@ -22,7 +22,7 @@ def doctor(
     run_dir: Annotated[
         Path | None, typer.Option("-o", "--run-dir", help="Where runs will be.  [default: the working directory]")
     ] = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Say what of perfscope works on this machine, and how to mend what does not.
 

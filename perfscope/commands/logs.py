@@ -42,7 +42,7 @@ def logs(
         int | None, typer.Option(help="Iterations left out at each start.  [default: the first record]")
     ] = None,
     sort: Annotated[Order, typer.Option(help="Order of the table.")] = Order.PATH,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Tell step time, throughput and set-up of training runs from their logs."""
     if warmup is not None and warmup < 0:

@@ -45,7 +45,7 @@ def refresh(
     size: SizeOption = None,
     gbs: GbsOption = None,
     gpu: GpuOption = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Recompute the TFLOPs, speed-up, efficiency and percentage cells of a file's tables, in place."""
     from perfscope.regenerate.refresh import refresh_file
@@ -61,7 +61,7 @@ def build(
     commits: Annotated[
         bool, typer.Option("--commits", help="Look up the commits of files that have not changed too.")
     ] = False,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Write the blocks between <!-- perfscope: COMMAND --> and <!-- /perfscope --> again from their raw files."""
     from perfscope.regenerate.build import Commits, build_pages, write_pages
@@ -90,7 +90,7 @@ def table(
     size: SizeOption = None,
     gbs: GbsOption = None,
     gpu: GpuOption = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Print raw tables with their recomputed cells, added columns and a verdict on each row."""
     from perfscope.regenerate.recomputed import ADDED, differing_cells, recomputed_tables
@@ -111,7 +111,7 @@ def runs(
     published: Annotated[
         Path | None, typer.Option(help="A CSV of what was published: GPUs, mean, median, speed-up.")
     ] = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Print the mean, median and speed-up of configurations that were run several times."""
     from perfscope.analyzers.published.repeated_runs import analyze
@@ -127,7 +127,7 @@ def environment(
     path: Annotated[
         Path, typer.Argument(metavar="RUN_DIR | FILE.json", help="A run, or a JSON file like its run.json.")
     ],
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Print where a run ran: GPUs, how they are connected, driver and versions."""
     from perfscope.sources.runs.environment import read_environment
@@ -153,7 +153,7 @@ def overhead(
     path: Annotated[
         Path, typer.Argument(metavar="FILE.json", help="What `python -m benchmarks.overhead --json` wrote.")
     ],
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Print what perfscope itself cost where its benchmark ran, beside what it may cost."""
     from perfscope.sources.runs.overhead import read_overhead

@@ -45,7 +45,7 @@ def scaling(
     ] = None,
     predict: Annotated[str | None, typer.Option(help="GPUs to predict: 64,128.  [default: twice the most]")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the series to this SVG file.")] = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Tell how throughput grows with GPUs, and what a law of scaling makes of it."""
     if warmup is not None and warmup < 0:

@@ -115,7 +115,7 @@ def plan(
     shared_ffn: option.SharedFfnOption = None,
     dense_layers: option.DenseLayersOption = None,
     mtp_layers: option.MtpLayersOption = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Plan a training: days by the TFLOPs, or TFLOPs by the days; memory per GPU, what fits, and the checkpoint."""
     typed: Typed = {

@@ -64,7 +64,7 @@ def tflops(
     shared_ffn: option.SharedFfnOption = None,
     dense_layers: option.DenseLayersOption = None,
     mtp_layers: option.MtpLayersOption = None,
-    format: FormatOption = Format.MARKDOWN,  # noqa: A002 - the option's name
+    format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Compute TFLOPs per GPU, MFU and HFU from a model, a global batch size and a step time, by every convention."""
     dimensions: Typed = {
