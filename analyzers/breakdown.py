@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section

@@ -24,7 +24,7 @@ import numpy as np
 
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.breakdown import covered
 from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
-from perfscope.analyzers.shared.ranks import rank_labels
+from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section

@@ -1,100 +1,115 @@
-"""``perfscope analyze``: everything that a run or its traces can tell."""
+"""``perfscope analyze``: run every analyzer on a run's folder or on traces."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfscope.analyzers.cost import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.engine.measuring import Measured
+from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
-from perfscope.engine.workers import Engine, available_workers, in_processes, in_this_process, on_dask
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import is_url
+from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 
-_SHARES = ("breakdown", "host", "idle")  # what a profiler that slows the host changes
+_SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
+_TRACES, _EXECUTION = "Traces", "Execution"
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN_DIR | TRACE...", help="A run's folder, or traces: files, folders, patterns, URLs."),
+]
+Only = Annotated[
+    str | None, typer.Option(help="Analyzers to run, separated by commas: breakdown,idle.", show_default="all")
+]
+Operators = Annotated[
+    bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TRACES)
+]
+Rank = Annotated[
+    str | None,
+    typer.Option(
+        help="Rank of a trace that does not state it: a number, or a regex with one group, searched for in the path.",
+        show_default="from the file name",
+        rich_help_panel=_TRACES,
+    ),
+]
+EngineOption = Annotated[
+    Backend | None,
+    typer.Option("--engine", help="Execution backend.", show_default="process", rich_help_panel=_EXECUTION),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Number of parallel workers.", show_default="number of processors", rich_help_panel=_EXECUTION),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a Dask scheduler: tcp://HOST:8786.",
+        show_default="none: a cluster on this machine",
+        rich_help_panel=_EXECUTION,
+    ),
+]
 
 
 def analyze(
     context: typer.Context,
-    paths: Annotated[
-        list[str], typer.Argument(metavar="RUN_DIR | TRACE...", help="A run's folder, or traces: files, folders, URLs.")
-    ],
+    paths: Paths,
     format: FormatOption = Format.MARKDOWN,
-    only: Annotated[str | None, typer.Option(help="Analyzers to run, such as breakdown,idle.  [default: all]")] = None,
-    operators: Annotated[bool, typer.Option("--operators", help="Tell kernels by operator, too.")] = False,
-    rank: Annotated[
-        str | None, typer.Option(help="Rank of a trace that does not tell it: a number, or a regex with one group.")
-    ] = None,
-    engine: Annotated[Engine | None, typer.Option(help="Who reads the traces.  [default: process]")] = None,
-    workers: Annotated[int | None, typer.Option(help="How many read at once.  [default: processors]")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="A Dask scheduler, such as tcp://HOST:8786.")] = None,
+    only: Only = None,
+    operators: Operators = False,
+    rank: Rank = None,
+    engine: EngineOption = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
 ) -> Outcome:
-    """Say where the time of a run went, from its folder or from traces."""
+    """Break down the time of a training run, from its folder or from traces."""
+    is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
-        map_traces=_engine(engine, workers, scheduler, quiet=bool(context.find_root().params.get("quiet"))),
+        execution=_execution(engine, workers, scheduler, shows_progress=not is_quiet),
         only=frozenset(only.split(",")) if only else frozenset(),
         with_operators=operators,
-        ranks=_rank_names(rank),
+        rank_rule=_rank_rule(rank),
     )
-    # Workers that run already have a working folder of their own.
-    locations = [path if scheduler is None or is_url(path) else os.path.abspath(path) for path in paths]  # noqa: PTH100 - a pattern is no path
+    # The workers of a running scheduler have a working folder of their own.
+    locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
     analysis = run_analyzers(locations, plan)
-    report = to_report(analysis)
     return Outcome(
-        report,
+        to_report(analysis),
         format,
         notes=tuple(f"warning: {line}" for line in analysis.damage),
         exit_code=ExitCode.DAMAGED_INPUT if analysis.damage else ExitCode.OK,
     )
 
 
-def _engine(
-    engine: Engine | None, workers: int | None, scheduler: str | None, *, quiet: bool
-) -> Callable[[Callable[[str], Measured], Sequence[str]], Iterator[Measured]]:
+def _execution(
+    backend: Backend | None, workers: int | None, scheduler: str | None, *, shows_progress: bool
+) -> Execution:
     if workers is not None:
         require_positive("--workers", workers)
-    if scheduler is not None and engine not in (None, Engine.DASK):
-        raise UsageError(f"--scheduler needs --engine dask, not {engine}")
-    chosen = Engine.DASK if scheduler is not None else engine or Engine.PROCESS
-    return partial(_map_traces, chosen, workers or available_workers(), scheduler, quiet)
+    if scheduler is not None and backend not in (None, Backend.DASK):
+        raise UsageError(f"--scheduler needs --engine dask, not {backend}")
+    return Execution(
+        backend=Backend.DASK if scheduler is not None else backend or Backend.PROCESS,
+        workers=workers or available_processors(),
+        scheduler=scheduler,
+        shows_progress=shows_progress,
+    )
 
 
-def _map_traces(
-    engine: Engine,
-    workers: int,
-    scheduler: str | None,
-    quiet: bool,
-    measure: Callable[[str], Measured],
-    paths: Sequence[str],
-) -> Iterator[Measured]:
-    if engine is Engine.DASK:
-        answers = on_dask(measure, paths, workers, scheduler)
-    elif engine is Engine.SERIAL or min(workers, len(paths)) == 1:
-        answers = in_this_process(measure, paths)
-    else:
-        answers = in_processes(measure, paths, workers)
-    if quiet:
-        return answers
-    from perfscope.engine.progress import shown
-
-    return shown(answers, len(paths))
-
-
-def _rank_names(rank: str | None) -> int | re.Pattern[str] | None:
-    if rank is None or rank.isdigit():
-        return None if rank is None else int(rank)
+def _rank_rule(rank: str | None) -> RankRule:
+    if rank is None:
+        return RANK_IN_FILE_NAME
+    if rank.isdigit():
+        return int(rank)
     try:
         pattern = re.compile(rank)
     except re.error as error:
@@ -102,15 +117,6 @@ def _rank_names(rank: str | None) -> int | re.Pattern[str] | None:
     if pattern.groups != 1:
         raise UsageError(f"--rank {rank!r} needs one group, such as 'worker(\\d+)'")
     return pattern
-
-
-def _slowed(analysis: Analysis, name: str) -> tuple[str, ...]:
-    """The label of shares that are those of slowed steps."""
-    cost = analysis.results.get("cost")
-    if name not in _SHARES or not isinstance(cost, Cost):
-        return ()
-    slower = [window.slower for window in cost.windows if window.is_distorted and window.slower is not None]
-    return (f"Of steps that the profiler made up to {max(slower):.0%} slower.",) if slower else ()
 
 
 def to_report(analysis: Analysis) -> Report:
@@ -123,15 +129,30 @@ def to_report(analysis: Analysis) -> Report:
     }
     sections: list[Section] = []
     for name, result in analysis.results.items():
-        first, *more = result.sections()
-        sections += [replace(first, notes=(*first.notes, *_slowed(analysis, name))), *more]
+        first, *following = result.sections()
+        sections += [replace(first, notes=(*first.notes, *_slowdown_notes(analysis, name))), *following]
     if analysis.skipped:
-        by_reason: dict[str, list[str]] = {}
-        for skip in analysis.skipped:
-            by_reason.setdefault(skip.reason, []).append(skip.analyzer)
-        notes = tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-        sections.append(Section("Not computed", notes=notes))
+        sections.append(_skipped_section(analysis))
     title = "Where the time went"
     if analysis.run and analysis.run.command:
         title = f"{title}: {' '.join(analysis.run.command)}"
     return Report(title, data, tuple(sections), analysis.damage)
+
+
+def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
+    """A note below shares that were measured in slowed steps."""
+    cost = analysis.results.get("cost")
+    if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, Cost):
+        return ()
+    slowdowns = [window.slower for window in cost.windows if window.is_distorted and window.slower is not None]
+    if not slowdowns:
+        return ()
+    return (f"Measured in profiled steps, which were up to {max(slowdowns):.0%} slower than steady-state steps.",)
+
+
+def _skipped_section(analysis: Analysis) -> Section:
+    by_reason: dict[str, list[str]] = {}
+    for skipped in analysis.skipped:
+        by_reason.setdefault(skipped.reason, []).append(skipped.analyzer)
+    notes = tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    return Section("Not computed", notes=notes)

@@ -1,1 +1,1 @@
-"""Runs the analyzers: measure each trace where it is read, then reduce the partials."""
+"""Runs the analyzers: every trace is measured where it is read, then the partial results are reduced."""

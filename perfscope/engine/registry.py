@@ -1,4 +1,4 @@
-"""The analyzers: an explicit list of our own, and the entry-point group ``perfscope.analyzers`` for others'."""
+"""The analyzers: an explicit list of our own, and the entry-point group ``perfscope.analyzers`` for other packages."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from enum import Enum
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol, TypeAlias
 
+from perfscope.errors import MissingInput
 from perfscope.report import Json, Section
-from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events
+from perfscope.tables.run import Run
+from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
 ENTRY_POINTS = "perfscope.analyzers"
 
+#: What an analyzer keeps of one trace: any value that can be pickled. Only the analyzer's own module looks into it.
+Partial: TypeAlias = object
+
 
 class Result(Protocol):
-    """What an analyzer returns: a frozen value that can say itself as data and to people."""
+    """What an analyzer returns: a frozen value that writes itself as data and as text for people."""
 
     def data(self) -> Json:
         """The value of ``results.<name>`` in JSON."""
         ...
 
     def sections(self) -> tuple[Section, ...]:
-        """What people read."""
+        """The sections of the report."""
         ...
 
 
 class Reads(Enum):
-    """What an analyzer is given."""
+    """The inputs of an analyzer."""
 
     RUN = "run"
     TRACES = "traces"
@@ -38,20 +44,24 @@ class Reads(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Analyzer:
-    """One analyzer.
+    """One analyzer: its name and its module, which is imported when it is needed.
 
     Attributes:
         name: Its key in ``results``.
-        module: Where it is. A module that reads a run has ``analyze(run: Run) -> Result``. One that reads traces has
-            ``measure(trace: Trace) -> partial``, called where the trace is read, and
-            ``analyze(partials: Sequence) -> Result``, called once. One that reads a run and its traces has
-            ``analyze(run: Run, partials: Sequence) -> Result``; there may be no partials. Each raises MissingInput to
-            be listed as skipped.
-            Where it has ``merge(partial, partial) -> partial``, in any order, the driver keeps one partial.
-        reads: Which of the two.
-        needs: The events it wants of a trace; others may be missing from the tables.
-        needs_without_device: What it wants besides, of a trace without device events.
-        partials_of: The analyzer whose partials it reduces, where it does not measure traces itself.
+        module: The module's full name. Which functions it has depends on ``reads``:
+
+            - RUN: ``analyze(run: Run) -> Result``.
+            - TRACES: ``measure(trace: Trace) -> Partial | None``, called where the trace is read, and
+              ``analyze(partials: Sequence[Partial]) -> Result``, called once.
+            - RUN_AND_TRACES: ``measure`` and ``analyze(run: Run, partials: Sequence[Partial]) -> Result``; there may be
+              no partials.
+
+            ``analyze`` raises MissingInput to be listed as skipped. A module may have ``merge(Partial, Partial) ->
+            Partial``; then the driver merges the partials in any order, and keeps only the merged one.
+        reads: Its inputs.
+        needs: The events that it needs of a trace; other tables may be empty.
+        needs_without_device: The events that it needs besides, of a trace without device events.
+        partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
     """
 
     name: str
@@ -61,23 +71,49 @@ class Analyzer:
     needs_without_device: Events = NO_EVENTS
     partials_of: str | None = None
 
-    def load(self) -> Any:  # noqa: ANN401 - a module
-        """Import it."""
-        return import_module(self.module)
+    @property
+    def measured_by(self) -> str:
+        """The analyzer whose ``measure`` makes its partials."""
+        return self.partials_of or self.name
 
-    def merger(self) -> Callable[[Any, Any], Any] | None:
-        """What makes one of two partials, where the module has it."""
-        return getattr(self.load(), "merge", None)
+    def measure(self, trace: Trace) -> Partial | None:
+        """Measure one trace; None where the trace holds nothing of interest."""
+        partial: Partial | None = self._load().measure(trace)
+        return partial
+
+    def merger(self) -> Callable[[Partial, Partial], Partial] | None:
+        """The function that merges two partials, where the module has one."""
+        return getattr(self._load(), "merge", None)
+
+    def analyze(self, run: Run | None, partials: Sequence[Partial]) -> Result:
+        """Reduce the partials, or analyze the run.
+
+        Raises:
+            MissingInput: There is no run and it needs one, or the module misses something else.
+        """
+        result: Result
+        if self.reads is Reads.TRACES:
+            result = self._load().analyze(partials)
+        elif run is None:
+            raise MissingInput("needs a run of `perfscope profile`, not traces alone")
+        elif self.reads is Reads.RUN_AND_TRACES:
+            result = self._load().analyze(run, partials)
+        else:
+            result = self._load().analyze(run)
+        return result
+
+    def _load(self) -> ModuleType:
+        return import_module(self.module)
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A result that follows from the results of analyzers, where all of them are there and it applies.
+    """A result that follows from the results of analyzers.
 
     Attributes:
         name: Its key in ``results``.
-        module: Where it is. The module has ``derive``, which takes the results of ``needs_results`` in their order, and
-            returns a Result, or None where it does not apply.
+        module: The full name of a module with ``derive``, which takes the results of ``needs_results`` in their order,
+            and returns a Result, or None where it does not apply.
         needs_results: Names of the analyzers.
     """
 
@@ -123,7 +159,6 @@ DERIVATIONS: tuple[Derivation, ...] = (
 def analyzers() -> Sequence[Analyzer]:
     """Our own analyzers, then those of installed distributions.
 
-    An entry point names an Analyzer object: ``mine = "my_package.scope:ANALYZER"``.
+    An entry point names an Analyzer object: ``name = "package.module:ANALYZER"``.
     """
-    others = tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
-    return BUILT_IN + others
+    return BUILT_IN + tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))

@@ -1,7 +1,7 @@
 """Runs the analyzers: measure each trace where it is read, then reduce the partials.
 
 A trace is opened once; every analyzer measures it while its tables are in memory, and only the small partials are kept.
-They are reduced in the order of the traces' names, so that the answer does not depend on who measured what when. An
+They are reduced in the order of the traces' names, so that the answer does not depend on which worker was fast. An
 analyzer that lacks an input is listed with its reason. A trace that cannot be read is listed too, and the other traces
 are still answered for.
 """
@@ -9,27 +9,28 @@ are still answered for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfscope.analyzers.shared.ranks import findings
-from perfscope.engine.registry import DERIVATIONS, Analyzer, Reads, Result, analyzers
+from perfscope.engine.coverage import find_problems
+from perfscope.engine.execution import Execution
+from perfscope.engine.inputs import Inputs, find_inputs
+from perfscope.engine.measuring import Measured, Task, measure, measuring_analyzers
+from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
 from perfscope.errors import MissingInput, SourceError, UsageError
-from perfscope.sources.runs.run import is_run, read_run
-from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces, is_folder
+from perfscope.sources.traces.ahead import Pace
+from perfscope.sources.traces.files import is_folder
+from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Run
-from perfscope.wire import TRACES
-
-if TYPE_CHECKING:
-    from perfscope.engine.measuring import Measured, Task
+from perfscope.tables.trace import NO_EVENTS, Events
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An analyzer that gave no result, and why."""
+    """An analyzer without a result, and the reason."""
 
     analyzer: str
     reason: str
@@ -37,13 +38,13 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What is known of the inputs.
+    """The results of all analyzers.
 
     Attributes:
         inputs: The files and folders that were read.
         results: Each analyzer's result by its name.
         skipped: The analyzers without a result.
-        damage: Inputs that are missing or damaged, in words; the answers rest on what is left.
+        damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
     """
 
@@ -54,76 +55,70 @@ class Analysis:
     run: Run | None
 
 
-def _one_after_the_other(measure: Callable[[str], Measured], paths: Sequence[str]) -> Iterator[Measured]:
-    return map(measure, paths)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to analyze.
 
     Attributes:
-        map_traces: Measures traces and yields the answers in any order; see ``perfscope.engine.workers``.
+        execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
-        with_operators: Whether the operators of the host are read, for kernels by operator.
-        ranks: How the rank of a trace that does not tell it is found; by its name where absent.
+        with_operators: Whether the operators of the host are read, to break kernels down by operator.
+        rank_rule: How the rank of a trace that does not state it is found.
     """
 
-    map_traces: Callable[[Callable[[str], Measured], Sequence[str]], Iterator[Measured]] = _one_after_the_other
+    execution: Execution = field(default_factory=Execution)
     only: frozenset[str] = frozenset()
     with_operators: bool = False
-    ranks: Any = None
+    rank_rule: RankRule = RANK_IN_FILE_NAME
 
 
 @dataclass(slots=True)
-class _Answers:
-    """What the traces gave.
+class _Measurements:
+    """What the map step gave.
 
     Attributes:
         partials: Each analyzer's partials, in the order of the traces.
-        damage: What is wrong with the traces, in words.
+        damage: What is wrong with the traces, as sentences.
         readable: How many traces could be read, whole or in part.
-        first: The path of the first trace.
+        first_path: The path of the first trace.
     """
 
-    partials: dict[str, list[Any]] = field(default_factory=dict)
+    partials: dict[str, list[Partial]] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     readable: int = 0
-    first: str = ""
+    first_path: str = ""
 
 
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
     """Analyze one run's folder, or traces.
 
     Raises:
-        SourceError: A path does not exist, or nothing that was given can be read.
-        UsageError: An analyzer that does not exist was asked for.
+        SourceError: A path does not exist, or no input can be read.
+        UsageError: ``plan.only`` names an analyzer that does not exist.
     """
-    chosen = _chosen(plan.only)
-    locations = [os.fspath(path) for path in paths]
-    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
-    traces = _traces(locations, run)
-    reads_traces = any(analyzer.reads is not Reads.RUN for analyzer in chosen)
-    answers = _measure(traces, locations, plan, chosen) if traces and reads_traces else _Answers()
-    if run is None and reads_traces:
-        _require_a_trace(answers, locations)
+    chosen = _choose(plan.only)
+    inputs = find_inputs(paths)
+    measurements = _measure(inputs, plan, chosen)
+    if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
+        _require_a_trace(measurements, inputs)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
     for analyzer in chosen:
         try:
-            results[analyzer.name] = _reduce(analyzer, run, answers)
+            results[analyzer.name] = _reduce(analyzer, inputs.run, measurements)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
     for derivation in DERIVATIONS:
         derived = derivation.derive(results)
         if derived is not None:
             results[derivation.name] = derived
+    run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
-        inputs=tuple([locations[0], *traces] if run else traces),
+        inputs=inputs.paths,
         results=results,
         skipped=tuple(skipped),
-        damage=(*(run.damage if run else ()), *_lost_traces(run, traces), *answers.damage),
-        run=run,
+        damage=(*run_damage, *inputs.missing_traces(), *measurements.damage),
+        run=inputs.run,
     )
 
 
@@ -133,105 +128,84 @@ def measure_one(
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
 
     Returns:
-        The run, where one was given; the partials; and what is missing or damaged, in words.
+        The run, where one was given; the partials; and what is missing or damaged, as sentences.
 
     Raises:
-        SourceError: A path does not exist, or nothing that was given can be read.
+        SourceError: A path does not exist, or no input can be read.
     """
-    locations = [os.fspath(path) for path in paths]
-    run = read_run(Path(locations[0])) if len(locations) == 1 and is_run(Path(locations[0])) else None
-    traces = _traces(locations, run)
-    answers = _measure(traces, locations, plan, _chosen(frozenset({name}))) if traces else _Answers()
-    return run, answers.partials.get(name, []), [*(run.damage if run else ()), *answers.damage]
+    inputs = find_inputs(paths)
+    measurements = _measure(inputs, plan, _choose(frozenset({name})))
+    run_damage = inputs.run.damage if inputs.run else ()
+    return inputs.run, measurements.partials.get(name, []), [*run_damage, *measurements.damage]
 
 
-def _chosen(only: frozenset[str]) -> list[Analyzer]:
+def _choose(only: frozenset[str]) -> list[Analyzer]:
     unknown = sorted(only - {analyzer.name for analyzer in analyzers()})
     if unknown:
-        known = ", ".join(analyzer.name for analyzer in analyzers())
-        raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"there are {known}")
+        names = ", ".join(analyzer.name for analyzer in analyzers())
+        raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"there are {names}")
     return [analyzer for analyzer in analyzers() if not only or analyzer.name in only]
 
 
-def _traces(locations: Sequence[str], run: Run | None) -> list[str]:
-    if run is not None:
-        folder = Path(locations[0]) / TRACES
-        return find_traces([str(folder)]) if folder.is_dir() else []
-    traces = find_traces(locations)
-    if not traces:
-        raise SourceError(locations[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    return traces
-
-
-def _measure(traces: Sequence[str], locations: Sequence[str], plan: Plan, chosen: Sequence[Analyzer]) -> _Answers:
-    """Measure every trace; one that cannot be read is damage."""
-    from perfscope.engine.measuring import measure, measuring_analyzers
-
-    names = measuring_analyzers(frozenset(analyzer.name for analyzer in chosen))
+def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:
+    """Measure every trace, if an analyzer reads traces; one that cannot be read is damage."""
+    names = measuring_analyzers(chosen)
+    if not names or not inputs.traces:
+        return _Measurements()
     by_path: dict[str, Measured] = {}
-    merged: dict[str, Any] = {}
-    mergers = {one.name: one.merger() for one in chosen if one.name in names}
-    for answer in plan.map_traces(partial(measure, task=_task(plan, names, len(traces))), traces):
-        by_path[answer.path] = answer
+    merged: dict[str, Partial] = {}
+    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
+    task = partial(measure, task=_task(plan, names, len(inputs.traces)))
+    for measured in plan.execution.map(task, inputs.traces):
+        by_path[measured.path] = measured
         for name, merge in mergers.items():
-            if merge is not None and name in answer.partials:
-                one = answer.partials.pop(name)
-                merged[name] = merge(merged[name], one) if name in merged else one
-    named = {location for location in locations if not is_folder(location)}
-    # A folder may hold other JSON; a file that was named, or whose name says trace, was meant.
-    answers = [by_path[path] for path in traces]
-    answers = [one for one in answers if not one.is_no_trace or one.path in named or "trace" in Path(one.path).name]
-    facts = [answer.facts for answer in answers if answer.facts is not None]
-    damage = [line for answer in answers for line in answer.damage]
-    partials = {name: [one.partials[name] for one in answers if name in one.partials] for name in names}
-    partials.update((name, [one]) for name, one in merged.items())
-    return _Answers(partials, [*damage, *findings(facts)], len(facts), answers[0].path if answers else "")
+            if merge is not None and name in measured.partials:
+                new = measured.partials.pop(name)
+                merged[name] = merge(merged[name], new) if name in merged else new
+    measured_traces = _without_other_files(inputs, [by_path[path] for path in inputs.traces])
+    summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
+    damage = [line for measured in measured_traces for line in measured.damage]
+    partials = {
+        name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
+    }
+    partials.update((name, [merged_partial]) for name, merged_partial in merged.items())
+    first_path = measured_traces[0].path if measured_traces else ""
+    return _Measurements(partials, [*damage, *find_problems(summaries)], len(summaries), first_path)
 
 
-def _require_a_trace(answers: _Answers, locations: Sequence[str]) -> None:
+def _without_other_files(inputs: Inputs, answers: Sequence[Measured]) -> list[Measured]:
+    """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
+    typed = {location for location in inputs.locations if not is_folder(location)}
+    return [
+        measured
+        for measured in answers
+        if not measured.is_no_trace or measured.path in typed or "trace" in Path(measured.path).name
+    ]
+
+
+def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
+    extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
+    # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
+    pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
+    return Task(names, extra_events, plan.rank_rule, pace)
+
+
+def _require_a_trace(measurements: _Measurements, inputs: Inputs) -> None:
     """Traces alone are nothing to analyze where none can be read.
 
     Raises:
         SourceError: None can.
     """
-    if not answers.readable:
-        if answers.damage:
-            raise SourceError(answers.first, answers.damage[0].removeprefix(answers.first).removeprefix(":").strip())
-        raise SourceError(locations[0], "holds no trace of torch.profiler")
+    if measurements.readable:
+        return
+    if measurements.damage:
+        path = measurements.first_path
+        raise SourceError(path, measurements.damage[0].removeprefix(path).removeprefix(":").strip())
+    raise SourceError(inputs.locations[0], "holds no trace of torch.profiler")
 
 
-def _lost_traces(run: Run | None, traces: Sequence[str]) -> list[str]:
-    """The traces that a run's finished windows name and that are not there, in words."""
-    if run is None:
-        return []
-    there = {Path(trace).name.removesuffix(".gz") for trace in traces}
-    lost = [window for window in run.windows if window.trace not in there]
-    return [f"rank {window.rank}: its trace {TRACES}/{window.trace} is missing" for window in lost]
+def _reduce(analyzer: Analyzer, run: Run | None, measurements: _Measurements) -> Result:
+    if analyzer.reads is Reads.TRACES and not measurements.readable:
+        raise MissingInput("no trace could be read" if measurements.damage else "the run holds no trace")
+    return analyzer.analyze(run, measurements.partials.get(analyzer.measured_by, []))
 
-
-def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
-    from perfscope.engine.measuring import Task
-    from perfscope.sources.traces.ahead import Pace
-    from perfscope.sources.traces.reader import RANK_IN_NAME
-    from perfscope.tables.trace import NO_EVENTS, Events
-
-    extra = Events.OPERATORS if plan.with_operators else NO_EVENTS
-    # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
-    pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
-    return Task(names, extra, RANK_IN_NAME if plan.ranks is None else plan.ranks, pace)
-
-
-def _reduce(analyzer: Analyzer, run: Run | None, answers: _Answers) -> Result:
-    result: Result
-    if analyzer.reads is Reads.TRACES:
-        if not answers.readable:
-            raise MissingInput("no trace could be read" if answers.damage else "the run holds no trace")
-        result = analyzer.load().analyze(answers.partials.get(analyzer.partials_of or analyzer.name, []))
-        return result
-    if run is None:
-        raise MissingInput("needs a run of `perfscope profile`, not traces alone")
-    if analyzer.reads is Reads.RUN_AND_TRACES:
-        result = analyzer.load().analyze(run, answers.partials.get(analyzer.partials_of or analyzer.name, []))
-    else:
-        result = analyzer.load().analyze(run)
-    return result

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from benchmarks.many_traces import copies
+from perfscope.engine.dask_cluster import measure_on_cluster
 from perfscope.engine.measuring import Measured, Task, measure
-from perfscope.engine.run import Analysis, Plan, analyze
-from perfscope.engine.workers import in_processes, in_this_process, on_dask
+from perfscope.engine.process_pool import measure_in_processes
+from perfscope.engine.run import Analysis, analyze
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope
 from tests.sources.traces.making import call, distributed, kernel, step, write
@@ -96,19 +97,19 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(in_processes(partial(breaks_on, "rank005.json.gz", marks), paths, 2))
+    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), paths, 2))
     assert sorted(answer.path for answer in answers) == paths
-    assert all(answer.facts is not None for answer in answers)
+    assert all(answer.summary is not None for answer in answers)
     assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
 
 
 def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
-    answers = {answer.path: answer for answer in in_processes(partial(dies_over, "rank005.json.gz"), paths, 2)}
-    lost = [path for path, answer in answers.items() if answer.facts is None]
+    answers = {answer.path: answer for answer in measure_in_processes(partial(dies_over, "rank005.json.gz"), paths, 2)}
+    lost = [path for path, answer in answers.items() if answer.summary is None]
     assert lost == [paths[5]]
     assert answers[paths[5]].damage == (
-        f"{paths[5]} could not be measured: its worker was killed, perhaps for want of memory",
+        f"{paths[5]} could not be measured: its worker was killed, perhaps because memory ran out",
     )
     assert sorted(answers) == paths
 
@@ -117,13 +118,13 @@ def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 8)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(on_dask(partial(breaks_on, "rank005.json.gz", marks), paths, 2, None))
+    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), paths, 2, None))
     assert sorted(answer.path for answer in answers) == paths
-    assert all(answer.facts is not None for answer in answers)
+    assert all(answer.summary is not None for answer in answers)
 
 
-def analyzed(*paths: str | Path, engine: Callable[..., Iterator[Measured]] = in_this_process) -> Analysis:
-    return analyze(paths, Plan(map_traces=engine))
+def analyzed(*paths: str | Path) -> Analysis:
+    return analyze(paths)
 
 
 def ranks(analysis: Analysis) -> list[Any]:
@@ -202,7 +203,7 @@ def test_the_rank_may_be_given(tmp_path: Path) -> None:
     assert [entry["rank"] for entry in number["results"]["breakdown"]["ranks"]] == [5]
     unknown = perfscope("analyze", ".", cwd=tmp_path)
     assert unknown.code == 4
-    assert "2 traces do not tell their rank" in unknown.stderr
+    assert "2 traces state no rank" in unknown.stderr
 
 
 @pytest.mark.parametrize("pattern", ["worker", "(a)(b)", "("])

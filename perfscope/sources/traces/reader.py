@@ -38,8 +38,8 @@ from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import TRACE_METADATA
 
 #: How the rank of a trace that does not tell it is found: its number, or a pattern that finds it in the path.
-RankNames: TypeAlias = "int | re.Pattern[str]"
-RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
+RankRule: TypeAlias = "int | re.Pattern[str]"
+RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = 1 << 20
 _LONGEST_SPACE = 4096
 _LARGEST_HEAD_BYTES = 16 << 20
@@ -75,7 +75,7 @@ class _Content:
 def read_trace(
     path: str | os.PathLike[str],
     events: Events = ALL_EVENTS,
-    ranks: RankNames = RANK_IN_NAME,
+    ranks: RankRule = RANK_IN_FILE_NAME,
     pace: Pace = Pace.AHEAD,
 ) -> Trace:
     """Read a trace; only the kinds of events that are asked for are decoded.
@@ -266,7 +266,7 @@ def _document_around(head: bytes, tail: bytes) -> _Document:
     return _Document()
 
 
-def _to_trace(path: str, content: _Content, ranks: RankNames) -> Trace:
+def _to_trace(path: str, content: _Content, ranks: RankRule) -> Trace:
     columns, document = content.columns, content.document
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
     ours = _metadata(document.ours, OurMetadata, OurMetadata())
@@ -308,7 +308,7 @@ def _first(*candidates: int | None) -> int | None:
     return next((value for value in candidates if value is not None and value >= 0), None)
 
 
-def _rank_outside(path: str, ranks: RankNames) -> int | None:
+def _rank_outside(path: str, ranks: RankRule) -> int | None:
     if isinstance(ranks, int):
         return ranks
     match = ranks.search(path)

@@ -42,12 +42,12 @@ Layout = Callable[[Mapping[str, Any]], str]
 
 def parsed(path: Path) -> Trace:
     """What parsing the whole file gives."""
-    return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), trace.RANK_IN_NAME)
+    return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), trace.RANK_IN_FILE_NAME)
 
 
 def scanned(path: Path, pace: Pace = Pace.IN_TURN) -> Trace:
     """What scanning gives; an error where the layout does not fit."""
-    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), trace.RANK_IN_NAME)
+    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), trace.RANK_IN_FILE_NAME)
 
 
 def rows(one: Trace) -> dict[str, list[tuple[Any, ...]]]:

@@ -1,0 +1,22 @@
+"""How reports name ranks and their devices."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+
+def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
+    """Labels for pairs of rank and device; the device is named where a rank drives several.
+
+    >>> rank_labels([(0, 0), (0, 1), (1, 1), (None, 0)])
+    ['0 device 0', '0 device 1', '1', 'unknown']
+    """
+    devices: dict[int | None, set[int]] = defaultdict(set)
+    for rank, device in owners:
+        devices[rank].add(device)
+    names = ["unknown" if rank is None else str(rank) for rank, _ in owners]
+    return [
+        f"{name} device {device}" if len(devices[rank]) > 1 else name
+        for name, (rank, device) in zip(names, owners, strict=True)
+    ]

@@ -1,0 +1,143 @@
+"""Which ranks a set of traces covers, and which of them are missing, duplicate or without a device.
+
+A rank that was profiled in several windows has several traces, one after the other; two of its traces that overlap in
+time are one too many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.tables.trace import ABSENT, Trace, join
+
+_MOST_LISTED = 8
+#: Above this share of launches without a kernel the profiler has lost device events.
+MOST_LOST_FRACTION = 0.01
+_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel|^(?:cuda|hip)(?:Memcpy|Memset)\w*Async")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What the coverage of a set of traces is judged by, for one trace.
+
+    Attributes:
+        path: The file.
+        rank: Its rank; absent where nothing states it.
+        world_size: Ranks of the job; absent where nothing states it.
+        device_events: How many things ran on devices.
+        launches: How many calls launched something on a device.
+        launches_without_event: How many of them have no device event.
+        first_ns, last_ns: The time that it covers, on the wall clock; both 0 where it covers none.
+    """
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    device_events: int
+    launches: int
+    launches_without_event: int
+    first_ns: int
+    last_ns: int
+
+
+def summarize(trace: Trace) -> TraceSummary:
+    """Summarize one trace."""
+    launches = np.array([bool(_LAUNCHES.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
+    correlation = trace.calls.correlation
+    has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
+    tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
+    return TraceSummary(
+        path=trace.path,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device_events=len(trace.device),
+        launches=int(launches.sum()),
+        launches_without_event=int((launches & ~has_event).sum()),
+        first_ns=min((trace.base_ns + int(table.start_ns[0]) for table in tables), default=0),
+        last_ns=max((trace.base_ns + int(table.start_ns[-1]) for table in tables), default=0),
+    )
+
+
+def find_problems(summaries: Sequence[TraceSummary]) -> list[str]:
+    """What is missing, duplicate or without events, as sentences; a single trace needs no others."""
+    return [
+        *_missing_ranks(summaries),
+        *_duplicates(summaries),
+        *_without_device_events(summaries),
+        *_without_kernels(summaries),
+        *_without_rank(summaries),
+    ]
+
+
+def _missing_ranks(summaries: Sequence[TraceSummary]) -> list[str]:
+    world_sizes = {summary.world_size for summary in summaries if summary.world_size}
+    if len(world_sizes) > 1:
+        return [f"the traces are of jobs of different sizes: {_enumerate(sorted(world_sizes))} ranks"]
+    if not world_sizes or len(summaries) == 1:
+        return []
+    expected = world_sizes.pop()
+    missing = sorted(set(range(expected)) - {summary.rank for summary in summaries if summary.rank is not None})
+    return [f"{len(missing)} of {expected} ranks have no trace: {_enumerate(missing)}"] if missing else []
+
+
+def _duplicates(summaries: Sequence[TraceSummary]) -> list[str]:
+    by_rank: dict[int, list[TraceSummary]] = defaultdict(list)
+    for summary in summaries:
+        if summary.rank is not None:
+            by_rank[summary.rank].append(summary)
+    problems = []
+    for rank, windows in sorted(by_rank.items()):
+        windows.sort(key=lambda summary: (summary.first_ns, summary.path))
+        overlapping = [later.path for earlier, later in pairwise(windows) if later.first_ns < earlier.last_ns]
+        if overlapping:
+            problems.append(
+                f"rank {rank} has {len(overlapping) + 1} traces of the same time, all of them shown: "
+                f"{_enumerate([windows[0].path, *overlapping])}"
+            )
+    return problems
+
+
+def _without_device_events(summaries: Sequence[TraceSummary]) -> list[str]:
+    empty = [summary for summary in summaries if not summary.device_events]
+    if not empty or len(empty) == len(summaries):
+        return []
+    return [f"{len(empty)} of {len(summaries)} traces hold no GPU events, others do: {_enumerate(_names(empty))}"]
+
+
+def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
+    """Launches whose kernels the profiler lost, which is what happens when two profilers want the same GPU."""
+    cause = "another profiler (DCGM, Nsight, a second torch.profiler) may hold the GPU's counters"
+    problems = []
+    blind = [summary for summary in summaries if summary.launches and not summary.device_events]
+    if blind:
+        problems.append(
+            f"{len(blind)} traces hold launches but not one of their kernels: {_enumerate(_names(blind))}; {cause}"
+        )
+    for summary in summaries:
+        lost = summary.launches_without_event
+        if summary.device_events and lost > MOST_LOST_FRACTION * summary.launches:
+            (name,) = _names([summary])
+            problems.append(f"{name}: {lost} of {summary.launches} launches have no GPU event; {cause}")
+    return problems
+
+
+def _without_rank(summaries: Sequence[TraceSummary]) -> list[str]:
+    paths = [summary.path for summary in summaries if summary.rank is None]
+    if not paths or len(summaries) == 1:
+        return []
+    return [f"{len(paths)} traces state no rank, and neither do their file names: {_enumerate(paths)}"]
+
+
+def _names(summaries: Sequence[TraceSummary]) -> list[str]:
+    return [summary.path if summary.rank is None else f"rank {summary.rank}" for summary in summaries]
+
+
+def _enumerate(labels: list[str] | list[int]) -> str:
+    listed = ", ".join(str(label) for label in labels[:_MOST_LISTED])
+    return listed if len(labels) <= _MOST_LISTED else f"{listed} and {len(labels) - _MOST_LISTED} more"

@@ -1,0 +1,68 @@
+"""Where the traces are measured: in this process, in a pool of processes, or on a Dask cluster.
+
+Every backend yields one answer a trace, in the order in which they are done, and the same answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfscope.engine.measuring import Measure, Measured
+
+
+class Backend(StrEnum):
+    """The execution backends, as ``--engine`` names them."""
+
+    SERIAL = "serial"
+    PROCESS = "process"
+    DASK = "dask"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How the map step is executed.
+
+    Attributes:
+        backend: Where.
+        workers: How many traces are measured in parallel; the cluster of a scheduler has workers of its own.
+        scheduler: Address of a Dask scheduler; absent where a cluster is to be started on this machine.
+        shows_progress: Whether a terminal's standard error shows a progress bar.
+    """
+
+    backend: Backend = Backend.SERIAL
+    workers: int = 1
+    scheduler: str | None = None
+    shows_progress: bool = False
+
+    def map(self, measure: Measure, paths: Sequence[str]) -> Iterator[Measured]:
+        """Measure every trace.
+
+        Raises:
+            UsageError: Dask is not installed, or its scheduler cannot be reached.
+        """
+        answers = self._start(measure, paths)
+        if self.shows_progress and len(paths) > 1 and sys.stderr.isatty():
+            from perfscope.engine.progress import with_bar  # rich takes as long to import as a small trace to read
+
+            return with_bar(answers, len(paths))
+        return answers
+
+    def _start(self, measure: Measure, paths: Sequence[str]) -> Iterator[Measured]:
+        if self.backend is Backend.DASK:
+            from perfscope.engine.dask_cluster import measure_on_cluster  # Dask is an optional dependency
+
+            return measure_on_cluster(measure, paths, self.workers, self.scheduler)
+        if self.backend is Backend.SERIAL or min(self.workers, len(paths)) == 1:
+            return map(measure, paths)
+        from perfscope.engine.process_pool import measure_in_processes  # multiprocessing: one trace does not need it
+
+        return measure_in_processes(measure, paths, self.workers)
+
+
+def available_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

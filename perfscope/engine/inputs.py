@@ -1,0 +1,59 @@
+"""What the paths of a command stand for: one run's folder, or traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.errors import SourceError
+from perfscope.sources.runs.run import is_run, read_run
+from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces
+from perfscope.tables.run import Run
+from perfscope.wire import TRACES
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One run, or traces.
+
+    Attributes:
+        locations: The paths as they were typed.
+        run: The run; absent where traces were given.
+        traces: The paths of the traces, of the run's or of those that were given.
+    """
+
+    locations: tuple[str, ...]
+    run: Run | None
+    traces: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files and folders that are read."""
+        return (self.locations[0], *self.traces) if self.run else self.traces
+
+    def missing_traces(self) -> list[str]:
+        """The traces that the run's finished windows name and that do not exist, as sentences."""
+        if self.run is None:
+            return []
+        existing = {Path(trace).name.removesuffix(".gz") for trace in self.traces}
+        missing = [window for window in self.run.windows if window.trace not in existing]
+        return [f"rank {window.rank}: its trace {TRACES}/{window.trace} is missing" for window in missing]
+
+
+def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
+    """Read the run, and find the traces.
+
+    Raises:
+        SourceError: A path does not exist, or there is neither a run nor a trace.
+    """
+    locations = tuple(os.fspath(path) for path in paths)
+    if len(locations) == 1 and is_run(Path(locations[0])):
+        folder = Path(locations[0]) / TRACES
+        traces = find_traces([str(folder)]) if folder.is_dir() else []
+        return Inputs(locations, read_run(Path(locations[0])), tuple(traces))
+    traces = find_traces(locations)
+    if not traces:
+        raise SourceError(locations[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
+    return Inputs(locations, None, tuple(traces))

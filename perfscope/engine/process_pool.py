@@ -1,0 +1,61 @@
+"""Measures traces in processes of this machine.
+
+A worker that dies takes no more than its own trace with it: the traces that were in work when the pool broke are
+measured again, each in a process of its own, and the trace that kills that too is reported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+from perfscope.engine.measuring import Measure, Measured, worker_was_killed
+
+_QUEUED_PER_WORKER = 2
+
+
+def measure_in_processes(measure: Measure, paths: Sequence[str], workers: int) -> Iterator[Measured]:
+    """Measure every trace in as many processes; the answers come in any order."""
+    waiting = deque(paths)
+    while waiting:
+        running: dict[Future[Measured], str] = {}
+        try:
+            yield from _measure_until_broken(measure, waiting, running, workers)
+        except BrokenProcessPool:
+            for path in running.values():
+                yield _measure_alone(measure, path)
+
+
+def _measure_until_broken(
+    measure: Measure, waiting: deque[str], running: dict[Future[Measured], str], workers: int
+) -> Iterator[Measured]:
+    """Measure the waiting traces; where the pool breaks, ``running`` holds those that were in work."""
+    with _pool(min(workers, len(waiting))) as pool:
+        while waiting or running:
+            while waiting and len(running) < _QUEUED_PER_WORKER * workers:
+                future = pool.submit(measure, waiting[0])
+                running[future] = waiting.popleft()
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                measured = future.result()
+                del running[future]
+                yield measured
+
+
+def _measure_alone(measure: Measure, path: str) -> Measured:
+    try:
+        with _pool(1) as pool:
+            return pool.submit(measure, path).result()
+    except BrokenProcessPool:
+        return worker_was_killed(path)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # A fork starts at once, but must not happen while another thread may hold a lock.
+    methods = multiprocessing.get_all_start_methods()
+    can_fork = "fork" in methods and threading.active_count() == 1
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork" if can_fork else "spawn"))
