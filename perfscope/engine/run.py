@@ -208,4 +208,3 @@ def _reduce(analyzer: Analyzer, run: Run | None, measurements: _Measurements) ->
     if analyzer.reads is Reads.TRACES and not measurements.readable:
         raise MissingInput("no trace could be read" if measurements.damage else "the run holds no trace")
     return analyzer.analyze(run, measurements.partials.get(analyzer.measured_by, []))
-
