@@ -173,7 +173,7 @@ def _energy(used: UsedGpu, run: Run) -> GpuEnergy:
     power = _PowerCurve(used)
     reason = _why_no_energy(used, run)
     starts, ends, rows = intervals_ns(used.steps)
-    chosen = power.covers(starts, ends) & used.steps.undisturbed[rows]
+    chosen = power.covers(starts, ends) & used.steps.steady[rows]
     joules = power.energy_j(starts[chosen], ends[chosen])
     if reason is None and not chosen.any():
         reason = "no undisturbed step lies between two samples of power"

@@ -164,7 +164,7 @@ def _throttling(used: UsedGpu) -> GpuThrottling:
     step = used.steps.step[rows]
     hit = known & (bits & sum(CAUSES) != 0)
     clear = known & ~hit
-    undisturbed = used.steps.undisturbed[rows]
+    undisturbed = used.steps.steady[rows]
     walls_s = (ends - starts) / 1e9
     clocks = _clocks_of_steps(used.samples, starts, ends)
     span = (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)

@@ -1,31 +1,31 @@
-"""The device's shares of an undisturbed step, from a window whose steps the profiler slowed.
+"""The device's shares of a steady-state step, from a window whose steps the profiler slowed.
 
 A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device
-computed and copied in a profiled step is taken over the length of an undisturbed step of the same rank. The rest of
-that is exposed communication and idle time together: a collective waits for ranks that the profiler slowed, too.
+computed and copied in a profiled step is divided by a steady-state step of the same rank. The rest of that is exposed
+communication and idle time together: a collective waits for ranks that the profiler slowed, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from perfscope.analyzers.breakdown import Breakdown, RankParts
-from perfscope.analyzers.cost import Cost
-from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.cost.result import Cost
+from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, milliseconds, percent
 
 
 @dataclass(frozen=True, slots=True)
-class CorrectedRank:
+class CorrectedShares:
     """The shares of one device; they add up to 1.
 
     Attributes:
-        rank, device: Which.
-        step_s: Median undisturbed step of the rank.
-        compute, exposed_copy: Parts of it.
-        rest: Exposed communication and idle time; absent where the device was busy for longer than an undisturbed step,
+        rank, device: The device, and the rank that used it.
+        step_s: Median steady-state step of the rank.
+        compute, exposed_copy: Shares of it.
+        rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
             so that the correction does not hold.
     """
 
@@ -39,9 +39,9 @@ class CorrectedRank:
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """The shares of every device of a distorted window."""
+    """The shares of every device of windows that are not representative."""
 
-    ranks: tuple[CorrectedRank, ...]
+    ranks: tuple[CorrectedShares, ...]
 
     def data(self) -> Json:
         """The value of ``results.corrected``."""
@@ -60,63 +60,60 @@ class Corrected:
         }
 
     def sections(self) -> tuple[Section, ...]:
-        """One row a device."""
+        """A row a device."""
         columns = (
             Column("Rank"),
-            Column("Undisturbed step (ms)", 2),
+            Column("Steady-state step (ms)", 2),
             Column("Compute (%)"),
             Column("Exposed copies (%)"),
-            Column("Exposed comm. and idle (%)"),
+            Column("Exposed comm. + idle (%)"),
         )
         rows = tuple(
             (
                 str(rank.rank),
-                rank.step_s * 1e3,
-                100 * rank.compute,
-                100 * rank.exposed_copy,
-                None if rank.rest is None else 100 * rank.rest,
+                milliseconds(rank.step_s),
+                percent(rank.compute),
+                percent(rank.exposed_copy),
+                percent(rank.rest),
             )
             for rank in self.ranks
         )
         notes = [
-            "The window's steps were slowed by the profiler. Here the device's own work in a profiled step stands over "
-            "the rank's median undisturbed step. How the rest divides the slowed steps do not tell: collectives wait "
-            "for ranks that were slowed."
+            "The profiler slowed the window's steps. Here the device's own work in a profiled step is divided by the "
+            "rank's median steady-state step. Exposed communication and idle time cannot be separated: in slowed steps "
+            "collectives also wait for slowed ranks."
         ]
         if any(rank.rest is None for rank in self.ranks):
-            notes.append("Where a device worked for longer than an undisturbed step, the rest is not known.")
-        return (Section("Device time, corrected for the profiler", columns, rows, tuple(notes)),)
+            notes.append("n/a: the device was busy for longer than a steady-state step, so the correction fails.")
+        return (Section("Device time, corrected for profiling overhead", columns, rows, tuple(notes)),)
 
 
 def derive(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | None:
-    """Correct the shares of distorted windows; None where no window is, or nothing can be compared."""
-    if not any(window.is_distorted for window in cost.windows):
+    """Correct the shares of windows that are not representative.
+
+    Returns:
+        None where every window is representative, or where no rank has both steps and a breakdown.
+    """
+    if cost.largest_distortion is None:
         return None
     medians = {rank.rank: rank.median_s for rank in steps.ranks}
     ranks = [
-        _rank(parts, median_s)
+        _correct(parts, parts.rank, median_s)
         for parts in breakdown.ranks
         if parts.rank is not None and parts.steps and (median_s := medians.get(parts.rank))
     ]
     return Corrected(tuple(ranks)) if ranks else None
 
 
-def _rank(parts: RankParts, step_s: float) -> CorrectedRank:
-    assert parts.rank is not None
-    compute, copy = (
-        _mean([getattr(step.parts, name) for step in parts.steps]) / NS_PER_S / step_s
-        for name in ("compute", "exposed_copy")
-    )
+def _correct(parts: RankParts, rank: int, step_s: float) -> CorrectedShares:
+    compute = mean(step.parts.compute for step in parts.steps) / NS_PER_S / step_s
+    copy = mean(step.parts.exposed_copy for step in parts.steps) / NS_PER_S / step_s
     rest = 1 - compute - copy
-    return CorrectedRank(
-        rank=parts.rank,
+    return CorrectedShares(
+        rank=rank,
         device=parts.device,
         step_s=step_s,
         compute=compute,
         exposed_copy=copy,
         rest=rest if rest >= 0 else None,
     )
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.model_inference import infer
 from perfscope.analyzers.operations import Operations
+from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, look_up, not_known
@@ -94,7 +94,7 @@ def _merged(parts: Sequence[Model]) -> list[Weight]:
     return [Weight(*key, count) for key, count in counts.items()]
 
 
-def tokens_of_a_step(times: step_times.StepTimes) -> tuple[int, int]:
+def tokens_of_a_step(times: StepTimes) -> tuple[int, int]:
     """Tokens of a step over all GPUs, and tokens in a sequence.
 
     Raises:

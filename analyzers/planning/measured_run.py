@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.trained_run import tokens_of_a_step
+from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput
 from perfscope.tables.run import Run
 
@@ -95,7 +96,7 @@ def _degree(run: Run, axis: str) -> int:
     return 1 + max((rank.parallel.get(axis, 0) for rank in run.ranks), default=0)
 
 
-def _micro_batch(run: Run, times: step_times.StepTimes) -> int | None:
+def _micro_batch(run: Run, times: StepTimes) -> int | None:
     """Sequences of one forward pass, where every step says how many passes it had."""
     samples = next((rank.samples for rank in times.ranks if rank.samples), None)
     passes = [int(count) for table in run.steps for count in table.micro_batches.compressed()]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.steps import last_attempts
+from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.errors import MissingInput
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run

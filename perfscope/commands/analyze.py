@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.cost import Cost
+from perfscope.analyzers.cost.result import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.run import Analysis, Plan
@@ -144,10 +144,10 @@ def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     cost = analysis.results.get("cost")
     if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, Cost):
         return ()
-    slowdowns = [window.slower for window in cost.windows if window.is_distorted and window.slower is not None]
-    if not slowdowns:
+    slowdown = cost.largest_distortion
+    if slowdown is None:
         return ()
-    return (f"Measured in profiled steps, which were up to {max(slowdowns):.0%} slower than steady-state steps.",)
+    return (f"Not representative: measured in profiled steps, up to {slowdown:.0%} slower than steady-state steps.",)
 
 
 def _skipped_section(analysis: Analysis) -> Section:

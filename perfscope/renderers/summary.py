@@ -33,9 +33,9 @@ def _steps(steps: Mapping[str, Any] | None) -> list[str]:
     ranks = len(steps["ranks"])
     line = f"{steps['count']} training steps on {ranks} rank{'s' * (ranks > 1)}, counted by {steps['source']}"
     if steps["median_s"] is None:
-        return [f"{line}; none was undisturbed, so there is no median"]
+        return [f"{line}; no median, because none is in steady state"]
     line += f": median {format_seconds(steps['median_s'])}, p95 {format_seconds(steps['p95_s'])}"
-    apart = [
+    excluded = [
         f"{name} {format_seconds(steps[key])}"
         for name, key in (("first", "first_s"), ("profiled", "profiled_s"))
         if steps[key] is not None
@@ -45,15 +45,15 @@ def _steps(steps: Mapping[str, Any] | None) -> list[str]:
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
         if steps[key] is not None
     ]
-    return [line + (f" ({', '.join(apart)})" if apart else "") + (f"; {', '.join(rates)}" if rates else "")]
+    return [line + (f" ({', '.join(excluded)})" if excluded else "") + (f"; {', '.join(rates)}" if rates else "")]
 
 
 def _power(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, Any]] | None) -> list[str]:
     parts = []
     if energy is not None and energy["step_j"] is not None:
         tokens = energy["tokens_per_j"]
-        parts.append(f"{energy['step_j']:,.1f} J a step" + (f", {tokens:,.3g} tokens a joule" if tokens else ""))
-    causes = sorted({one["cause"] for gpu in throttling or () for one in gpu["causes"] if one["steps"]})
+        parts.append(f"{energy['step_j']:,.1f} J/step" + (f", {tokens:,.3g} tokens/J" if tokens else ""))
+    causes = sorted({cause["cause"] for gpu in throttling or () for cause in gpu["causes"] if cause["steps"]})
     if causes:
         hit = {step for gpu in throttling or () for step in gpu["steps"]}
         parts.append(f"{len(hit)} steps throttled ({', '.join(causes)})")
@@ -65,13 +65,13 @@ def _cost(cost: Mapping[str, Any] | None) -> list[str]:
     windows: Sequence[Mapping[str, Any]] = cost["windows"] if cost else []
     if not windows:
         return []
-    held_s = sum(window["held_s"] for window in windows)
-    slower = [window["slower"] for window in windows if window["slower"] is not None]
-    line = f"windows held training for {format_seconds(held_s)}"
-    if slower:
-        line += f"; profiled steps took {100 * max(slower):+.0f} %"
+    stall_s = sum(window["held_s"] for window in windows)
+    slowdowns = [window["slower"] for window in windows if window["slower"] is not None]
+    line = f"windows stalled training for {format_seconds(stall_s)}"
+    if slowdowns:
+        line += f"; profiled steps took {100 * max(slowdowns):+.0f} %"
     distorted = any(window["distorted"] for window in windows)
-    return [line + (": their shares are those of slowed steps" if distorted else "")]
+    return [line + (": their shares are not representative" if distorted else "")]
 
 
 def _shares(breakdown: Mapping[str, Any] | None) -> list[str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Bool, Int64, MaskedInt64
+from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 
 if TYPE_CHECKING:  # slow to import, and no command needs it
     import pandas as pd
 
-#: Fewer steps than this make no median to be trusted.
+#: A median of fewer steps is not reliable.
 FEWEST_STEPS = 5
 
 
@@ -27,7 +27,7 @@ class Steps:
         step: Number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
         wall_ns: Host time of the step; masked where its beginning was not seen.
-        source: What told that a step completed.
+        source: What detected that a step completed.
         window: ``""``, ``"warmup"``, ``"profiled"`` or ``"export"``.
         skipped: The weights were not updated.
         micro_batches: Forward passes in the step; masked where unknown.
@@ -35,9 +35,9 @@ class Steps:
         tokens: Tokens this rank took in; masked where unknown.
         global_samples: Samples over all ranks as the framework states them; masked where unknown.
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
-        save_ns: How long checkpoint saves held training, which ``wall_ns`` leaves out; masked where none did.
+        save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
         draining: An asynchronous checkpoint save was writing beside the step.
-        hook_ns: Time that perfscope's hooks took; masked where it was not told.
+        hook_ns: Time that perfscope's hooks took; masked where unknown.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """
 
@@ -63,14 +63,14 @@ class Steps:
         return len(self.step)
 
     @property
-    def undisturbed(self) -> Bool:
-        """The steps that neither start-up nor a window nor a checkpoint save disturbed, as a mask.
+    def steady(self) -> Bool:
+        """The steady-state steps, as a mask: neither start-up nor a window nor a checkpoint save affected them.
 
-        Those beside an asynchronous save are among them where hardly any others are left: some jobs always save.
+        Steps beside an asynchronous save are included where there are hardly any others: some jobs always save.
         """
-        alone = (self.window == "") & (self.step > 1) & np.ma.getmaskarray(self.save_ns)
-        quiet = alone & ~self.draining
-        return np.asarray(quiet if quiet.sum() >= FEWEST_STEPS else alone, np.bool_)
+        unstalled = (self.window == "") & (self.step > 1) & ~present(self.save_ns)
+        without_save = unstalled & ~self.draining
+        return np.asarray(without_save if without_save.sum() >= FEWEST_STEPS else unstalled, np.bool_)
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""

@@ -13,6 +13,7 @@ import pytest
 from perfscope import wire
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost.corrected import derive
+from perfscope.analyzers.cost.result import Cost
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.runs.overhead import lines, read_overhead
 from perfscope.sources.runs.run import read_run
@@ -56,16 +57,16 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, [WINDOW], STEPS, ranks=2)
     (run_dir / "ranks" / "00001" / "events.jsonl").write_bytes(wire.to_line(slow))
     found = cost.analyze(read_run(run_dir))
-    assert (found.before_s, found.after_s, found.undisturbed_s) == pytest.approx((0.1, 0.104, 0.102))
+    assert (found.before_s, found.after_s, found.steady_s) == pytest.approx((0.1, 0.104, 0.102))
     assert found.hooks_s == pytest.approx(50e-6)
     (window,) = found.windows
     assert window.profiled_s == pytest.approx(0.145)
-    assert window.slower == pytest.approx(0.145 / 0.102 - 1)
-    assert window.is_distorted
-    assert window.held_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was held longest
+    assert window.slowdown == pytest.approx(0.145 / 0.102 - 1)
+    assert window.is_representative is False
+    assert window.stall_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was stalled longest
     assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
     text = " ".join(note for section in found.sections() for note in section.notes)
-    assert "100.00 ms before the first window, 104.00 ms behind it (+4.0%)" in text
+    assert "100.00 ms before the first window, 104.00 ms after it (+4.0%)" in text
     assert "50 us of a median step" in text
     assert "6-7" in text
 
@@ -77,7 +78,12 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
     old = replace(WINDOW, release_ns=None, rss_before_bytes=None)
     only = {step: facts for step, facts in STEPS.items() if step < 9 and step > 4}
     (window,) = cost.analyze(read_run(write_run(tmp_path / "b", [old], only))).windows
-    assert (window.slower, window.is_distorted, window.release_s, window.memory_bytes) == (None, None, None, None)
+    assert (window.slowdown, window.is_representative, window.release_s, window.memory_bytes) == (
+        None,
+        None,
+        None,
+        None,
+    )
     (tmp_path / "c" / "ranks").mkdir(parents=True)
     with pytest.raises(MissingInput, match="no rank"):
         cost.analyze(read_run(tmp_path / "c"))
@@ -96,8 +102,8 @@ def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     one, two = corrected.ranks
     assert (one.compute, one.exposed_copy, one.rest) == pytest.approx((0.5, 0.1, 0.4))
     assert two.rest is None
-    assert "longer than an undisturbed step" in corrected.sections()[0].notes[1]
-    kept = cost.Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slower=0.02) for window in found.windows))
+    assert "longer than a steady-state step" in corrected.sections()[0].notes[1]
+    kept = Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slowdown=0.02) for window in found.windows))
     assert derive(kept, steps, breakdown) is None
 
 

@@ -1,0 +1,173 @@
+"""The profiling overhead of a run, as data and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.constants import MB, MS_PER_S, US_PER_S
+from perfscope.report import Column, Json, Section, in_unit, milliseconds, percent
+from perfscope.units import format_ranges
+
+#: A window that slowed its steps by more is not representative of training.
+LARGEST_REPRESENTATIVE_SLOWDOWN = 0.10
+
+_TITLE = "Profiling overhead"
+_YES_NO = {True: "yes", False: "no", None: None}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCost:
+    """The overhead of one window.
+
+    Attributes:
+        first_step, last_step: Its training steps.
+        profiled_s: Median of its steps; absent where their times are unknown.
+        slowdown: By which share they took longer than steady-state steps; absent where there is none to compare with.
+        start_s, stop_s, export_s, release_s: How long the profiler's start and stop, the export of the trace and the
+            release of its memory stalled the rank that was stalled longest.
+        trace_bytes: Size of all its traces before compression.
+        memory_bytes: Growth of the resident memory over the window, of the process that grew most; absent where
+            unknown.
+    """
+
+    first_step: int
+    last_step: int
+    profiled_s: float | None
+    slowdown: float | None
+    start_s: float
+    stop_s: float
+    export_s: float
+    release_s: float | None
+    trace_bytes: int
+    memory_bytes: int | None
+
+    @property
+    def stall_s(self) -> float:
+        """How long it stalled training."""
+        return self.start_s + self.stop_s + self.export_s + (self.release_s or 0.0)
+
+    @property
+    def is_representative(self) -> bool | None:
+        """Whether the shares of its trace are those of training; absent where that is unknown."""
+        return None if self.slowdown is None else self.slowdown <= LARGEST_REPRESENTATIVE_SLOWDOWN
+
+    @property
+    def name(self) -> str:
+        """Its steps, as people write them."""
+        return format_ranges(range(self.first_step, self.last_step + 1))
+
+    def data(self) -> dict[str, Json]:
+        """The window for JSON."""
+        return {
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "profiled_s": self.profiled_s,
+            "slower": self.slowdown,
+            "start_s": self.start_s,
+            "stop_s": self.stop_s,
+            "export_s": self.export_s,
+            "release_s": self.release_s,
+            "trace_bytes": self.trace_bytes,
+            "memory_bytes": self.memory_bytes,
+            "held_s": self.stall_s,
+            "distorted": None if self.is_representative is None else not self.is_representative,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The profiling overhead of a run.
+
+    Attributes:
+        before_s: Median steady-state step before the first window; absent where there is none.
+        after_s: Median steady-state step after it; absent where there is none.
+        steady_s: Median of both.
+        hooks_s: Median time that the hooks took in a steady-state step and at its boundary; absent where unknown.
+        windows: Every window, in order.
+        marks_passes: Whether the hooks mark the passes of micro-batches on the device.
+    """
+
+    before_s: float | None
+    after_s: float | None
+    steady_s: float | None
+    hooks_s: float | None
+    windows: tuple[WindowCost, ...]
+    marks_passes: bool = False
+
+    @property
+    def largest_distortion(self) -> float | None:
+        """The largest slowdown of a window that is not representative; absent where all are."""
+        slowdowns = [window.slowdown for window in self.windows if window.is_representative is False]
+        return max((slowdown for slowdown in slowdowns if slowdown is not None), default=None)
+
+    def data(self) -> Json:
+        """The value of ``results.cost``."""
+        return {
+            "before_s": self.before_s,
+            "after_s": self.after_s,
+            "undisturbed_s": self.steady_s,
+            "hooks_s": self.hooks_s,
+            "windows": [window.data() for window in self.windows],
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A row a window."""
+        columns = (
+            Column("Window"),
+            Column("Profiled step (ms)", 2),
+            Column("Slowdown (%)"),
+            Column("Start (ms)"),
+            Column("Stop (ms)"),
+            Column("Export (ms)"),
+            Column("Memory release (ms)"),
+            Column("Traces (MB)"),
+            Column("RSS growth (MB)"),
+            Column("Representative"),
+        )
+        rows = tuple(
+            (
+                window.name,
+                milliseconds(window.profiled_s),
+                percent(window.slowdown),
+                milliseconds(window.start_s),
+                milliseconds(window.stop_s),
+                milliseconds(window.export_s),
+                milliseconds(window.release_s),
+                in_unit(window.trace_bytes, MB),
+                in_unit(window.memory_bytes, MB),
+                _YES_NO[window.is_representative],
+            )
+            for window in self.windows
+        )
+        if not rows:
+            return (Section(_TITLE, notes=("No window was profiled.", *self._notes())),)
+        return (Section(_TITLE, columns, rows, self._notes()),)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.before_s is not None and self.after_s is not None:
+            change = self.after_s / self.before_s - 1
+            notes.append(
+                f"Median steady-state step: {self.before_s * MS_PER_S:.2f} ms before the first window, "
+                f"{self.after_s * MS_PER_S:.2f} ms after it ({change:+.1%})."
+            )
+        elif self.windows and self.steady_s is not None:
+            side = "after" if self.before_s is None else "before"
+            notes.append(f"All steady-state steps are {side} the first window, so there is nothing to compare with.")
+        if self.hooks_s is not None and self.steady_s:
+            share = self.hooks_s / (self.steady_s + self.hooks_s)
+            waits = "; where the device's queue is full, marking a pass waits for it" if self.marks_passes else ""
+            notes.append(
+                f"Hooks: {self.hooks_s * US_PER_S:.0f} us of a median step outside windows ({share:.2%}){waits}."
+            )
+        stall_s = sum(window.stall_s for window in self.windows)
+        if stall_s:
+            notes.append(f"Windows stalled training for {stall_s:.2f} s in total (excluded from step times).")
+        distorted = [window.name for window in self.windows if window.is_representative is False]
+        if distorted:
+            notes.append(
+                f"Not representative of training: {', '.join(distorted)}, where the profiler slowed steps by more than "
+                f"{LARGEST_REPRESENTATIVE_SLOWDOWN:.0%}. Part of the idle, host and other time in their traces is the "
+                "profiler's own."
+            )
+        return tuple(notes)

@@ -1,0 +1,112 @@
+"""How long a training step takes and how much it processes, as the host saw it.
+
+The step time is the host's time from one step boundary to the next. The median is over steady-state steps: the first
+step, the profiled ones, their warm-up, the step after an export and the steps in which a checkpoint was saved are
+reported separately, because each costs more than training does, or, behind a save that waited for the device, less.
+Throughput is the work of a median step over its time, summed over data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfscope.analyzers.shared.statistics import maximum, median, percentile
+from perfscope.analyzers.shared.step_selection import (
+    last_attempts,
+    profiled_steps,
+    slowest_rank_times_s,
+    steady_steps,
+    steps_after_export,
+)
+from perfscope.analyzers.steps.notes import write_notes
+from perfscope.analyzers.steps.result import RankSteps, StepTimes
+from perfscope.constants import NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.report import in_unit
+from perfscope.tables.columns import Bool, MaskedInt64
+from perfscope.tables.run import Rank, Run
+from perfscope.tables.steps import Steps
+
+_MODEL_PARALLEL_AXES = ("tp", "pp", "cp")
+
+
+def analyze(run: Run) -> StepTimes:
+    """Summarize the steps of every rank.
+
+    Raises:
+        MissingInput: No rank completed a training step.
+    """
+    tables = last_attempts(run.steps)
+    if not tables:
+        raise MissingInput("no rank completed a training step")
+    ranks = tuple(_summarize_rank(table) for table in tables)
+    times_s = slowest_rank_times_s(tables, steady_steps)
+    median_s = median(times_s)
+    samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
+    return StepTimes(
+        source=str(tables[0].source[-1]),
+        count=max(rank.count for rank in ranks),
+        median_s=median_s,
+        p95_s=percentile(times_s, 95),
+        first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
+        profiled_s=median(slowest_rank_times_s(tables, profiled_steps)),
+        export_s=median(slowest_rank_times_s(tables, steps_after_export)),
+        samples_per_s=_rate(samples, median_s),
+        tokens_per_s=_rate(tokens, median_s),
+        ranks=ranks,
+        notes=write_notes(run, ranks, tables),
+    )
+
+
+def _summarize_rank(steps: Steps) -> RankSteps:
+    steady = steady_steps(steps)
+    times_s = steps.wall_ns[steady].compressed() / NS_PER_S
+    return RankSteps(
+        rank=steps.rank,
+        count=len(steps),
+        skipped=int(steps.skipped.sum()),
+        steady=len(times_s),
+        median_s=median(times_s),
+        p95_s=percentile(times_s, 95),
+        first_s=median(steps.wall_ns[steps.step == 1] / NS_PER_S),
+        profiled_s=median(steps.wall_ns[profiled_steps(steps)] / NS_PER_S),
+        export_s=median(steps.wall_ns[steps_after_export(steps)] / NS_PER_S),
+        data_wait_s=in_unit(median(steps.data_wait_ns[steady]), NS_PER_S),
+        memory_peak_bytes=maximum(steps.memory_peak_bytes),
+        samples=_median_work(steps.samples, steady),
+        tokens=_median_work(steps.tokens, steady),
+        global_samples=_median_work(steps.global_samples, steady),
+    )
+
+
+def _median_work(column: MaskedInt64, steady: Bool) -> float | None:
+    """The work of a steady-state step; of any step where there is none, because windows do not change the work."""
+    return median(column[steady]) if column[steady].count() else median(column)
+
+
+def _work_of_step(ranks: Sequence[RankSteps], facts: Mapping[int, Rank]) -> tuple[float | None, float | None]:
+    """Samples and tokens of a step over all ranks; what a framework states is preferred to what was counted.
+
+    Model-parallel ranks work on the same samples, so one of each group counts.
+    """
+    stated = next((rank.global_samples for rank in ranks if rank.global_samples is not None), None)
+    if not facts or len(ranks) < max(rank.world_size for rank in facts.values()):
+        return stated, None
+    leaders = [rank for rank in ranks if _leads_replica(facts.get(rank.rank))]
+    samples = _sum([rank.samples for rank in leaders]) if stated is None else stated
+    return samples, _sum([rank.tokens for rank in leaders])
+
+
+def _leads_replica(rank: Rank | None) -> bool:
+    """Whether the rank is the first of those that hold one copy of the model."""
+    return rank is None or all(rank.parallel.get(axis, 0) == 0 for axis in _MODEL_PARALLEL_AXES)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """The sum; absent where a value is, or where there is none."""
+    stated = [value for value in values if value is not None]
+    return sum(stated) if stated and len(stated) == len(values) else None
+
+
+def _rate(work: float | None, seconds: float | None) -> float | None:
+    return work / seconds if work is not None and seconds else None

@@ -1,0 +1,96 @@
+"""What a reader must know of step times: what ends a step, which steps are left out, and what stalled training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfscope.analyzers.shared.statistics import median
+from perfscope.analyzers.shared.step_selection import (
+    Selection,
+    slowest_rank_times_s,
+    steady_steps,
+    steps_beside_save,
+    steps_with_save,
+)
+from perfscope.analyzers.steps.boundaries import describe_boundary
+from perfscope.analyzers.steps.result import RankSteps
+from perfscope.constants import MS_PER_S, NS_PER_MS
+from perfscope.tables.run import Run
+from perfscope.tables.steps import FEWEST_STEPS, Steps
+from perfscope.units import format_ranges
+
+
+def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
+    """The notes below the table of steps."""
+    notes = [f"Step boundary: {describe_boundary(str(tables[0].source[-1]))}."]
+    notes += _on_steady_steps(ranks)
+    notes += _on_windows(run)
+    notes += _on_saves(tables)
+    counts = {rank.count for rank in ranks}
+    if len(counts) > 1:
+        notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
+    skipped = max(rank.skipped for rank in ranks)
+    if skipped:
+        notes.append(f"{skipped} steps did not update the weights (loss scale overflow); they are counted as steps.")
+    restarted = sorted({table.rank for table in run.steps if table.attempt > 0})
+    if restarted:
+        notes.append(f"Ranks {restarted} started more than once; the last start is shown.")
+    return tuple(notes)
+
+
+def _on_steady_steps(ranks: Sequence[RankSteps]) -> list[str]:
+    fewest = min(rank.steady for rank in ranks)
+    if fewest == 0:
+        return [
+            "No median: start-up, a profiler window or a checkpoint save affected every step. Train for more steps."
+        ]
+    excluded = max(rank.count - rank.steady for rank in ranks)
+    notes = [
+        f"Median and p95 are over {fewest} steady-state steps; {excluded} steps are excluded: the first, profiled "
+        "ones, their warm-up, the step after an export, and steps with a checkpoint save."
+    ]
+    if fewest < FEWEST_STEPS:
+        notes.append(f"{fewest} steady-state steps are too few for a reliable median: train for more steps.")
+    return notes
+
+
+def _on_windows(run: Run) -> list[str]:
+    """What each profiler window cost, and the windows that a killed process took with it."""
+    notes = []
+    for first, last in sorted({(window.first_step, window.last_step) for window in run.windows}):
+        windows = [window for window in run.windows if (window.first_step, window.last_step) == (first, last)]
+        slowest = max(windows, key=lambda window: window.start_ns + window.stop_ns + window.export_ns)
+        stalls_ns = {"start": slowest.start_ns, "stop": slowest.stop_ns, "export": slowest.export_ns}
+        parts = ", ".join(f"{name} {stall_ns / NS_PER_MS:.0f} ms" for name, stall_ns in stalls_ns.items())
+        notes.append(
+            f"Window {format_ranges(range(first, last + 1))} stalled training for "
+            f"{sum(stalls_ns.values()) / NS_PER_MS:.0f} ms (excluded from step times): {parts}."
+        )
+    unfinished = {table.rank for table in run.steps if len(table) and table.window[-1] in ("warmup", "profiled")}
+    lost = sorted(unfinished - {window.rank for window in run.windows if window.partial})
+    if lost:
+        notes.append(f"Ranks {lost} ended while a window was open: that window is lost, earlier ones are complete.")
+    return notes
+
+
+def _on_saves(tables: Sequence[Steps]) -> list[str]:
+    """How checkpoint saves affected steps."""
+    notes = []
+    stalled = max(int(steps_with_save(table).sum()) for table in tables)
+    if stalled:
+        time = _median_text(tables, steps_with_save, " without the stall")
+        notes.append(f"Checkpoint saves stalled training in {stalled} steps, which are excluded{time}.")
+    beside = max(int(steps_beside_save(table).sum()) for table in tables)
+    if beside:
+        time = _median_text(tables, steps_beside_save)
+        included = any((steady_steps(table) & table.draining).any() for table in tables)
+        notes.append(
+            f"An asynchronous save was writing during {beside} further steps{time}; they are "
+            f"{'included, because hardly any step is without one' if included else 'excluded'}."
+        )
+    return notes
+
+
+def _median_text(tables: Sequence[Steps], selection: Selection, condition: str = "") -> str:
+    median_s = median(slowest_rank_times_s(tables, selection))
+    return "" if median_s is None else f" (median{condition}: {median_s * MS_PER_S:.2f} ms)"

@@ -1,0 +1,145 @@
+"""The step times of a run, as data and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.constants import GB
+from perfscope.report import Column, Json, Section, in_unit, milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The steps of one rank.
+
+    Attributes:
+        rank: The rank.
+        count: All completed steps.
+        skipped: Steps that did not update the weights.
+        steady: Number of steady-state steps, which the median and the 95th percentile are over.
+        median_s, p95_s: Of the steady-state steps; absent where there is none.
+        first_s: The first step, from when training could begin; absent where that was not seen.
+        profiled_s: Median of the steps inside windows; absent without a window.
+        export_s: Median of the steps after an export, the export itself left out; absent without one.
+        data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was seen.
+        memory_peak_bytes: Peak device memory of tensors; absent without a device.
+        samples: Samples of a median steady-state step on this rank; absent where unknown.
+        tokens: Tokens of it; absent where unknown.
+        global_samples: Samples over all ranks as the framework states them; absent where it does not.
+    """
+
+    rank: int
+    count: int
+    skipped: int
+    steady: int
+    median_s: float | None
+    p95_s: float | None
+    first_s: float | None
+    profiled_s: float | None
+    export_s: float | None
+    data_wait_s: float | None
+    memory_peak_bytes: int | None
+    samples: float | None
+    tokens: float | None
+    global_samples: float | None
+
+    def data(self) -> dict[str, Json]:
+        """The rank for JSON."""
+        return {
+            "rank": self.rank,
+            "count": self.count,
+            "skipped": self.skipped,
+            "undisturbed": self.steady,
+            "median_s": self.median_s,
+            "p95_s": self.p95_s,
+            "first_s": self.first_s,
+            "profiled_s": self.profiled_s,
+            "export_s": self.export_s,
+            "data_wait_s": self.data_wait_s,
+            "memory_peak_bytes": self.memory_peak_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The steps of a run.
+
+    Attributes:
+        source: What detected that a step completed.
+        count: Completed training steps: the most that any rank completed.
+        median_s, p95_s: Over all ranks' steady-state steps, the slowest rank of each step.
+        first_s: The first step of the slowest rank.
+        profiled_s, export_s: Median of profiled steps and of those after an export, the slowest rank of each.
+        samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
+        ranks: Each rank by itself.
+        notes: What a reader must know.
+    """
+
+    source: str
+    count: int
+    median_s: float | None
+    p95_s: float | None
+    first_s: float | None
+    profiled_s: float | None
+    export_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    ranks: tuple[RankSteps, ...]
+    notes: tuple[str, ...]
+
+    def data(self) -> Json:
+        """The value of ``results.steps``."""
+        return {
+            "count": self.count,
+            "source": self.source,
+            "median_s": self.median_s,
+            "p95_s": self.p95_s,
+            "first_s": self.first_s,
+            "profiled_s": self.profiled_s,
+            "export_s": self.export_s,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "ranks": [rank.data() for rank in self.ranks],
+            "notes": list(self.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A row a rank, and one for the run."""
+        columns = (
+            Column("Rank"),
+            Column("Steps"),
+            Column("Median (ms)", 2),
+            Column("p95 (ms)", 2),
+            Column("First (ms)", 1),
+            Column("Profiled (ms)", 2),
+            Column("After export (ms)", 2),
+            Column("Data wait (ms)", 2),
+            Column("Peak memory (GB)", 2),
+        )
+        rows = [
+            (
+                str(rank.rank),
+                rank.count,
+                *_times_ms(rank),
+                milliseconds(rank.data_wait_s),
+                in_unit(rank.memory_peak_bytes, GB),
+            )
+            for rank in self.ranks
+        ]
+        if len(self.ranks) > 1:
+            rows.append(("all", self.count, *_times_ms(self), None, None))
+        return (Section("Steps", columns, tuple(rows), notes=(*self._throughput(), *self.notes)),)
+
+    def _throughput(self) -> tuple[str, ...]:
+        rates = [
+            f"{rate:,.1f} {unit}/s"
+            for rate, unit in ((self.tokens_per_s, "tokens"), (self.samples_per_s, "samples"))
+            if rate is not None
+        ]
+        return (f"Throughput over all ranks: {', '.join(rates)}.",) if rates else ()
+
+
+def _times_ms(steps: RankSteps | StepTimes) -> tuple[float | None, ...]:
+    """The cells of step times."""
+    times_s = (steps.median_s, steps.p95_s, steps.first_s, steps.profiled_s, steps.export_s)
+    return tuple(milliseconds(seconds) for seconds in times_s)
