@@ -1,7 +1,7 @@
 """Samples every GPU of this node until the rank that started it ends.
 
 Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID``. It writes lines of JSON, the first of which
-says who the GPUs are; in every other one ``gpus`` holds, in the same order, what was read at that moment::
+describes the GPUs; in every other one ``gpus`` holds, in the same order, what was read at that moment::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
@@ -9,10 +9,10 @@ says who the GPUs are; in every other one ``gpus`` holds, in the same order, wha
     {"t_ns", "lost": "GPU-..."}
     {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
-A value that a GPU does not tell is left out. Each kind of value has a rate of its own: calls that take microseconds are
-made at the fast rate (for an hour, and then once a second), counters once a second, and whatever proves to take more
-than its share of the time is made less often, so that sampling a node never costs more than a few percent of one of its
-cores.
+A value that a GPU does not report is left out. Each metric has a period of its own: calls that take microseconds are
+made at the rate that the user chose (for an hour, and then once a second), counters once a second. A metric that takes
+more than its share of the time is read less often, so that sampling a node never costs more than a few percent of one
+core. This file imports nothing of perfscope, because it runs without perfscope on its path.
 """
 
 from __future__ import annotations
@@ -26,24 +26,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-_SLOW_PERIOD_NS = 10**9
+Values = dict[str, object]
+
+_NS_PER_S = 1_000_000_000
+_SLOW_PERIOD_NS = _NS_PER_S
 #: After an hour once a second is enough: a week of a node's samples is to stay readable.
-_FULL_RATE_NS = 3600 * 10**9
-#: A kind of value may take this share of the sampler's time; there are nine kinds.
-_SHARE = 0.01
-#: One call in many takes milliseconds, and so does the first of each kind: the median of so many rounds is what counts.
-_ROUNDS_JUDGED = 5
-_FEWEST_JUDGED = 3
-#: A period changes by this factor at least, so that it is not changed and said at every round.
-_NOTABLE = 1.2
-_FAILURES_ALLOWED = 10
-_COST_PERIOD_NS = 30 * 10**9
-_NEVER_AGAIN = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "INVALID_ARGUMENT", "DEPRECATED")
-_LOST = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "UNINITIALIZED")
+_FULL_RATE_NS = 3600 * _NS_PER_S
+_COST_PERIOD_NS = 30 * _NS_PER_S
+#: The sampler ends within this time after its rank.
+_LONGEST_SLEEP_S = 0.5
+#: A metric may take this share of the sampler's time; there are nine metrics.
+_TIME_SHARE = 0.01
+#: One call in many takes milliseconds, and so does the first of each kind: the median of the last rounds decides.
+_JUDGED_ROUNDS = 5
+_FEWEST_JUDGED_ROUNDS = 3
+#: A period changes by this factor at least, so that it is not changed and reported in every round.
+_SMALLEST_CHANGE = 1.2
+_ALLOWED_FAILURES = 10
+_UNSUPPORTED_ERRORS = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "INVALID_ARGUMENT", "DEPRECATED")
+_LOST_ERRORS = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "UNINITIALIZED")
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+_GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
 #: The sum over a GPU's NVLinks.
 _ALL_LINKS = 0xFFFFFFFF
-#: What field values are called here, by NVML's own names; counters, so that a sample that is missed loses nothing.
-_FIELDS = {
+#: Names of the counters here and in NVML. They are counters, so that a sample that is missed loses nothing.
+_COUNTERS = {
     "nvlink_tx_kib": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS),
     "nvlink_rx_kib": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS),
     "pcie_tx_bytes": ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 0),
@@ -54,306 +61,330 @@ _FIELDS = {
     "hw_thermal_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 0),
     "hw_power_brake_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 0),
 }
-_SIGNED = (4, 5)
+_SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
 
 
 class Device:
     """One GPU as the sampler sees it.
 
     Attributes:
-        handle: NVML's.
+        handle: NVML's handle.
         uuid: Its name in the records.
-        instances: Handles of its MIG instances.
-        lost: It fell off the bus; nothing more is asked of it.
-        refused: Kinds of values that it does not tell.
-        failures: How often in a row a kind of value failed.
-        counted: The counters that it tells.
+        mig_handles: NVML's handles of its MIG instances.
+        is_lost: It fell off the bus and is not read any more.
+        unsupported: Names of the metrics that it does not report.
+        failures: How often in a row a metric failed, by its name.
+        counters: The counters that it reports.
     """
 
-    def __init__(self, handle: Any, uuid: str, instances: list[Any]) -> None:
+    def __init__(self, handle: object, uuid: str, mig_handles: list[object]) -> None:
         self.handle = handle
         self.uuid = uuid
-        self.instances = instances
-        self.lost = False
-        self.refused: set[str] = set()
+        self.mig_handles = mig_handles
+        self.is_lost = False
+        self.unsupported: set[str] = set()
         self.failures: dict[str, int] = {}
-        self.counted: frozenset[str] = frozenset()
+        self.counters: frozenset[str] = frozenset()
 
 
 class Metric:
     """One kind of value, how it is read, and how often.
 
     Attributes:
-        name: What it is called.
-        read: Gives the values of one GPU.
-        period_ns: The time between two rounds over the GPUs.
+        name: Its name in the records.
+        read: Returns the values of one GPU.
+        nominal_period_ns: The time between two rounds over the GPUs, as long as reading is cheap enough.
+        period_ns: The time between two rounds now.
         due_ns: When the next round is due.
     """
 
-    def __init__(self, name: str, read: Callable[[Device], dict[str, Any]], period_ns: int) -> None:
+    def __init__(self, name: str, read: Callable[[Device], Values], period_ns: int) -> None:
         self.name = name
         self.read = read
-        self.nominal_ns = period_ns
+        self.nominal_period_ns = period_ns
         self.period_ns = period_ns
         self.due_ns = 0
-        self._costs: list[int] = []
+        self._durations_ns: list[int] = []
 
-    def at_most_once_in(self, period_ns: int) -> None:
-        """Make the rounds rarer from the next one on."""
-        self.nominal_ns = max(self.nominal_ns, period_ns)
+    def limit_rate(self, period_ns: int) -> None:
+        """Leave at least this time between two rounds from now on."""
+        self.nominal_period_ns = max(self.nominal_period_ns, period_ns)
         self.period_ns = max(self.period_ns, period_ns)
 
-    def took(self, cost_ns: int, began_ns: int) -> int | None:
-        """Plan the round after the one that began then; its usual cost is given back where it makes rounds rarer."""
-        self._costs = [*self._costs[1 - _ROUNDS_JUDGED :], cost_ns]
-        usual_ns = sorted(self._costs)[len(self._costs) // 2]
-        # The first rounds keep the nominal rate: they tell too little.
-        known = len(self._costs) >= _FEWEST_JUDGED
-        period_ns = max(self.nominal_ns, int(usual_ns / _SHARE)) if known else self.nominal_ns
-        slower = period_ns > _NOTABLE * self.period_ns
-        if slower or period_ns < self.period_ns / _NOTABLE:
+    def schedule_next(self, duration_ns: int, started_ns: int) -> int | None:
+        """Plan the round after one that started then and took so long.
+
+        Returns:
+            The usual duration of a round, if it makes rounds rarer from now on.
+        """
+        self._durations_ns = [*self._durations_ns[1 - _JUDGED_ROUNDS :], duration_ns]
+        usual_ns = sorted(self._durations_ns)[len(self._durations_ns) // 2]
+        period_ns = self.nominal_period_ns
+        if len(self._durations_ns) >= _FEWEST_JUDGED_ROUNDS:  # the first rounds are not typical
+            period_ns = max(period_ns, int(usual_ns / _TIME_SHARE))
+        is_rarer = period_ns > _SMALLEST_CHANGE * self.period_ns
+        if is_rarer or period_ns < self.period_ns / _SMALLEST_CHANGE:
             self.period_ns = period_ns
-        # A missed round is left out, and rounds stay a whole number of periods apart.
-        self.due_ns = max(self.due_ns + self.period_ns, began_ns + self.period_ns // 2)
-        return usual_ns if slower else None
+        # A missed round is left out, and rounds stay an integer number of periods apart.
+        self.due_ns = max(self.due_ns + self.period_ns, started_ns + self.period_ns // 2)
+        return usual_ns if is_rarer else None
 
 
-def main(folder: str, hz: float, parent: int) -> None:
-    """Sample until the parent is gone."""
-    sys.path.append(folder)
+class Nvml:
+    """The calls of NVML that the sampler makes; ``pynvml`` itself has no types."""
+
+    def __init__(self, pynvml: Any) -> None:
+        self._pynvml = pynvml
+        self.error: type[Exception] = pynvml.NVMLError
+        numbered = [(name, getattr(pynvml, field, None), scope) for name, (field, scope) in _COUNTERS.items()]
+        #: Name, NVML's number and scope of each counter that this pynvml has.
+        self._counters = [counter for counter in numbered if counter[1] is not None]
+
+    def find_devices(self) -> tuple[list[Device], list[Values]]:
+        """Find the GPUs that answer, and describe them."""
+        devices, descriptions = [], []
+        for index in range(self._pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = self._pynvml.nvmlDeviceGetHandleByIndex(index)
+            except self.error:
+                continue  # off the bus already, or another job's
+            mig_handles = self._find_mig_handles(handle)
+            description = {"index": index, **self._describe_gpu(handle)}
+            if mig_handles:
+                description["mig_devices"] = [self._describe_mig_instance(instance) for instance in mig_handles]
+            devices.append(Device(handle, str(description.get("uuid", "")), mig_handles))
+            descriptions.append(description)
+        return devices, descriptions
+
+    def read_driver_version(self) -> Values:
+        """Read the driver's version, as a field of the first record."""
+        return self._read_supported({"driver": self._pynvml.nvmlSystemGetDriverVersion})
+
+    def is_error(self, error: Exception, names: tuple[str, ...]) -> bool:
+        """Whether NVML failed with one of these error codes."""
+        codes = [getattr(self._pynvml, f"NVML_ERROR_{name}", None) for name in names]
+        return getattr(error, "value", None) in codes
+
+    def make_metrics(self, fast_period_ns: int) -> list[Metric]:
+        """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
+        slow_period_ns = max(fast_period_ns, _SLOW_PERIOD_NS)
+        fast = {
+            "power": self._read_power,
+            "throttle": self._read_throttle_reasons,
+            "clock": self._read_clock,
+            "utilisation": self._read_utilisation,
+            "memory": self._read_memory,
+            "temperature": self._read_temperature,
+        }
+        slow = {"energy": self._read_energy, "counters": self._read_counters, "pcie": self._read_pcie_rates}
+        return [
+            *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
+            *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
+        ]
+
+    def _describe_gpu(self, handle: object) -> Values:
+        pynvml = self._pynvml
+        return self._read_supported(
+            {
+                "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
+                "name": lambda: pynvml.nvmlDeviceGetName(handle),
+                "power_limit_mw": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
+                "power_limit_default_mw": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle),
+                "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, _SM_CLOCK),
+                "mig": lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == 1,
+            }
+        )
+
+    def _describe_mig_instance(self, handle: object) -> Values:
+        pynvml = self._pynvml
+        return self._read_supported(
+            {
+                "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
+                "name": lambda: pynvml.nvmlDeviceGetName(handle),
+                "gpu_instance": lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle),
+                "compute_instance": lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle),
+                "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            }
+        )
+
+    def _find_mig_handles(self, handle: object) -> list[object]:
+        """Handles of the MIG instances; none where MIG is off or unknown."""
+        handles: list[object] = []
+        try:
+            if self._pynvml.nvmlDeviceGetMigMode(handle)[0] != 1:
+                return handles
+            for index in range(self._pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                try:
+                    handles.append(self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+                except self.error:
+                    continue  # no instance has this number
+        except (AttributeError, self.error):
+            return handles
+        return handles
+
+    def _read_supported(self, calls: dict[str, Callable[[], object]]) -> Values:
+        """The results of the calls that this GPU, driver and pynvml support."""
+        values: Values = {}
+        for name, call in calls.items():
+            try:
+                value = call()
+            except (AttributeError, self.error):
+                continue
+            values[name] = value.decode() if isinstance(value, bytes) else value
+        return values
+
+    def _read_power(self, device: Device) -> Values:
+        return {"power_mw": self._pynvml.nvmlDeviceGetPowerUsage(device.handle)}
+
+    def _read_throttle_reasons(self, device: Device) -> Values:
+        read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        try:
+            if read_reasons is not None:
+                return {"throttle": read_reasons(device.handle)}
+        except self.error as error:
+            if not self.is_error(error, ("FUNCTION_NOT_FOUND",)):
+                raise
+        # Older versions of pynvml and of the driver have the call's older name only.
+        return {"throttle": self._pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device.handle)}
+
+    def _read_clock(self, device: Device) -> Values:
+        return {"sm_clock_mhz": self._pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)}
+
+    def _read_utilisation(self, device: Device) -> Values:
+        return {"gpu_util_percent": self._pynvml.nvmlDeviceGetUtilizationRates(device.handle).gpu}
+
+    def _read_memory(self, device: Device) -> Values:
+        values: Values = {"memory_used_bytes": self._used_memory_bytes(device.handle)}
+        if device.mig_handles:
+            values["mig_devices"] = [
+                self._read_supported({"memory_used_bytes": partial(self._used_memory_bytes, instance)})
+                for instance in device.mig_handles
+            ]
+        return values
+
+    def _used_memory_bytes(self, handle: object) -> object:
+        return self._pynvml.nvmlDeviceGetMemoryInfo(handle).used
+
+    def _read_temperature(self, device: Device) -> Values:
+        return {"temperature_c": self._pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)}
+
+    def _read_energy(self, device: Device) -> Values:
+        """The counter with the time at which it was read, because the calls before it may have taken a while."""
+        began_ns = time.monotonic_ns()
+        energy_mj = self._pynvml.nvmlDeviceGetTotalEnergyConsumption(device.handle)
+        return {"energy_mj": energy_mj, "energy_t_ns": (began_ns + time.monotonic_ns()) // 2}
+
+    def _read_counters(self, device: Device) -> Values:
+        fields = [(number, scope) for _, number, scope in self._counters]
+        results = self._pynvml.nvmlDeviceGetFieldValues(device.handle, fields)
+        values = {
+            name: result.value.sllVal if result.valueType in _SIGNED_TYPES else result.value.ullVal
+            for (name, _, _), result in zip(self._counters, results, strict=True)
+            if result.nvmlReturn == 0 and result.valueType != 0
+        }
+        device.counters = frozenset(values)
+        return values
+
+    def _read_pcie_rates(self, device: Device) -> Values:
+        """Where PCIe counters do not exist: each direction takes 20 ms, over which the rate is a mean."""
+        if "pcie_tx_bytes" in device.counters:
+            device.unsupported.add("pcie")
+            return {}
+        read_rate = self._pynvml.nvmlDeviceGetPcieThroughput
+        return {
+            "pcie_tx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_TX_BYTES),
+            "pcie_rx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        }
+
+
+def main(pynvml_folder: str, hz: float, parent_pid: int) -> None:
+    """Sample until the parent process has ended."""
+    sys.path.append(pynvml_folder)
     try:
-        import pynvml
+        import pynvml  # it is on the path only now
 
         pynvml.nvmlInit()
-    except Exception as error:  # noqa: BLE001 - whatever NVML lacks here, it is said and training goes on
+    except Exception as error:  # noqa: BLE001 - whatever NVML lacks here is reported, and training goes on
         _write({"note": f"NVML is not sampled: {error}"})
         return
-    devices, known = _find_devices(pynvml)
+    nvml = Nvml(pynvml)
+    devices, descriptions = nvml.find_devices()
     now = {"host": socket.gethostname(), "wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
-    _write({**now, "hz": hz, **_driver(pynvml), "gpus": known})
+    _write({**now, "hz": hz, **nvml.read_driver_version(), "gpus": descriptions})
     if devices:
-        _sample_until_orphaned(pynvml, devices, _metrics(pynvml, int(1e9 / hz)), parent)
+        _sample_until_orphaned(nvml, devices, nvml.make_metrics(int(_NS_PER_S / hz)), parent_pid)
     else:
-        _write({"note": "NVML is not sampled: it knows no GPU"})
+        _write({"note": "NVML is not sampled: it finds no GPU"})
 
 
-def _sample_until_orphaned(pynvml: Any, devices: list[Device], metrics: list[Metric], parent: int) -> None:
-    rounds, late = 0, 0
+def _sample_until_orphaned(nvml: Nvml, devices: list[Device], metrics: list[Metric], parent_pid: int) -> None:
+    rounds, late_rounds = 0, 0
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
     full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
-    while os.getppid() == parent:
+    fastest = metrics[0]
+    while os.getppid() == parent_pid:
         began_ns = time.monotonic_ns()
-        late += metrics[0].due_ns > 0 and began_ns > metrics[0].due_ns + metrics[0].period_ns
-        values: list[dict[str, Any]] = [{} for _ in devices]
-        notes: list[dict[str, Any]] = []
+        late_rounds += fastest.due_ns > 0 and began_ns > fastest.due_ns + fastest.period_ns
+        values: list[Values] = [{} for _ in devices]
+        notes: list[Values] = []
         for metric in metrics:
-            if metric.due_ns <= began_ns + metrics[0].nominal_ns // 4:
-                notes += _round(pynvml, metric, devices, values, began_ns)
+            if metric.due_ns <= began_ns + fastest.nominal_period_ns // 4:
+                notes += _read_metric(nvml, metric, devices, values, began_ns)
         _write({"t_ns": began_ns, "gpus": values})
         for note in notes:
             _write({"t_ns": began_ns, **note})
         rounds += 1
         if began_ns >= cost_due_ns:
-            _write({"t_ns": began_ns, "sampler": {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late}})
+            cost = {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late_rounds}
+            _write({"t_ns": began_ns, "sampler": cost})
             cost_due_ns += _COST_PERIOD_NS
         if began_ns >= full_rate_until_ns:
             for metric in metrics:
-                metric.at_most_once_in(_SLOW_PERIOD_NS)
+                metric.limit_rate(_SLOW_PERIOD_NS)
         due_ns = min(metric.due_ns for metric in metrics)
-        # Half a second at most, so that the sampler ends soon after its rank at any rate.
-        time.sleep(min(0.5, max(0.0, (due_ns - time.monotonic_ns()) / 1e9)))
+        time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
 
 
-def _round(
-    pynvml: Any, metric: Metric, devices: list[Device], values: list[dict[str, Any]], tick_ns: int
-) -> list[dict[str, Any]]:
-    """Read one kind of value of every GPU; gives back what is to be noted."""
-    notes: list[dict[str, Any]] = []
+def _read_metric(
+    nvml: Nvml, metric: Metric, devices: list[Device], values: list[Values], round_ns: int
+) -> list[Values]:
+    """Read one metric of every GPU into ``values``; returns what is to be noted beside them."""
+    notes: list[Values] = []
     began_ns = time.monotonic_ns()
-    asked = 0
-    for device, found in zip(devices, values, strict=True):
-        if device.lost or metric.name in device.refused:
+    calls = 0
+    for device, device_values in zip(devices, values, strict=True):
+        if device.is_lost or metric.name in device.unsupported:
             continue
-        asked += 1
+        calls += 1
         try:
-            found.update(metric.read(device))
+            device_values.update(metric.read(device))
             device.failures.pop(metric.name, None)
         except AttributeError:  # this pynvml has no such call
-            device.refused.add(metric.name)
-        except pynvml.NVMLError as error:
-            _count_failure(pynvml, metric.name, device, error)
-            if device.lost:
+            device.unsupported.add(metric.name)
+        except nvml.error as error:
+            _count_failure(nvml, metric.name, device, error)
+            if device.is_lost:
                 notes.append({"lost": device.uuid})
-    usual_ns = metric.took(time.monotonic_ns() - began_ns, tick_ns)
+    usual_ns = metric.schedule_next(time.monotonic_ns() - began_ns, round_ns)
     if usual_ns is not None:
-        call_ns = usual_ns // max(1, asked)
-        notes.append({"slower": metric.name, "call_ns": call_ns, "period_ns": metric.period_ns})
+        notes.append({"slower": metric.name, "call_ns": usual_ns // max(1, calls), "period_ns": metric.period_ns})
     return notes
 
 
-def _count_failure(pynvml: Any, name: str, device: Device, error: Any) -> None:
-    if _is(pynvml, error, _LOST):
-        device.lost = True
-    elif _is(pynvml, error, _NEVER_AGAIN):
-        device.refused.add(name)
+def _count_failure(nvml: Nvml, metric_name: str, device: Device, error: Exception) -> None:
+    if nvml.is_error(error, _LOST_ERRORS):
+        device.is_lost = True
+    elif nvml.is_error(error, _UNSUPPORTED_ERRORS):
+        device.unsupported.add(metric_name)
     else:
-        device.failures[name] = device.failures.get(name, 0) + 1
-        if device.failures[name] >= _FAILURES_ALLOWED:
-            device.refused.add(name)
+        device.failures[metric_name] = device.failures.get(metric_name, 0) + 1
+        if device.failures[metric_name] >= _ALLOWED_FAILURES:
+            device.unsupported.add(metric_name)
 
 
-def _is(pynvml: Any, error: Any, names: tuple[str, ...]) -> bool:
-    return error.value in [getattr(pynvml, f"NVML_ERROR_{name}", None) for name in names]
-
-
-def _metrics(pynvml: Any, fast_ns: int) -> list[Metric]:
-    """Every kind of value; what is integrated over time comes first, nearest to the time of the line."""
-    slow_ns = max(fast_ns, _SLOW_PERIOD_NS)
-    fields = [(name, getattr(pynvml, field, None), scope) for name, (field, scope) in _FIELDS.items()]
-    known = [(name, number, scope) for name, number, scope in fields if number is not None]
-
-    def utilisation(device: Device) -> dict[str, Any]:
-        rates = pynvml.nvmlDeviceGetUtilizationRates(device.handle)
-        return {"gpu_util_percent": rates.gpu}
-
-    def throttle(device: Device) -> dict[str, Any]:
-        ask = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        try:
-            if ask is not None:
-                return {"throttle": ask(device.handle)}
-        except pynvml.NVMLError as error:
-            if not _is(pynvml, error, ("FUNCTION_NOT_FOUND",)):
-                raise
-        return {"throttle": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device.handle)}
-
-    def memory(device: Device) -> dict[str, Any]:
-        found = {"memory_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(device.handle).used}
-        instances = [_known(pynvml, {"memory_used_bytes": partial(_used, pynvml, one)}) for one in device.instances]
-        return {**found, "mig_devices": instances} if instances else found
-
-    def counters(device: Device) -> dict[str, Any]:
-        answers = pynvml.nvmlDeviceGetFieldValues(device.handle, [(number, scope) for _, number, scope in known])
-        found = {
-            name: answer.value.sllVal if answer.valueType in _SIGNED else answer.value.ullVal
-            for (name, _, _), answer in zip(known, answers, strict=True)
-            if answer.nvmlReturn == 0 and answer.valueType != 0
-        }
-        device.counted = frozenset(found)
-        return found
-
-    def pcie(device: Device) -> dict[str, Any]:
-        """Where the counters above do not exist; it takes 20 ms a direction and is the mean over these."""
-        if "pcie_tx_bytes" in device.counted:
-            device.refused.add("pcie")
-            return {}
-        ask = pynvml.nvmlDeviceGetPcieThroughput
-        return {
-            "pcie_tx_kb_per_s": ask(device.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
-            "pcie_rx_kb_per_s": ask(device.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
-        }
-
-    return [
-        Metric("power", lambda device: {"power_mw": pynvml.nvmlDeviceGetPowerUsage(device.handle)}, fast_ns),
-        Metric("throttle", throttle, fast_ns),
-        Metric("clock", lambda one: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(one.handle, 1)}, fast_ns),
-        Metric("utilisation", utilisation, fast_ns),
-        Metric("memory", memory, fast_ns),
-        Metric("temperature", lambda one: {"temperature_c": pynvml.nvmlDeviceGetTemperature(one.handle, 0)}, fast_ns),
-        Metric("energy", lambda one: _energy(pynvml, one), slow_ns),
-        Metric("counters", counters, slow_ns),
-        Metric("pcie", pcie, slow_ns),
-    ]
-
-
-def _energy(pynvml: Any, device: Device) -> dict[str, Any]:
-    """The counter with the time at which it was read, because the calls before it may have taken a while."""
-    began_ns = time.monotonic_ns()
-    energy_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(device.handle)
-    return {"energy_mj": energy_mj, "energy_t_ns": (began_ns + time.monotonic_ns()) // 2}
-
-
-def _used(pynvml: Any, handle: Any) -> Any:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle).used
-
-
-def _find_devices(pynvml: Any) -> tuple[list[Device], list[dict[str, Any]]]:
-    """The GPUs that answer, and who they are."""
-    devices, known = [], []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        except pynvml.NVMLError:
-            continue  # off the bus already, or another job's
-        instances = _instances(pynvml, handle)
-        facts = _identify(pynvml, handle)
-        if instances:
-            facts["mig_devices"] = [_identify_instance(pynvml, instance) for instance in instances]
-        devices.append(Device(handle, facts.get("uuid", ""), instances))
-        known.append({"index": index, **facts})
-    return devices, known
-
-
-def _identify(pynvml: Any, handle: Any) -> dict[str, Any]:
-    return _known(
-        pynvml,
-        {
-            "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
-            "name": lambda: pynvml.nvmlDeviceGetName(handle),
-            "power_limit_mw": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
-            "power_limit_default_mw": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle),
-            "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, 1),
-            "mig": lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == 1,
-        },
-    )
-
-
-def _identify_instance(pynvml: Any, handle: Any) -> dict[str, Any]:
-    return _known(
-        pynvml,
-        {
-            "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
-            "name": lambda: pynvml.nvmlDeviceGetName(handle),
-            "gpu_instance": lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle),
-            "compute_instance": lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle),
-            "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-        },
-    )
-
-
-def _instances(pynvml: Any, handle: Any) -> list[Any]:
-    """Handles of the MIG instances; none where MIG is off or unknown."""
-    found: list[Any] = []
-    try:
-        if pynvml.nvmlDeviceGetMigMode(handle)[0] != 1:
-            return found
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-            except pynvml.NVMLError:
-                continue  # no instance has this number
-    except (AttributeError, pynvml.NVMLError):
-        return found
-    return found
-
-
-def _driver(pynvml: Any) -> dict[str, Any]:
-    return _known(pynvml, {"driver": pynvml.nvmlSystemGetDriverVersion})
-
-
-def _known(pynvml: Any, calls: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    values = {}
-    for name, call in calls.items():
-        try:
-            value = call()
-        except (AttributeError, pynvml.NVMLError):
-            continue
-        values[name] = value.decode() if isinstance(value, bytes) else value
-    return values
-
-
-def _write(value: dict[str, Any]) -> None:
-    line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+def _write(record: Values) -> None:
+    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
     if os.write(1, line) != len(line):
         raise OSError("the disk is full: a line was cut")
 

@@ -44,7 +44,7 @@ def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_thems
     assert not set(slower) & {"power", "clock", "throttle", "temperature"}
 
 
-def test_what_an_old_driver_lacks_is_absent_and_asked_for_once(old_library: Path, sampled: Sampled) -> None:
+def test_what_an_old_driver_lacks_is_absent_and_read_once(old_library: Path, sampled: Sampled) -> None:
     lines = sampled(old_library, "gpus=1 no_fields throttle=8", 20)
     assert not values(lines, 0, "energy_mj")
     assert not values(lines, 0, "nvlink_tx_kib")
@@ -79,7 +79,7 @@ def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(l
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "says"), [("no_init", "Driver Not Loaded"), ("gpus=0", "knows no GPU")], ids=["driver", "no GPU"]
+    ("behaviour", "says"), [("no_init", "Driver Not Loaded"), ("gpus=0", "finds no GPU")], ids=["driver", "no GPU"]
 )
 def test_without_a_gpu_it_says_why_and_ends(behaviour: str, says: str, library: Path, sampled: Sampled) -> None:
     lines = sampled(library, behaviour, 5)
@@ -113,9 +113,9 @@ def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Pa
 def test_after_an_hour_once_a_second_is_enough() -> None:
     fast, slow = Metric("power", lambda device: {}, 2 * 10**8), Metric("pcie", lambda device: {}, 16 * 10**9)
     for metric in (fast, slow):
-        metric.at_most_once_in(10**9)
-        metric.took(1000, 50 * 10**9)
+        metric.limit_rate(10**9)
+        metric.schedule_next(1000, 50 * 10**9)
     assert (fast.period_ns, slow.period_ns) == (10**9, 16 * 10**9)
     assert fast.due_ns == 50_500_000_000  # in the middle of a period, and then one a period
-    fast.took(1000, fast.due_ns)
+    fast.schedule_next(1000, fast.due_ns)
     assert fast.due_ns == 51_500_000_000
