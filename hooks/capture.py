@@ -23,7 +23,7 @@ from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.facts.steps import Stated, StepFacts
 from perfscope.hooks.guard import hook_entry, value_or_none, write_message
 from perfscope.hooks.nvml.start import start_sampler
-from perfscope.hooks.profiler.compress import compress_waiting
+from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.step_source import StepSource
@@ -272,7 +272,7 @@ class Capture:
         self.saves.finish()
         if not failed:
             self._windows.close(self.steps)
-            compress_waiting()
+            compress_queue()
             return
         if not self._windows.is_open:
             return

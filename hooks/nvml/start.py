@@ -1,8 +1,8 @@
 """Starts one NVML sampler a node: the first rank that claims the node does, and the sampler ends with it.
 
-The claim is a socket in the kernel's abstract namespace, which the sampler inherits: it needs no file that a killed
-process could leave behind or that a shared file system could show to another node, and it is free again the moment the
-sampler is gone, so that a rank that starts again samples again.
+The claim is a socket in the kernel's abstract namespace, which the sampler inherits. It needs no file that a killed
+process could leave behind or that a shared file system could show to another node. It is free again when the sampler
+ends, so that a rank that starts again samples again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _samplers: list[subprocess.Popen[bytes]] = []
 
 
 def start_sampler(config: Config) -> None:
-    """Start the sampler, unless another rank of this node has; a failure leaves a run without samples."""
+    """Start the sampler, unless another rank of this node has started it; after a failure the run has no samples."""
     with contextlib.suppress(OSError):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -31,8 +31,8 @@ def start_sampler(config: Config) -> None:
             claim.close()
 
 
-def _start(config: Config, claim: int) -> None:
-    descriptor = _new_file(os.path.join(config.run_dir, wire.NVML))
+def _start(config: Config, claim_descriptor: int) -> None:
+    descriptor = _create_file(os.path.join(config.run_dir, wire.NVML))
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sampler.py")
     try:
         # A process, not a thread, so that it never waits for the interpreter lock; no pipe of the launcher is held.
@@ -43,18 +43,18 @@ def _start(config: Config, claim: int) -> None:
                 stdout=descriptor,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=(claim,),
+                pass_fds=(claim_descriptor,),
             )
         )
     finally:
         os.close(descriptor)
 
 
-def _new_file(folder: str) -> int:
-    """Open HOST.jsonl, or HOST.1.jsonl and so on where the node was sampled before in this run.
+def _create_file(folder: str) -> int:
+    """Create HOST.jsonl, or HOST.1.jsonl and so on if the node was sampled before in this run.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: It cannot be created.
     """
     os.makedirs(folder, exist_ok=True)
     host = socket.gethostname()

@@ -1,7 +1,7 @@
-"""Compresses a finished trace in a process of its own at the lowest priority, because gzip would hold training up.
+"""Compresses a finished trace in a process of its own at the lowest priority, because gzip would stall training.
 
 Run by itself (``python -I -S compress.py TRACE...``) it imports the standard library only. One such process runs at a
-time: where windows end faster than traces are compressed, the next process takes all that wait.
+time: if windows end faster than traces are compressed, the next process takes all traces of the queue.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import subprocess
 import sys
 
 _children: list[subprocess.Popen[bytes]] = []
-_waiting: list[str] = []
-_MOST_AT_ONCE = 100
+_queue: list[str] = []
+_MOST_PER_PROCESS = 100
+_BLOCK_BYTES = 1024 * 1024
 
 
 def start_compressing(path: str) -> None:
-    """Replace a trace by its .gz soon; one that is never taken stays plain, which all readers take.
+    """Compress a trace to .gz soon; one that is never compressed stays plain JSON, which all readers accept.
 
-    The launcher's end does not end the child: it has a session of its own and holds no pipe of the training process.
+    The end of the launcher does not end the child, which has a session of its own and no pipe of the training process.
     """
-    _waiting.append(path)
+    _queue.append(path)
     _children[:] = [child for child in _children if child.poll() is None]
     if not _children:
-        compress_waiting()
+        compress_queue()
 
 
-def compress_waiting() -> None:
-    """Start a process for the traces that wait."""
-    if not _waiting:
+def compress_queue() -> None:
+    """Start a process for the traces in the queue."""
+    if not _queue:
         return
-    paths = _waiting[:_MOST_AT_ONCE]
-    del _waiting[:_MOST_AT_ONCE]
+    paths = _queue[:_MOST_PER_PROCESS]
+    del _queue[:_MOST_PER_PROCESS]
     with contextlib.suppress(OSError):
         _children.append(
             subprocess.Popen(
@@ -50,7 +51,7 @@ def compress_waiting() -> None:
 
 
 def compress(path: str) -> None:
-    """Replace a file by its .gz, atomically; wait for another process that is at it.
+    """Replace a file by its .gz, atomically; wait for another process that compresses it.
 
     Raises:
         OSError: It cannot be written; the file is unchanged.
@@ -62,7 +63,7 @@ def compress(path: str) -> None:
         unfinished = f"{path}.gz.tmp"
         try:
             with gzip.open(unfinished, "wb", compresslevel=5) as target:
-                shutil.copyfileobj(source, target, 2**20)
+                shutil.copyfileobj(source, target, _BLOCK_BYTES)
             os.replace(unfinished, f"{path}.gz")
         except OSError:
             with contextlib.suppress(FileNotFoundError):

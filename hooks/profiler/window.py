@@ -10,18 +10,21 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from perfscope import wire
+from perfscope.constants import MIB
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.compress import start_compressing
 from perfscope.hooks.selection import StepWindow
-from perfscope.wire import WindowRecord
 
-_SMALLEST_FREE_BYTES = 256 * 2**20
-_NOT_EMPTY_BYTES = 64
+#: A trace is not written where less is free.
+SMALLEST_FREE_BYTES = 256 * MIB
+#: A complete trace is never shorter than this.
+_SHORTEST_TRACE_BYTES = 64
 
 
 class ExportError(Exception):
@@ -32,20 +35,21 @@ class ProfilerWindow:
     """A window that is open.
 
     Attributes:
-        steps: The training steps it is to hold.
+        steps: The training steps that it is to record.
+        profiler: The torch.profiler of this window.
         start_ns: How long starting it held the training process.
     """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
-        import torch
-
-        began_ns = time.monotonic_ns()
+        self._began_ns = time.monotonic_ns()
+        torch = sys.modules["torch"]
         self.steps = steps
-        self._rss_before_bytes = resident_bytes()
+        self.start_ns = 0
+        self._rss_before_bytes = read_resident_bytes()
         self._folder = os.path.join(config.run_dir, wire.TRACES)
         actions = torch.profiler.ProfilerAction
 
-        def schedule(step: int) -> Any:
+        def schedule(step: int) -> object:
             return actions.WARMUP if step < steps.first else actions.RECORD
 
         self.profiler = torch.profiler.profile(
@@ -55,37 +59,36 @@ class ProfilerWindow:
             with_stack=config.stack,
             with_flops=config.flops,
             with_modules=config.modules,
-            experimental_config=_trace_only(torch),
+            experimental_config=_make_trace_only_config(torch),
         )
         self.profiler.step_num = next_step
         self.profiler.current_action = schedule(next_step)
         if hasattr(self.profiler, "_prev_schedule_action"):
             self.profiler._prev_schedule_action = self.profiler.current_action
-        self._reached = next_step
+        self._current_step = next_step
         self._is_running = False
-        self.start_ns = began_ns  # the profiler is not running yet, see start()
 
     def start(self) -> None:
         """Begin the warm-up step."""
         self._is_running = True
         self.profiler.start()
-        self.start_ns = time.monotonic_ns() - self.start_ns
+        self.start_ns = time.monotonic_ns() - self._began_ns
 
     def step(self) -> None:
         """Go from one training step to the next."""
         self.profiler.step()
-        self._reached += 1
+        self._current_step += 1
 
     @property
-    def recorded(self) -> bool:
+    def has_recorded(self) -> bool:
         """Whether the warm-up is over, so that there is something to write."""
-        return self._reached >= self.steps.first
+        return self._current_step >= self.steps.first
 
-    def finish(self, metadata: dict[str, Any], completed_step: int) -> WindowRecord:
-        """Stop, write the trace, give the memory back and say what that cost.
+    def finish(self, metadata: dict[str, object], completed_steps: int) -> wire.WindowRecord:
+        """Stop, write the trace and release its memory; the record says how long each took.
 
         Raises:
-            ExportError: No whole trace reached the disk.
+            ExportError: No complete trace reached the disk.
         """
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
         began_ns = time.monotonic_ns()
@@ -95,78 +98,77 @@ class ProfilerWindow:
             inner._parse_kineto_results = lambda *_args, **_kwargs: []
         self._is_running = False
         self.profiler.stop()
-        return self._finish(self.profiler.export_chrome_trace, began_ns, completed_step)
+        return self._export(self.profiler.export_chrome_trace, began_ns, completed_steps)
 
-    def finish_after_failure(self, metadata: dict[str, Any], completed_step: int) -> WindowRecord:
-        """Write what there is without waiting for the device, which a failed collective can hold for ever.
+    def finish_after_failure(self, metadata: dict[str, object], completed_steps: int) -> wire.WindowRecord:
+        """Write the recorded events without waiting for the device, which a failed collective can block for ever.
 
         Raises:
-            ExportError: No whole trace reached the disk.
+            ExportError: No complete trace reached the disk.
         """
-        import torch
-
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
         began_ns = time.monotonic_ns()
         self._is_running = False
-        return self._finish(torch.autograd._disable_profiler().save, began_ns, completed_step)
+        return self._export(sys.modules["torch"].autograd._disable_profiler().save, began_ns, completed_steps)
 
-    def _finish(self, export: Callable[[str], None], began_ns: int, completed_step: int) -> WindowRecord:
+    def discard(self) -> None:
+        """Stop a running profiler and write nothing: an active profiler would crash the interpreter's end."""
+        if self._is_running:
+            self._is_running = False
+            self.profiler.stop()
+        self._release_memory()
+
+    def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> wire.WindowRecord:
         """Write the trace of a profiler that was stopped."""
         stopped_ns = time.monotonic_ns()
         try:
-            trace, size = self._write(export)
+            trace, size_bytes = self._write_trace(export)
             exported_ns = time.monotonic_ns()
             start_compressing(os.path.join(self._folder, trace))
         finally:
-            self._release()
-        return WindowRecord(
+            self._release_memory()
+        return wire.WindowRecord(
             first_step=self.steps.first,
-            last_step=min(self.steps.last, completed_step),
+            last_step=min(self.steps.last, completed_steps),
             trace=trace,
             start_ns=self.start_ns,
             stop_ns=stopped_ns - began_ns,
             export_ns=exported_ns - stopped_ns,
             release_ns=time.monotonic_ns() - exported_ns,
-            trace_bytes=size,
-            partial=completed_step < self.steps.last,
+            trace_bytes=size_bytes,
+            partial=completed_steps < self.steps.last,
             rss_before_bytes=self._rss_before_bytes,
-            rss_after_bytes=resident_bytes(),
+            rss_after_bytes=read_resident_bytes(),
         )
 
-    def discard(self) -> None:
-        """Stop what still runs, and write nothing: an active profiler would crash the interpreter's end."""
-        if self._is_running:
-            self._is_running = False
-            self.profiler.stop()
-        self._release()
-
-    def _release(self) -> None:
-        """Give the events' memory back now: the profiler is in reference cycles, and looking for those takes longer."""
+    def _release_memory(self) -> None:
+        """Drop the events now: the profiler is in reference cycles, and a search for those takes longer."""
         if self.profiler.profiler is not None:
             self.profiler.profiler.kineto_results = None
         self.profiler.profiler = None
         self.profiler.action_map = {}
 
-    def _write(self, export: Callable[[str], None]) -> tuple[str, int]:
+    def _write_trace(self, export: Callable[[str], None]) -> tuple[str, int]:
+        """Write the trace under its final name only when it is complete; returns the name and the size in bytes."""
         os.makedirs(self._folder, exist_ok=True)
         free_bytes = shutil.disk_usage(self._folder).free
-        if free_bytes < _SMALLEST_FREE_BYTES:
-            raise ExportError(f"only {free_bytes // 2**20} MiB are free in {self._folder}: no trace is written")
+        if free_bytes < SMALLEST_FREE_BYTES:
+            raise ExportError(f"only {free_bytes // MIB} MiB are free in {self._folder}: no trace is written")
         name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}{wire.TRACE_SUFFIX}"
         unfinished = os.path.join(self._folder, f".tmp-{name}")
         try:
             export(unfinished)
-            size = _whole_size(unfinished)
+            size_bytes = _check_complete(unfinished)
             os.replace(unfinished, os.path.join(self._folder, name))
         finally:
             for leftover in (unfinished, f"{unfinished}.tmp"):
                 if os.path.exists(leftover):
                     os.unlink(leftover)
-        return name, size
+        return name, size_bytes
 
 
-def resident_bytes() -> int | None:
-    """Memory of this process that is in use now; None where the system does not tell it."""
+def read_resident_bytes() -> int | None:
+    """Read the resident memory (RSS) of this process; None where the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -174,25 +176,25 @@ def resident_bytes() -> int | None:
         return None
 
 
-def _trace_only(torch: Any) -> Any:
-    """Tell versions of torch that can do so to keep nothing but what a trace needs: stopping is then shorter."""
+def _make_trace_only_config(torch: Any) -> object:
+    """Let newer versions of torch keep nothing but what a trace needs, which makes stopping shorter."""
     try:
         return torch._C._profiler._ExperimentalConfig(trace_only=True)
     except (AttributeError, TypeError):
         return None
 
 
-def _whole_size(path: str) -> int:
-    """Check what torch does not: it reports no error where the trace could not be written.
+def _check_complete(path: str) -> int:
+    """Return the size of a trace in bytes; torch itself reports no error where the trace could not be written.
 
     Raises:
         ExportError: The file is missing or cut.
     """
-    size = os.path.getsize(path) if os.path.exists(path) else 0
-    if size < _NOT_EMPTY_BYTES:
+    size_bytes = os.path.getsize(path) if os.path.exists(path) else 0
+    if size_bytes < _SHORTEST_TRACE_BYTES:
         raise ExportError("torch.profiler wrote no trace: is the disk full?")
     with open(path, "rb") as file:
-        file.seek(-_NOT_EMPTY_BYTES, os.SEEK_END)
+        file.seek(-_SHORTEST_TRACE_BYTES, os.SEEK_END)
         if not file.read().rstrip().endswith(b"}"):
             raise ExportError("torch.profiler wrote only part of a trace: is the disk full?")
-    return size
+    return size_bytes

@@ -4,50 +4,51 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from perfscope import wire
+from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.guard import write_message
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow
+from perfscope.hooks.recorder import Recorder
+from perfscope.hooks.selection import StepWindow
 
-if TYPE_CHECKING:
-    from perfscope.hooks.config import Config
-    from perfscope.hooks.recorder import Recorder
-    from perfscope.hooks.selection import StepWindow
+#: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
+EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
 
 class WindowOwner(Protocol):
-    """What the windows need of the capture that they belong to."""
+    """The part of the capture that its windows use."""
 
     def note(self, text: str) -> None:
-        """Keep something that a reader of the report must know."""
+        """Record something that a reader of the report must know."""
 
     def claim_files(self) -> tuple[Recorder, wire.RankRecord]:
-        """The rank's files, claimed now where they were not."""
+        """Return the rank's files and its record; claim them first where they are not claimed."""
 
     def claimed_rank(self) -> int | None:
-        """The rank, where its files are claimed."""
+        """Return the rank, where its files are claimed."""
 
 
 class WindowSchedule:
-    """The windows of one process.
+    """The profiler windows of one process.
 
     Attributes:
-        label: How the step that runs now relates to a window.
-        foreign: Why no window is profiled; absent where nothing forbids it.
+        label: How the running step relates to a window.
+        blocked_by: Why no window is profiled; absent where nothing prevents it.
     """
 
     def __init__(self, config: Config, owner: WindowOwner) -> None:
         self.label: str | None = None
-        self.foreign: str | None = _foreign_tool()
+        self.blocked_by: str | None = _find_external_profiler()
         self._config = config
         self._owner = owner
         self._pending = list(config.windows)
         self._window: ProfilerWindow | None = None
-        self._moving = False
-        self._ends_after_move = False
+        self._is_changing = False
+        self._discard_after_change = False
         self._ranges = ModuleRanges()
 
     @property
@@ -55,60 +56,40 @@ class WindowSchedule:
         """Whether a window is open, its warm-up step included."""
         return self._window is not None
 
-    def on_step_end(self, completed: int) -> None:
+    def on_step_end(self, completed_steps: int) -> None:
         """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
-        self._moving = True
+        self._is_changing = True
         try:
-            self._move(completed)
+            self._advance(completed_steps)
         finally:
-            self._moving = False
-            if self._ends_after_move:
+            self._is_changing = False
+            if self._discard_after_change:
                 self.discard()
 
-    def _move(self, completed: int) -> None:
-        self.label = None
-        next_step = completed + 1
-        if self._window is not None:
-            if completed >= self._window.steps.last:
-                self.close(completed)
-                self.label = wire.EXPORT
-            else:
-                self._window.step()
-                self.label = wire.PROFILED
-        while self._pending and self._pending[0].first < next_step:
-            self._owner.note(f"the window {self._pending.pop(0)} is not profiled: training was past its warm-up step")
-        if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
-            self._open(self._pending.pop(0), next_step)
-
-    def _open(self, window: StepWindow, next_step: int) -> None:
-        if self.foreign is not None:
-            self._owner.note(f"the window {window} is not profiled: {self.foreign}")
-            write_message(f"the window {window} is not profiled: {self.foreign}")
+    def on_profiler_start(self) -> None:
+        """Stand down if the profiler that starts is not ours: ours would take its events away."""
+        if self._is_changing or self.blocked_by is not None:
             return
-        if not self._profiles_this_rank():
+        self.blocked_by = "the script runs a profiler of its own"
+        if self._window is None and not self._pending:
             return
-        opened = ProfilerWindow(window, self._config, next_step)
-        self._window = opened
-        opened.start()
-        if next_step == window.first:
-            self._owner.note(f"the window {window} began without a warm-up step: its first step is slower")
-        self.label = wire.PROFILED if next_step == window.first else wire.WARMUP
-        if self._config.modules:
-            self._ranges.start()
+        self.discard()
+        self._owner.note(f"no window is profiled: {self.blocked_by}")
+        write_message(f"no window is profiled from here on: {self.blocked_by}")
 
-    def close(self, completed: int, *, after_failure: bool = False) -> None:
-        """Stop an open window and write what it holds."""
+    def close(self, completed_steps: int, *, after_failure: bool = False) -> None:
+        """Stop an open window and write its trace."""
         window, self._window = self._window, None
         if window is None:
             return
         try:
             self._ranges.stop()
-            if not window.recorded:
-                self._owner.note(f"the window {window.steps} holds nothing: training ended in its warm-up step")
+            if not window.has_recorded:
+                self._owner.note(f"the window {window.steps} is empty: training ended in its warm-up step")
                 return
             recorder, rank = self._owner.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.write_event(finish(_metadata(rank, window), completed))
+            recorder.write_event(finish(_trace_metadata(rank, window), completed_steps))
         except ExportError as error:
             self._owner.note(f"the window {window.steps} is lost: {error}")
             write_message(f"the window {window.steps} is lost: {error}")
@@ -117,8 +98,8 @@ class WindowSchedule:
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""
-        if self._moving:  # a hook failed inside the profiler's own start, which stopping it now would break
-            self._ends_after_move = True
+        if self._is_changing:  # a hook failed inside the profiler's own start, which stopping it now would break
+            self._discard_after_change = True
             return
         window, self._window = self._window, None
         try:
@@ -127,19 +108,37 @@ class WindowSchedule:
             if window is not None:
                 window.discard()
 
-    def on_profiler_start(self) -> None:
-        """Somebody starts a profiler: if it is not ours, ours would take its events away, so ours stands down."""
-        if self._moving or self.foreign is not None:
-            return
-        self._stand_down("the script runs a profiler of its own")
+    def _advance(self, completed_steps: int) -> None:
+        self.label = None
+        next_step = completed_steps + 1
+        if self._window is not None:
+            if completed_steps >= self._window.steps.last:
+                self.close(completed_steps)
+                self.label = wire.EXPORT
+            else:
+                self._window.step()
+                self.label = wire.PROFILED
+        while self._pending and self._pending[0].first < next_step:
+            window = self._pending.pop(0)
+            self._owner.note(f"the window {window} is not profiled: training was past its warm-up step")
+        if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
+            self._open(self._pending.pop(0), next_step)
 
-    def _stand_down(self, reason: str) -> None:
-        self.foreign = reason
-        if self._window is None and not self._pending:
+    def _open(self, steps: StepWindow, next_step: int) -> None:
+        if self.blocked_by is not None:
+            self._owner.note(f"the window {steps} is not profiled: {self.blocked_by}")
+            write_message(f"the window {steps} is not profiled: {self.blocked_by}")
             return
-        self.discard()
-        self._owner.note(f"no window is profiled: {self.foreign}")
-        write_message(f"no window is profiled from here on: {self.foreign}")
+        if not self._profiles_this_rank():
+            return
+        window = ProfilerWindow(steps, self._config, next_step)
+        self._window = window  # before it starts, so that a failure in there discards it
+        window.start()
+        if next_step == steps.first:
+            self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
+        self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
+        if self._config.modules:
+            self._ranges.start()
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:
@@ -148,7 +147,7 @@ class WindowSchedule:
         return (identity.rank_and_world_size()[0] if rank is None else rank) in self._config.ranks
 
 
-def _metadata(rank: wire.RankRecord, window: ProfilerWindow) -> dict[str, Any]:
+def _trace_metadata(rank: wire.RankRecord, window: ProfilerWindow) -> dict[str, object]:
     return {
         "schema": wire.SCHEMA,
         "rank": rank.rank,
@@ -159,9 +158,8 @@ def _metadata(rank: wire.RankRecord, window: ProfilerWindow) -> dict[str, Any]:
     }
 
 
-def _foreign_tool() -> str | None:
-    """A profiler outside the process that holds CUPTI."""
-    for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
-        if os.environ.get(name):
-            return f"another profiler is attached ({name} is set)"
+def _find_external_profiler() -> str | None:
+    for variable in EXTERNAL_PROFILER_VARIABLES:
+        if os.environ.get(variable):
+            return f"another profiler is attached ({variable} is set)"
     return None
