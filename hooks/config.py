@@ -1,4 +1,4 @@
-"""What a captured process is told: where to write and what to record.
+"""The configuration of a captured process: where to write and what to record.
 
 It travels as ``config.json`` beside the injected ``sitecustomize.py``, and, where the file system is not shared, in the
 environment variable ``PYTHON_PERFSCOPE``: DeepSpeed's launchers forward every variable whose name begins with PYTHON.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from perfscope.hooks.selection import StepWindow
 
@@ -24,12 +24,12 @@ class Config:
     Attributes:
         run_dir: The run's folder, absolute.
         windows: The training steps to profile.
-        ranks: The ranks to profile; every rank's steps are counted. None is every rank.
+        ranks: The ranks to profile; None means every rank. Steps are counted on every rank.
         shapes, stack, memory, flops: Options of torch.profiler.
         modules: Mark every forward of a module with its name.
-        nvml_hz: Samples of NVML a second; 0 takes none.
+        nvml_hz: NVML samples per second; 0 disables sampling.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
-        run_id: Tells this run from others, where its hosts share no file system.
+        run_id: Identifies the run on hosts that share no file system.
     """
 
     run_dir: str
@@ -45,23 +45,21 @@ class Config:
     run_id: str | None = None
 
     def to_json(self) -> str:
-        """Write it for another process."""
-        value = asdict(self)
-        value["ranks"] = None if self.ranks is None else sorted(self.ranks)
-        return json.dumps(value)
+        """Write the configuration for another process."""
+        fields = asdict(self)
+        fields["ranks"] = None if self.ranks is None else sorted(self.ranks)
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Config:
         """Read what ``to_json`` wrote."""
-        config = cls(**json.loads(text))
-        return replace(
-            config,
-            windows=tuple(StepWindow(**window) for window in config.windows),  # type: ignore[arg-type]
-            ranks=None if config.ranks is None else frozenset(config.ranks),
-        )
+        fields = json.loads(text)
+        fields["windows"] = tuple(StepWindow(**window) for window in fields["windows"])
+        fields["ranks"] = None if fields["ranks"] is None else frozenset(fields["ranks"])
+        return cls(**fields)
 
     def to_environment(self) -> str:
-        """Write it as one word without padding or quotes, which every launcher forwards unharmed."""
+        """Write the configuration as one word without padding or quotes, which every launcher passes on unchanged."""
         return base64.urlsafe_b64encode(self.to_json().encode()).decode().rstrip("=")
 
     @classmethod

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 from perfscope import wire
-
-if TYPE_CHECKING:
-    from perfscope.wire import (
-        CheckpointRecord,
-        MicroBatchRecord,
-        ModelRecord,
-        NoteRecord,
-        RankRecord,
-        StepRecord,
-        WindowRecord,
-    )
+from perfscope.wire import (
+    CheckpointRecord,
+    MicroBatchRecord,
+    ModelRecord,
+    NoteRecord,
+    RankRecord,
+    StepRecord,
+    WindowRecord,
+)
 
 
 class Recorder:
@@ -24,12 +22,12 @@ class Recorder:
 
     Attributes:
         rank: The rank.
-        attempt: 0, or how many processes had this rank in this run before.
+        attempt: How many processes had this rank earlier in this run.
     """
 
     def __init__(self, run_dir: str, rank: int) -> None:
         self.rank = rank
-        self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS), rank)
+        self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
         self._micro_batches: int | None = None
@@ -44,7 +42,7 @@ class Recorder:
         _write(self._steps, wire.to_line(record))
 
     def write_micro_batches(self, record: MicroBatchRecord) -> None:
-        """Write the passes of one training step; the file is made with the first of them.
+        """Write the passes of one training step; the first call creates the file.
 
         Raises:
             OSError: The disk is full or gone.
@@ -54,7 +52,7 @@ class Recorder:
         _write(self._micro_batches, wire.to_line(record))
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
-        """Write a checkpoint save; the file is made with the first of them.
+        """Write a checkpoint save; the first call creates the file.
 
         Raises:
             OSError: The disk is full or gone.
@@ -72,23 +70,23 @@ class Recorder:
         _write(self._events, wire.to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:
-        """Write, or write again, who the rank is."""
+        """Write who the rank is, in place of what was written before."""
         replace_file(os.path.join(self._folder, wire.RANK_FILE), wire.to_line(record))
 
     def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
         replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
 
-    def write_layout(self, value: dict[str, Any]) -> None:
-        """Write the rank's place in the process groups."""
-        replace_file(os.path.join(self._folder, wire.PARALLEL_FILE), wire.to_file(value))
+    def write_layout(self, layout: Mapping[str, object]) -> None:
+        """Write the rank's coordinates in the process groups."""
+        replace_file(os.path.join(self._folder, wire.PARALLEL_FILE), wire.to_file(layout))
 
 
 def replace_file(path: str, content: bytes) -> None:
-    """Write a file whole or not at all.
+    """Replace a file in one step: a reader sees the old content or the new one, never a part.
 
     Raises:
-        OSError: It cannot be written; a file that was there is unchanged.
+        OSError: It cannot be written; an existing file is unchanged.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:

@@ -1,4 +1,4 @@
-"""Which training steps are profiled.
+"""Which training steps and ranks are profiled.
 
 A window is the steps FIRST to LAST, counted from 1 and inclusive. The step before it is the profiler's warm-up, so a
 window cannot begin at step 1, and two windows need a step between them.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-_WINDOW = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
+_RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
 #: One short window, after the steps in which allocators, autotuners and kernels settle.
 DEFAULT_WINDOWS = "4-6"
@@ -34,24 +34,26 @@ def parse_windows(text: str) -> tuple[StepWindow, ...]:
     ['3', '7-9']
 
     Raises:
-        ValueError: The text names no windows, or windows that cannot be profiled; the message says which and why.
+        ValueError: The text names no window, or a window that cannot be profiled; the message says which and why.
     """
     windows = sorted((_parse_window(part, text) for part in text.split(",")), key=lambda window: window.first)
     for window in windows:
         if window.first < 1 or window.last < window.first:
-            raise ValueError(f"the window {window} is no range of training steps, which count from 1")
+            raise ValueError(f"the window {window} is not a range of training steps, which count from 1")
         if window.first == 1:
             raise ValueError(f"the window {window} cannot be profiled: the step before a window warms the profiler up")
-    for before, after in pairwise(windows):
-        if after.first <= before.last:
-            raise ValueError(f"the windows {before} and {after} overlap")
-        if after.first == before.last + 1:
-            raise ValueError(f"the windows {before} and {after} leave no step between them for the warm-up: join them")
+    for window, following in pairwise(windows):
+        if following.first <= window.last:
+            raise ValueError(f"the windows {window} and {following} overlap")
+        if following.first == window.last + 1:
+            raise ValueError(
+                f"the windows {window} and {following} leave no step between them for the warm-up: join them"
+            )
     return tuple(windows)
 
 
 def _parse_window(part: str, text: str) -> StepWindow:
-    match = _WINDOW.fullmatch(part)
+    match = _RANGE.fullmatch(part)
     if match is None:
         raise ValueError(f"{text!r} names no training steps: write windows such as 2-4,7-9")
     return StepWindow(int(match[1]), int(match[2] or match[1]))
@@ -68,7 +70,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     """
     ranks: set[int] = set()
     for part in text.split(","):
-        match = _WINDOW.fullmatch(part)
+        match = _RANGE.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{text!r} names no ranks: write ranks such as 0,4-6")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))

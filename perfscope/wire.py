@@ -1,20 +1,21 @@
 """Names and records of the files of a run: what hooks write and sources read.
 
-Every record is one line of JSON that is written at once, so that a run that is killed leaves whole lines. A field that
-is unknown is left out; readers must not expect an end record. The layout::
+Every record is one line of JSON that is written at once, so that a run that is killed leaves complete lines. A field
+that is unknown is left out; readers must not expect an end record. The layout::
 
     RUN/run.json                     the command, its environment without secrets, versions, the outcome
-    RUN/ranks/00000/rank.json        who the rank is: host, process, device, clock
-    RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework tells them
-    RUN/ranks/00000/model.json       what it trains: shapes of parameters, types, what the model was built from
-    RUN/ranks/00000/steps.jsonl      one StepRecord a training step
-    RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord as it happens
-    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord a training step, where there is a pipeline
-    RUN/ranks/00000/checkpoints.jsonl    one CheckpointRecord a save, where a hook timed it
+    RUN/ranks/00000/rank.json        RankRecord: host, process, device and clock of the rank
+    RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
+    RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
+    RUN/ranks/00000/steps.jsonl      one StepRecord per training step
+    RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord per event
+    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
+    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per checkpoint save
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
-    RUN/hosts/HOST.json              each host's run.json, and
-    RUN/collected.json               the parts, where `perfscope collect` brought the run together
+    RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`
+    RUN/collected.json               the parts of the run, written by `perfscope collect`
+    RUN/.boot/                       what the processes of the run load at their start; removed when the command ends
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
 This module is imported inside training jobs: standard library only.
@@ -24,13 +25,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 SCHEMA = "perfscope/run/1"
+_RANK_FOLDER_NAME = re.compile(r"(\d{5,})(?:\.(\d+))?")
 
 RUN_FILE = "run.json"
-RANKS = "ranks"
+RANKS_FOLDER = "ranks"
 RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
@@ -38,11 +41,11 @@ STEPS_FILE = "steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"
 CHECKPOINTS_FILE = "checkpoints.jsonl"
-TRACES = "traces"
-NVML = "nvml"
-HOSTS = "hosts"
+TRACES_FOLDER = "traces"
+NVML_FOLDER = "nvml"
+HOSTS_FOLDER = "hosts"
 COLLECTED_FILE = "collected.json"
-BOOT = ".boot"
+BOOT_FOLDER = ".boot"
 TRACE_SUFFIX = ".pt.trace.json"
 
 #: The key of our metadata inside a trace file.
@@ -102,12 +105,22 @@ def parse_pass_range(name: str) -> PassRange | None:
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
-    """Name the folder of a rank's n-th process.
+    """Name the folder of a rank's process; ``attempt`` counts the processes that had the rank before.
 
     >>> rank_folder(3), rank_folder(3, 1)
     ('00003', '00003.1')
     """
     return f"{rank:05d}" if attempt == 0 else f"{rank:05d}.{attempt}"
+
+
+def parse_rank_folder(name: str) -> tuple[int, int] | None:
+    """Read the rank and the attempt from a folder's name; None for another folder.
+
+    >>> parse_rank_folder("00003.1"), parse_rank_folder("00003.moving")
+    ((3, 1), None)
+    """
+    match = _RANK_FOLDER_NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
 @dataclass(frozen=True)
@@ -117,21 +130,21 @@ class StepRecord:
     Attributes:
         step: The number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time since the boundary before it, without exports, without ``save_ns`` and without the boundary's
-            own hook; absent where that boundary was not seen.
-        source: What told that the step completed: ``deepspeed``, ``optimizer`` and so on.
-        window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent for an undisturbed step.
+        wall_ns: Host time since the previous step boundary, without exports, without ``save_ns`` and without the hook
+            at the boundary itself; absent where that boundary was not seen.
+        source: What marks the step boundary: ``deepspeed``, ``optimizer`` and so on.
+        window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent outside windows.
         skipped: True where the framework counted the step but did not update the weights.
         micro_batches: Forward passes of the wrapped model in the step.
-        samples: Samples that this rank took in.
-        tokens: Tokens that this rank took in, where the input is integers of two dimensions.
-        global_samples: Samples of the step over all ranks, where the framework states it.
+        samples: Samples that this rank processed.
+        tokens: Tokens that this rank processed, where the input is integers of two dimensions.
+        global_samples: Samples of the step over all ranks, where the framework reports them.
         data_wait_ns: Time spent waiting for the data loader.
-        save_ns: How long checkpoint saves held training in the step; absent where none did.
-        draining: True where an asynchronous checkpoint save was writing beside the step.
+        save_ns: How long checkpoint saves blocked training in the step; absent where none did.
+        draining: True where an asynchronous checkpoint save was still being written during the step.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
-        loss_scale: The loss scale, where it is known without a synchronisation.
-        iteration: The framework's own number of the step: a resumed run goes on counting where it was saved.
+        loss_scale: The loss scale, where it can be read without a synchronisation.
+        iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
         memory_peak_bytes: Largest memory of one device allocated by tensors since the process started.
         memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
     """
@@ -158,20 +171,20 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """One profiler window of one rank, written when its trace lies complete on disk.
+    """One profiler window of one rank, written when its trace is complete on disk.
 
     Attributes:
         first_step: The first profiled training step.
-        last_step: The last one; the window is partial where fewer steps came.
+        last_step: The last profiled training step.
         trace: The file's name in ``RUN/traces``.
-        start_ns: How long starting the profiler held the training process.
-        stop_ns: How long stopping the profiler held the training process.
-        export_ns: How long writing the trace held it.
+        start_ns: How long starting the profiler blocked the training process.
+        stop_ns: How long stopping the profiler blocked it.
+        export_ns: How long writing the trace blocked it.
         trace_bytes: Size of the trace before compression.
         partial: True where training ended inside the window.
-        release_ns: How long giving the trace's memory back and starting to compress it held it.
-        rss_before_bytes: Memory of the process in use before the profiler was started.
-        rss_after_bytes: And after the trace was written.
+        release_ns: How long releasing the trace's memory and starting its compression blocked it.
+        rss_before_bytes: Resident memory of the process before the profiler was started.
+        rss_after_bytes: Resident memory of the process after the trace was written.
     """
 
     first_step: int
@@ -194,11 +207,11 @@ class MicroBatchRecord:
 
     Attributes:
         step: The number of the training step.
-        device: The rank's place in the pipeline, and ``devices`` its length.
+        device: The rank's position in the pipeline, and ``devices`` its length.
         stages: Virtual stages of the model.
         span_ns: From the beginning of the first pass to the end of the last one.
-        totals: For each kind of pass (``F``, ``B``, or ``I`` and ``W``) and virtual stage: how many, and their time.
-        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it is that of the record before.
+        totals: Kind of pass (a key of ``PASS_KINDS``), virtual stage, number of passes and their time in nanoseconds.
+        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it repeats the previous record's.
         times_ns: Beginning and length of each pass of ``order``; absent with it.
     """
 
@@ -214,7 +227,7 @@ class MicroBatchRecord:
 
 @dataclass(frozen=True)
 class NoteRecord:
-    """Something a reader of the report must know: a feature that is off, a hook that failed."""
+    """Something that a reader of the report must know: a feature that is off, a hook that failed."""
 
     text: str
     kind: str = "note"
@@ -225,14 +238,14 @@ class CheckpointRecord:
     """One checkpoint save of one rank.
 
     Attributes:
-        start_ns: When it began to hold training, on the host's monotonic clock.
+        start_ns: When it began to block training, on the host's monotonic clock.
         end_ns: When training could go on.
         source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
         step: The training step after which it was saved.
-        path: Where to.
-        size_bytes: What this process wrote, as far as its writers tell it; absent where none did.
-        asynchronous: True where writing goes on beside training.
-        drained_ns: When an asynchronous save lay on disk.
+        path: Where it was written to.
+        size_bytes: Bytes that this process wrote, as far as its writers report them; absent where none does.
+        asynchronous: True where writing goes on while training continues.
+        drained_ns: When an asynchronous save was complete on disk.
     """
 
     start_ns: int
@@ -259,16 +272,16 @@ class RankRecord:
         python: Version of Python.
         torch: Version of torch.
         device_type: ``cuda``, ``cpu`` and so on.
-        device_name: What the device calls itself.
-        device_uuid: The device's UUID, which NVML knows too.
-        device_uuids: Those of all devices that hold tensors of the process, where there are several.
+        device_name: Product name of the device.
+        device_uuid: The device's UUID, as NVML reports it, too.
+        device_uuids: UUIDs of all devices that hold tensors of the process, where there are several.
         device_index: The device's number among those that the process sees.
         visible_devices: CUDA_VISIBLE_DEVICES, where it is set.
         device_order: CUDA_DEVICE_ORDER, where it is set.
         deepspeed: Version of DeepSpeed, where it is loaded.
         argv: The command line of the process, without secrets.
         run_id: The id that ``perfscope profile`` gave the run.
-        rendezvous: Where the ranks met, ``HOST:PORT``, where the launcher told it.
+        rendezvous: Address at which the ranks met, ``HOST:PORT``, where the launcher reports it.
     """
 
     rank: int
@@ -294,12 +307,12 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """Parameters of one shape whose names differ by a number alone.
+    """Parameters of the same shape whose names differ only by a number.
 
     Attributes:
-        name: The name with ``*`` for the number; empty where it is not known.
-        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where not known.
-        shape: The whole shape, also where it is sharded over data-parallel ranks.
+        name: The name with ``*`` for the number; empty where unknown.
+        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where unknown.
+        shape: The unsharded shape, also where the parameter is sharded over data-parallel ranks.
         dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
         trainable: Whether they have gradients.
         count: How many there are.
@@ -315,17 +328,17 @@ class WeightRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """What a rank trains, from which its operations are computed; one a rank, written when the first step completed.
+    """The model part that a rank trains, from which its FLOPs are computed; written when the first step completed.
 
     Attributes:
-        parameters: Parameters of this rank's module, each once.
-        trainable: Those that have gradients.
-        weights: Their shapes.
+        parameters: Number of parameters of this rank's module, each counted once.
+        trainable: Number of parameters that have gradients.
+        weights: Shapes of the parameters.
         module: Class of the module; absent where only its parameters are known.
-        config: Plain values of what the module was built from, by the framework's own names.
+        config: Plain values of the configuration that the module was built from, by the framework's own names.
         dtype: Type of most parameters.
-        compute_dtype: Type that matrix products are computed in, where it is another one.
-        checkpointing: ``full`` or ``selective`` where it was seen; absent where nothing was seen.
+        compute_dtype: Type that matrix products are computed in, where it differs from ``dtype``.
+        checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
         optimizer: Class of the optimizer that was seen to step first; absent where none was.
     """
@@ -334,7 +347,7 @@ class ModelRecord:
     trainable: int
     weights: tuple[WeightRecord, ...]
     module: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     dtype: str | None = None
     compute_dtype: str | None = None
     checkpointing: str | None = None
@@ -342,18 +355,18 @@ class ModelRecord:
     optimizer: str | None = None
 
 
-#: Made once, and without copying every record: this runs at each step of a training.
-_LINES = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdict)
+#: One encoder for all records, because it is used at each step of a training.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdict)
 
 
 def to_line(
     record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
 ) -> bytes:
-    """Write a record as one line, without the fields that are unknown."""
-    known = {name: value for name, value in vars(record).items() if value is not None}
-    return _LINES.encode(known).encode() + b"\n"
+    """Encode a record as one line, without the fields that are unknown."""
+    fields = {name: value for name, value in vars(record).items() if value is not None}
+    return _ENCODER.encode(fields).encode() + b"\n"
 
 
-def to_file(value: dict[str, Any]) -> bytes:
-    """Write a whole JSON file's content."""
-    return json.dumps(value, indent=2, allow_nan=False).encode() + b"\n"
+def to_file(document: Mapping[str, object]) -> bytes:
+    """Encode a JSON file."""
+    return json.dumps(document, indent=2, allow_nan=False).encode() + b"\n"

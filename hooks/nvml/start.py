@@ -32,7 +32,7 @@ def start_sampler(config: Config) -> None:
 
 
 def _start(config: Config, claim_descriptor: int) -> None:
-    descriptor = _create_file(os.path.join(config.run_dir, wire.NVML))
+    descriptor = _create_file(os.path.join(config.run_dir, wire.NVML_FOLDER))
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sampler.py")
     try:
         # A process, not a thread, so that it never waits for the interpreter lock; no pipe of the launcher is held.

@@ -46,7 +46,7 @@ class ProfilerWindow:
         self.steps = steps
         self.start_ns = 0
         self._rss_before_bytes = read_resident_bytes()
-        self._folder = os.path.join(config.run_dir, wire.TRACES)
+        self._folder = os.path.join(config.run_dir, wire.TRACES_FOLDER)
         actions = torch.profiler.ProfilerAction
 
         def schedule(step: int) -> object:

@@ -40,7 +40,7 @@ def make_run_dir(run_dir: str) -> str:
         OSError: It cannot be made.
     """
     path = os.path.abspath(run_dir)
-    for folder in (wire.RANKS, wire.TRACES):
+    for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
         os.makedirs(os.path.join(path, folder), exist_ok=True)
     description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ))
     with contextlib.suppress(FileExistsError), open(os.path.join(path, wire.RUN_FILE), "xb") as file:

@@ -56,9 +56,9 @@ def prepare(config: Config) -> Path:
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True)
-    (run_dir / wire.RANKS).mkdir()
-    (run_dir / wire.TRACES).mkdir()
-    boot = run_dir / wire.BOOT
+    (run_dir / wire.RANKS_FOLDER).mkdir()
+    (run_dir / wire.TRACES_FOLDER).mkdir()
+    boot = run_dir / wire.BOOT_FOLDER
     boot.mkdir()
     shutil.copyfile(_PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py")
     replace_file(str(boot / CONFIG_FILE), config.to_json().encode())

@@ -83,10 +83,10 @@ class Clock:
 
 def read_facts(name: str, folder: Path) -> PartFacts:
     """Read what a part, or a run that is there already, says about itself."""
-    ranks = folder / wire.RANKS
+    ranks = folder / wire.RANKS_FOLDER
     folders = sorted(path for path in ranks.iterdir() if path.is_dir()) if ranks.is_dir() else []
     processes = tuple(process for one in folders if (process := read_process(one)) is not None)
-    described = [read_json(path) for path in (folder / wire.RUN_FILE, *(folder / wire.HOSTS).glob("*.json"))]
+    described = [read_json(path) for path in (folder / wire.RUN_FILE, *(folder / wire.HOSTS_FOLDER).glob("*.json"))]
     ids = {str(one["run_id"]) for one in described if one.get("run_id")}
     ids |= {process.record.run_id for process in processes if process.record.run_id}
     meetings = {

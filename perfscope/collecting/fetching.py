@@ -78,7 +78,7 @@ def fetch(part: Part, folder: Path, there: Iterable[str]) -> tuple[int, int]:
         SourceError: The part is no run.
     """
     listed = {name: size for name, size in part.list_files().items() if _is_wanted(name)}
-    if not any(name == wire.RUN_FILE or name.startswith(f"{wire.RANKS}/") for name in listed):
+    if not any(name == wire.RUN_FILE or name.startswith(f"{wire.RANKS_FOLDER}/") for name in listed):
         raise SourceError(part.name, "is no part of a run", hint="it has neither run.json nor ranks/")
     unwanted = set(there)
     missing = [

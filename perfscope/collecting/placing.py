@@ -47,16 +47,16 @@ def plan_placing(staged: Path, run: Path) -> Placing:
         SourceError: A file differs from the one that is there.
     """
     placing = Placing()
-    folders = _place_ranks(staged / wire.RANKS, run / wire.RANKS, placing)
+    folders = _place_ranks(staged / wire.RANKS_FOLDER, run / wire.RANKS_FOLDER, placing)
     for path in sorted(path for path in staged.rglob("*") if path.is_file()):
         name = path.relative_to(staged)
-        if name.parts[0] == wire.RANKS and len(name.parts) > 1 and name.parts[1] in folders:
+        if name.parts[0] == wire.RANKS_FOLDER and len(name.parts) > 1 and name.parts[1] in folders:
             _place_file(path, folders[name.parts[1]].below(Path(*name.parts[2:])), placing)
-        elif name.parts[0] == wire.NVML:
+        elif name.parts[0] == wire.NVML_FOLDER:
             _place_file(path, _free_name(path, run / name), placing)
         elif name.as_posix() == wire.RUN_FILE:
             continue  # one run has one; see ``runs``
-        elif name.parts[0] == wire.TRACES and (run / f"{name}.gz").is_file():
+        elif name.parts[0] == wire.TRACES_FOLDER and (run / f"{name}.gz").is_file():
             placing.same.append(path)
         else:
             _place_file(path, _Place(run / name, run / name), placing)

@@ -23,7 +23,7 @@ def place_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[Pr
     Raises:
         SourceError: Two of one host are of different runs.
     """
-    files = [*(part / wire.RUN_FILE for part in staged), run / wire.RUN_FILE, *(run / wire.HOSTS).glob("*.json")]
+    files = [*(part / wire.RUN_FILE for part in staged), run / wire.RUN_FILE, *(run / wire.HOSTS_FOLDER).glob("*.json")]
     by_host: dict[str, dict[str, Any]] = {}
     for path in files:
         described = read_json(path)
@@ -35,9 +35,9 @@ def place_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[Pr
     leader = min(processes, key=lambda one: (one.record.rank, one.first_ns)).record.host if processes else ""
     chosen = by_host.get(leader) or min(by_host.values(), key=lambda one: int(one.get("started_ns", 0)))
     if len(by_host) > 1:
-        (run / wire.HOSTS).mkdir(exist_ok=True)
+        (run / wire.HOSTS_FOLDER).mkdir(exist_ok=True)
         for host, described in by_host.items():
-            replace_file(run / wire.HOSTS / f"{host.replace('/', '_')}.json", wire.to_file(described))
+            replace_file(run / wire.HOSTS_FOLDER / f"{host.replace('/', '_')}.json", wire.to_file(described))
     replace_file(run / wire.RUN_FILE, wire.to_file(chosen))
     for part in staged:
         (part / wire.RUN_FILE).unlink(missing_ok=True)

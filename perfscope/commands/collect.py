@@ -77,7 +77,7 @@ def collect(
     work = target if target.exists() else target.with_name(f".{target.name}.collecting")
     work.mkdir(parents=True, exist_ok=True)
     collected, staged = _fetch_all(chosen, work)
-    if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS).is_dir():
+    if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
         problems = "; ".join(one.problem for one in collected if one.problem)
         raise Unreachable(f"no part could be had: {problems}", hint="the same command goes on where it stopped")
     notes = _merge(collected, staged, work)
@@ -94,7 +94,7 @@ def collect(
 
 def _fetch_all(parts: list[Part], work: Path) -> tuple[list[Collected], list[Path]]:
     """Copy every part beside the run; one that cannot be had does not keep the others."""
-    there = [path.relative_to(work).as_posix() for path in (work / wire.TRACES).glob("*")]
+    there = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).glob("*")]
     there += [name.removesuffix(".gz") for name in there]
     collected, staged = [], []
     for part in parts:

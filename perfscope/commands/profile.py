@@ -143,9 +143,9 @@ def _end(config: Config, ending: Ending) -> Outcome:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         ended = {**description, "ended_ns": time.time_ns(), "exit_status": str(ending)}
         replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(ended))
-        for trace in (run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}"):  # not half a trace
+        for trace in (run_dir / wire.TRACES_FOLDER).glob(f"[!.]*{wire.TRACE_SUFFIX}"):  # not half a trace
             compress(str(trace))
-        shutil.rmtree(run_dir / wire.BOOT, ignore_errors=True)
+        shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
     except (OSError, ValueError) as error:
         lines.append(f"{run_dir} is incomplete: {error}")
     with suppress(KeyboardInterrupt):
@@ -171,11 +171,11 @@ def _summary(run_dir: Path) -> list[str]:
 
 def _how_to_open(run_dir: Path) -> list[str]:
     lines = [f"report: perfscope analyze {_short(run_dir)}"]
-    traces = sorted((run_dir / wire.TRACES).glob(f"[!.]*{wire.TRACE_SUFFIX}*"))
+    traces = sorted((run_dir / wire.TRACES_FOLDER).glob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
         lines += [
             f"timeline: open {_short(traces[0])} at https://ui.perfetto.dev",
-            f"TensorBoard: tensorboard --logdir {_short(run_dir / wire.TRACES)} (with torch-tb-profiler)",
+            f"TensorBoard: tensorboard --logdir {_short(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
         ]
     return lines
 

@@ -11,7 +11,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.runs.run import is_run, read_run
 from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces
 from perfscope.tables.run import Run
-from perfscope.wire import TRACES
+from perfscope.wire import TRACES_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Inputs:
             return []
         existing = {Path(trace).name.removesuffix(".gz") for trace in self.traces}
         missing = [window for window in self.run.windows if window.trace not in existing]
-        return [f"rank {window.rank}: its trace {TRACES}/{window.trace} is missing" for window in missing]
+        return [f"rank {window.rank}: its trace {TRACES_FOLDER}/{window.trace} is missing" for window in missing]
 
 
 def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
@@ -50,7 +50,7 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
     """
     locations = tuple(os.fspath(path) for path in paths)
     if len(locations) == 1 and is_run(Path(locations[0])):
-        folder = Path(locations[0]) / TRACES
+        folder = Path(locations[0]) / TRACES_FOLDER
         traces = find_traces([str(folder)]) if folder.is_dir() else []
         return Inputs(locations, read_run(Path(locations[0])), tuple(traces))
     traces = find_traces(locations)

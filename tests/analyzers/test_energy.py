@@ -28,7 +28,7 @@ def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = N
     (root / wire.RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
     (root / wire.RUN_FILE).write_text(json.dumps({"command": ["train"]}))
     for rank in range(ranks):
-        folder = root / wire.RANKS / wire.rank_folder(rank)
+        folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
         uuid = UUID.format(rank)
         record = wire.RankRecord(rank, ranks, "node", 1, 0, 0, "3.11", device_type="cuda", device_uuid=uuid)
@@ -44,9 +44,9 @@ def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = N
     samples = [
         {"t_ns": tick * S // 2, "gpus": [at(gpu, tick / 2) for gpu in range(count)]} for tick in range(2 * STEPS + 1)
     ]
-    (root / wire.NVML).mkdir()
+    (root / wire.NVML_FOLDER).mkdir()
     records = [{"host": "node", "t_ns": 0, "gpus": known}, *samples]
-    (root / wire.NVML / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    (root / wire.NVML_FOLDER / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
     return read_run(root)
 
 
@@ -95,8 +95,8 @@ def test_energy_of_all_gpus_is_unknown_where_a_ranks_gpu_was_not_sampled(tmp_pat
 
 def test_two_ranks_on_one_gpu_use_its_energy_once(tmp_path: Path) -> None:
     run = write(tmp_path, lambda gpu, t: {"power_mw": 100_000}, count=1)
-    (tmp_path / wire.RANKS / "00001" / wire.RANK_FILE).write_bytes(
-        (tmp_path / wire.RANKS / "00000" / wire.RANK_FILE).read_bytes()
+    (tmp_path / wire.RANKS_FOLDER / "00001" / wire.RANK_FILE).write_bytes(
+        (tmp_path / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).read_bytes()
     )
     run = read_run(tmp_path)
     result = energy.analyze(run)
@@ -187,7 +187,7 @@ def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: 
         {"host": "node", "t_ns": 31 * S, "gpus": [{"uuid": UUID.format(0), "name": "Some GPU"}]},
         {"t_ns": 32 * S, "gpus": [{"power_mw": 1}]},
     ]
-    (tmp_path / wire.NVML / "node.1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
+    (tmp_path / wire.NVML_FOLDER / "node.1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
     first, second = read_run(tmp_path).gpus
     assert (len(first.t_ns), len(second.t_ns)) == (62, 61)
     assert first.t_ns[-1] == 32 * S

@@ -16,8 +16,8 @@ from tests.analyzers.test_steps import write_run
 
 def run_with(lines: list[object], root: Path) -> Path:
     run = write_run(root, {0: [9, 9, 9, 9]})  # steps end at 1, 2, 3 and 4 ms
-    (run / wire.NVML).mkdir()
-    (run / wire.NVML / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / wire.NVML_FOLDER).mkdir()
+    (run / wire.NVML_FOLDER / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
 
 
@@ -45,6 +45,6 @@ def test_without_nvml_the_reason_is_passed_on(tmp_path: Path) -> None:
 
 def test_half_a_sample_is_damage(tmp_path: Path) -> None:
     run = run_with([{"gpus": [{"uuid": "GPU-1", "name": "n"}]}, {"t_ns": 2_000_000, "gpus": [{}]}], tmp_path)
-    with (run / wire.NVML / "host.jsonl").open("a") as file:
+    with (run / wire.NVML_FOLDER / "host.jsonl").open("a") as file:
         file.write('{"t_ns": 3')
     assert read_run(run).damage == ("nvml/host.jsonl holds a line that cannot be read",)

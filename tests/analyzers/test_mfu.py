@@ -135,7 +135,7 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
     (run / wire.RUN_FILE).write_text(json.dumps({"command": ["python", "train.py"]}))
     record = describe_model(torch, Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128)))
     for rank in range(2):
-        folder = run / wire.RANKS / wire.rank_folder(rank)
+        folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
         fact = wire.RankRecord(
             rank=rank,
@@ -208,7 +208,7 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
     whole = mfu.analyze(read_run(run)).trained.parameters
     for rank in range(2):
-        folder = run / wire.RANKS / wire.rank_folder(rank)
+        folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         stage: nn.Module = (
             Decoder(Shape(layers=2)) if rank == 0 else nn.ModuleDict({"attentions": Decoder(Shape()).attentions})
         )
@@ -233,7 +233,7 @@ def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
 
 def test_a_model_file_that_is_cut_is_damage(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
-    path = run / wire.RANKS / wire.rank_folder(0) / wire.MODEL_FILE
+    path = run / wire.RANKS_FOLDER / wire.rank_folder(0) / wire.MODEL_FILE
     path.write_bytes(path.read_bytes()[:50])
     assert any(wire.MODEL_FILE in line for line in read_run(run).damage)
 
@@ -247,12 +247,12 @@ def test_the_headline_is_half_of_the_attention_matrix(tmp_path: Path) -> None:
 def test_a_run_is_held_against_the_shapes_of_its_trace(tmp_path: Path) -> None:
     """The run's 2 ranks train 4 sequences of 128 tokens each; rank 0's trace has one such step."""
     run = run_folder(tmp_path, "NVIDIA H200", checkpointing="selective")
-    (run / wire.TRACES).mkdir()
+    (run / wire.TRACES_FOLDER).mkdir()
     torch.manual_seed(0)
     network = Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128))
     with profile(record_shapes=True) as profiler, record_function("ProfilerStep#4"):
         network(torch.randint(512, (4, 129))).logsumexp(-1).sum().backward()
-    profiler.export_chrome_trace(str(run / wire.TRACES / "node_1.1.pt.trace.json"))
+    profiler.export_chrome_trace(str(run / wire.TRACES_FOLDER / "node_1.1.pt.trace.json"))
     result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
     layers, hidden, vocabulary, seq_len = 3, 64, 512, 128
     per_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * hidden * seq_len

@@ -26,7 +26,7 @@ def write_run(
     (root / wire.RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
     (root / wire.RUN_FILE).write_text(json.dumps({"command": ["train"]}))
     for rank, walls in walls_ms.items():
-        folder = root / wire.RANKS / wire.rank_folder(rank)
+        folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
         record = wire.RankRecord(rank, world_size or len(walls_ms), "host", 1, 0, 0, "3.11")
         (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
@@ -63,7 +63,7 @@ def test_the_median_leaves_out_what_start_up_and_windows_affected(tmp_path: Path
 def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9] * 7, 1: [9] * 4})
     window = wire.WindowRecord(4, 5, "t", start_ns=1 * MS, stop_ns=20 * MS, export_ns=300 * MS, trace_bytes=1)
-    (run / wire.RANKS / "00000" / wire.EVENTS_FILE).write_bytes(wire.to_line(window))
+    (run / wire.RANKS_FOLDER / "00000" / wire.EVENTS_FILE).write_bytes(wire.to_line(window))
     notes = steps_of(run).notes
     stall = "Window 4-5 stalled training for 321 ms (excluded from step times): start 1 ms, stop 20 ms, export 300 ms."
     assert stall in notes
@@ -97,7 +97,7 @@ def test_tensor_parallel_ranks_work_on_the_same_samples(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 10], 1: [9, 10]}, samples=4)
     for rank in (0, 1):
         parallel = {"coordinates": {"dp": 0, "pp": 0, "tp": rank}}
-        (run / wire.RANKS / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
+        (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
     assert steps_of(run).samples_per_s == pytest.approx(400)
 
 
@@ -114,7 +114,7 @@ def test_no_steps_is_a_reason_and_no_zero(tmp_path: Path) -> None:
 
 def test_half_a_line_at_the_end_is_dropped_and_named(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 10, 9]})
-    file = run / wire.RANKS / "00000" / wire.STEPS_FILE
+    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
     file.write_bytes(file.read_bytes()[:-20])
     assert steps_of(run).count == 2
     assert read_run(run).damage == ("00000/steps.jsonl: ends in half a line",)
@@ -122,10 +122,10 @@ def test_half_a_line_at_the_end_is_dropped_and_named(tmp_path: Path) -> None:
 
 def test_a_restarted_rank_is_not_counted_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 10, 9]})
-    again = run / wire.RANKS / wire.rank_folder(0, 1)
+    again = run / wire.RANKS_FOLDER / wire.rank_folder(0, 1)
     again.mkdir()
     for name in (wire.RANK_FILE, wire.STEPS_FILE):
-        (again / name).write_bytes((run / wire.RANKS / "00000" / name).read_bytes())
+        (again / name).write_bytes((run / wire.RANKS_FOLDER / "00000" / name).read_bytes())
     steps = steps_of(run)
     assert steps.count == 3
     assert any("started more than once" in note for note in steps.notes)

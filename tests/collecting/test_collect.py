@@ -39,7 +39,7 @@ def part(
     """What a host holds: ranks with a step a second, whose monotonic clock began at 0, and a trace and NVML samples."""
     began_ns = BEGAN + int((began_s + ahead_s) * S)
     for rank in ranks:
-        folder = root / wire.RANKS / wire.rank_folder(rank, attempt)
+        folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank, attempt)
         folder.mkdir(parents=True)
         record = wire.RankRecord(
             rank, world_size, host, pid + rank, began_ns, 0, "3.11", run_id=run_id, rendezvous=rendezvous
@@ -48,16 +48,16 @@ def part(
         lines = [wire.StepRecord(step, step * S, "deepspeed", wall_ns=S) for step in range(1, steps + 1)]
         (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
         (folder / wire.EVENTS_FILE).touch()
-        trace = root / wire.TRACES / f"{host}_{pid + rank}.17.pt.trace.json.gz"
+        trace = root / wire.TRACES_FOLDER / f"{host}_{pid + rank}.17.pt.trace.json.gz"
         trace.parent.mkdir(exist_ok=True)
         trace.write_bytes(b"trace of rank %d" % rank)
-    (root / wire.NVML).mkdir(exist_ok=True)
-    (root / wire.NVML / f"{host}.jsonl").write_text(json.dumps({"note": f"none on {host}"}) + "\n")
+    (root / wire.NVML_FOLDER).mkdir(exist_ok=True)
+    (root / wire.NVML_FOLDER / f"{host}.jsonl").write_text(json.dumps({"note": f"none on {host}"}) + "\n")
     if described:
         facts = {"command": ["train"], "host": host, "run_id": run_id, "started_ns": began_ns}
         (root / wire.RUN_FILE).write_text(json.dumps(facts))
-        (root / wire.BOOT).mkdir(exist_ok=True)
-        (root / wire.BOOT / "config.json").write_text("{}")
+        (root / wire.BOOT_FOLDER).mkdir(exist_ok=True)
+        (root / wire.BOOT_FOLDER / "config.json").write_text("{}")
     return root
 
 
@@ -103,15 +103,15 @@ def test_the_parts_stay_as_they_are_and_again_changes_nothing(two: tuple[Path, P
 
 def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple[Path, Path], tmp_path: Path) -> None:
     bring(two[0], into=tmp_path / "whole")
-    with (two[0] / wire.RANKS / "00001" / wire.STEPS_FILE).open("ab") as file:
+    with (two[0] / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).open("ab") as file:
         file.write(wire.to_line(wire.StepRecord(11, 11 * S, "deepspeed")))
     code, answer, said = bring(two[0], two[1], into=tmp_path / "whole")
     assert (code, answer["missing_ranks"]) == (0, []), said
-    assert files(tmp_path / "whole" / wire.RANKS)["00001/steps.jsonl"].count(b"\n") == 11
+    assert files(tmp_path / "whole" / wire.RANKS_FOLDER)["00001/steps.jsonl"].count(b"\n") == 11
 
 
 def test_a_missing_rank_is_named_and_what_is_there_is_collected(two: tuple[Path, Path], tmp_path: Path) -> None:
-    shutil.rmtree(two[1] / wire.RANKS / "00003")
+    shutil.rmtree(two[1] / wire.RANKS_FOLDER / "00003")
     code, answer, said = bring(*two, into=tmp_path / "whole")
     assert (code, answer["missing_ranks"]) == (4, [3])
     assert "1 of 4 ranks are missing: 3" in said
@@ -137,7 +137,7 @@ def test_hosts_that_each_ran_profile_are_one_run_where_their_ranks_met_at_one_ti
     assert (code, answer["missing_ranks"]) == (0, []), said
     whole = tmp_path / "whole"
     assert json.loads((whole / wire.RUN_FILE).read_bytes())["host"] == "node1"
-    assert sorted(path.name for path in (whole / wire.HOSTS).iterdir()) == ["node1.json", "node2.json"]
+    assert sorted(path.name for path in (whole / wire.HOSTS_FOLDER).iterdir()) == ["node1.json", "node2.json"]
     bring(one, other, into=whole)  # again, with the descriptions in their places
     later = part(tmp_path / "c", "node2", [2, 3], described=True, run_id="z", began_s=3600)
     with pytest.raises(SourceError, match="is not of the same run"):
@@ -146,7 +146,7 @@ def test_hosts_that_each_ran_profile_are_one_run_where_their_ranks_met_at_one_ti
 
 def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path, Path], tmp_path: Path) -> None:
     bring(*two, into=tmp_path / "whole")
-    steps = two[1] / wire.RANKS / "00002" / wire.STEPS_FILE
+    steps = two[1] / wire.RANKS_FOLDER / "00002" / wire.STEPS_FILE
     steps.write_bytes(steps.read_bytes().replace(b"deepspeed", b"optimizer"))
     before = files(tmp_path / "whole")
     with pytest.raises(SourceError, match="is there with other content"):
@@ -163,7 +163,7 @@ def test_a_rank_that_moved_to_another_host_after_a_restart_has_two_attempts_in_o
             bring(one, into=whole)
         hosts = {
             folder.name: json.loads((folder / wire.RANK_FILE).read_bytes())["host"]
-            for folder in (whole / wire.RANKS).iterdir()
+            for folder in (whole / wire.RANKS_FOLDER).iterdir()
         }
         assert hosts == {"00000": "node1", "00000.1": "node2", "00001": "node2"}
 
@@ -207,18 +207,21 @@ def test_a_copy_that_was_interrupted_goes_on(
 
 
 def test_half_a_file_that_is_being_written_is_not_taken(two: tuple[Path, Path], tmp_path: Path) -> None:
-    (two[1] / wire.TRACES / ".tmp-x.pt.trace.json").write_text("{")
-    (two[1] / wire.TRACES / "x.pt.trace.json.gz.tmp").write_text("{")
+    (two[1] / wire.TRACES_FOLDER / ".tmp-x.pt.trace.json").write_text("{")
+    (two[1] / wire.TRACES_FOLDER / "x.pt.trace.json.gz.tmp").write_text("{")
     bring(*two, into=tmp_path / "whole")
-    assert len(list((tmp_path / "whole" / wire.TRACES).iterdir())) == 4
+    assert len(list((tmp_path / "whole" / wire.TRACES_FOLDER).iterdir())) == 4
 
 
 def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Path) -> None:
     one, other = part(tmp_path / "a", "node1", [0, 1]), part(tmp_path / "b", "node2", [2, 3])
-    (other / wire.NVML / "node2.jsonl").rename(other / wire.NVML / "node1.jsonl")
+    (other / wire.NVML_FOLDER / "node2.jsonl").rename(other / wire.NVML_FOLDER / "node1.jsonl")
     for _ in range(2):
         bring(one, other, into=tmp_path / "whole")
-    assert sorted(path.name for path in (tmp_path / "whole" / wire.NVML).iterdir()) == ["node1.1.jsonl", "node1.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "whole" / wire.NVML_FOLDER).iterdir()) == [
+        "node1.1.jsonl",
+        "node1.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -247,4 +250,4 @@ def test_a_host_that_does_not_answer_keeps_nobody_else(two: tuple[Path, Path], t
     assert ended.code == 4
     assert "warning: nowhere.invalid:/run: ssh ended with 1" in ended.stderr
     assert "2 of 4 ranks are missing: 2-3" in ended.stderr
-    assert (tmp_path / "whole" / wire.RANKS / "00001").is_dir()
+    assert (tmp_path / "whole" / wire.RANKS_FOLDER / "00001").is_dir()

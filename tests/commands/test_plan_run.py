@@ -86,7 +86,7 @@ def test_an_attention_matrix_that_may_be_kept_is_said(tmp_path: Path) -> None:
 def test_the_checkpoint_is_what_all_ranks_wrote(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200", zero_stage=2)
     for rank in range(2):
-        folder = run / wire.RANKS / wire.rank_folder(rank)
+        folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         saves = [
             wire.CheckpointRecord(start_ns=0, end_ns=1, source="deepspeed", step=step, size_bytes=size)
             for step, size in ((2, 1000 + rank), (4, 2000), (4, 500), (6, None))

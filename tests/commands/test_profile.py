@@ -104,7 +104,7 @@ def test_exec_becomes_the_command(tmp_path: Path) -> None:
         ([], 2, "no command after --"),
         (["--", "no-such-program"], 127, "command not found"),
         (["--steps", "1-3", "--", "true"], 2, "the step before a window warms the profiler up"),
-        (["--steps", "3-2", "--", "true"], 2, "no range"),
+        (["--steps", "3-2", "--", "true"], 2, "not a range"),
         (["--steps", "abc", "--", "true"], 2, "names no training steps"),
         (["--steps", "2-3,4-5", "--", "true"], 2, "join them"),
         (["--ranks", "x", "--", "true"], 2, "names no ranks"),

@@ -97,7 +97,7 @@ def _of_container(stated: Mapping[str, Any]) -> dict[str, str]:
 
 def _of_ranks(run: Path) -> dict[str, str]:
     """Torch as the first rank saw it: with the CUDA that it was built for."""
-    for file in sorted((run / wire.RANKS).glob(f"*/{wire.RANK_FILE}"))[:1]:
+    for file in sorted((run / wire.RANKS_FOLDER).glob(f"*/{wire.RANK_FILE}"))[:1]:
         try:
             torch = _as_dict(json.loads(read_text(file))).get("torch")
         except (ValueError, RecursionError):

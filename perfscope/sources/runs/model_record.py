@@ -23,7 +23,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):
-        damage.append(f"{wire.RANKS}/{folder.name}/{wire.MODEL_FILE} cannot be read")
+        damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.MODEL_FILE} cannot be read")
         return None
     transformer, reason = _dimensions(record.config, record.module or "the model")
     return Model(

@@ -166,7 +166,7 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
         The GPUs; and notes: hosts without NVML, values that were slow to read, what the sampler cost.
     """
     hosts: dict[str, _Host] = {}
-    files = [(_first_line(path), path) for path in (run / wire.NVML).glob("*.jsonl")]
+    files = [(_first_line(path), path) for path in (run / wire.NVML_FOLDER).glob("*.jsonl")]
     for first, path in sorted(files, key=lambda one: (one[0].t_ns, one[1].name)):
         _add(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
     gpus = [
@@ -192,7 +192,7 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
             try:
                 yield decode(line)
             except msgspec.MsgspecError:
-                damage.append(f"{wire.NVML}/{path.name} holds a line that cannot be read")
+                damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
 
 
 def _add(host: _Host, lines: Iterable[_Line]) -> None:

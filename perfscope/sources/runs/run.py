@@ -6,7 +6,6 @@ Hooks write whole lines, but a killed process or a full disk can leave half a li
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
 
-_RANK_FOLDER = re.compile(r"(\d{5,})(?:\.(\d+))?")
 _MOST_SHOWN = 16
 _NO_RANKS = (
     "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
@@ -39,7 +37,7 @@ _NO_RANKS = (
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run of ``perfscope profile``."""
-    return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS).is_dir()
+    return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS_FOLDER).is_dir()
 
 
 def read_run(path: Path) -> Run:
@@ -59,7 +57,7 @@ def read_run(path: Path) -> Run:
     micro_batches: list[MicroBatches] = []
     models: list[Model] = []
     timings: list[SaveTiming] = []
-    for folder, rank, attempt in _rank_folders(path / wire.RANKS):
+    for folder, rank, attempt in _rank_folders(path / wire.RANKS_FOLDER):
         records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
         if records:
             steps.append(_steps(rank, attempt, records))
@@ -107,9 +105,9 @@ def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
     if not ranks.is_dir():
         return
     for folder in sorted(ranks.iterdir()):
-        match = _RANK_FOLDER.fullmatch(folder.name)
-        if match and folder.is_dir():
-            yield folder, int(match[1]), int(match[2] or 0)
+        number = wire.parse_rank_folder(folder.name)
+        if number is not None and folder.is_dir():
+            yield folder, *number
 
 
 def _read_json(path: Path, damage: list[str]) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def _read_rank(
     try:
         record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
     except (OSError, msgspec.MsgspecError):
-        damage.append(f"{wire.RANKS}/{folder.name}/{wire.RANK_FILE} cannot be read")
+        damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.RANK_FILE} cannot be read")
         return None
     parallel = _read_json(folder / wire.PARALLEL_FILE, []).get("coordinates", {})
     here = [gpu for gpu in gpus if gpu.host == record.host]

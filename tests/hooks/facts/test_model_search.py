@@ -89,7 +89,7 @@ def test_a_plain_loop_tells_its_model_and_tokens(tmp_path: Path) -> None:
     assert results["mfu"]["parameters"] == exact
     assert results["mfu"]["dtype"] == "bf16"
     assert (results["mfu"]["layers"], results["mfu"]["hidden"], results["mfu"]["vocabulary"]) == (3, 64, 512)
-    lines = (run / wire.RANKS / wire.rank_folder(0) / wire.STEPS_FILE).read_text().splitlines()
+    lines = (run / wire.RANKS_FOLDER / wire.rank_folder(0) / wire.STEPS_FILE).read_text().splitlines()
     # The first step found the model; evaluation is no part of a step's work.
     assert [json.loads(line).get("tokens") for line in lines] == [None, *[4 * 129] * 5]
     # Step 4 holds an evaluation: one forward pass more than the three of the formula.
@@ -224,6 +224,6 @@ def test_recomputation_is_noticed_in_both_of_pytorchs_ways(tmp_path: Path) -> No
         run = tmp_path / way
         ended = ask("profile", "--run-dir", run, "--nvml-hz", 0, "--", sys.executable, tmp_path / "train.py", way)
         assert ended.code == 0, ended.stderr
-        record = json.loads((run / wire.RANKS / wire.rank_folder(0) / wire.MODEL_FILE).read_text())
+        record = json.loads((run / wire.RANKS_FOLDER / wire.rank_folder(0) / wire.MODEL_FILE).read_text())
         seen[way] = record.get("checkpointing")
     assert seen == {"reentrant": "full", "other": "full", "none": None}

@@ -32,9 +32,9 @@ def machine(folder: Path, *, mig: bool = False, other: str = "Some GPU") -> tupl
         {"uuid": B, "index": 1, "name": other},
         {"uuid": C, "index": 2, "name": "Some GPU", **({"mig_devices": parts} if mig else {})},
     ]
-    (folder / wire.NVML).mkdir(exist_ok=True)
+    (folder / wire.NVML_FOLDER).mkdir(exist_ok=True)
     lines = [{"host": "host", "t_ns": 0, "gpus": known}, {"t_ns": 2_000_000, "gpus": [{"power_mw": 1000}] * 3}]
-    (folder / wire.NVML / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / wire.NVML_FOLDER / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return read_gpus(folder, [])[0]
 
 
@@ -106,7 +106,7 @@ def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_p
 def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, shown: list[str], tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, 9]})
     machine(run)
-    (run / wire.RANKS / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
     result = gpu_table.analyze(read_run(run))
     assert [gpu.uuid for gpu in result.gpus] == shown
     assert any("could see" in note for note in result.notes) == (len(shown) < 3)
@@ -116,6 +116,6 @@ def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, show
 def test_without_a_visible_device_there_is_nothing_to_report(variable: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, 9]})
     machine(run)
-    (run / wire.RANKS / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
     with pytest.raises(MissingInput, match="CUDA_VISIBLE_DEVICES leaves the ranks none"):
         gpu_table.analyze(read_run(run))
