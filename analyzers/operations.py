@@ -1,98 +1,21 @@
-"""How many operations a step did, counted from the shapes of its operators, and whether layers ran forward twice.
+"""How many operations a step did, counted from the shapes of its operators, and what was recomputed.
 
-A product of m x k and k x n is 2 m n k operations. Attention is counted over the whole matrix, forward once and
-backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
-than backward, and did so in between their backward passes, were recomputed; how much of them follows from the two
-counts. PyTorch states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is
-counted. Products of libraries that state no shapes (Transformer Engine) are not seen.
+TFLOP/s while profiled = operations of a step / mean host time of the profiled steps; how operations are counted is said
+in ``perfscope.analyzers.flops.operation_counts``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from statistics import median
-from typing import NamedTuple
 
+from perfscope.analyzers.flops.operation_counts import Operations, count_operations
+from perfscope.constants import TERA
 from perfscope.errors import MissingInput
-from perfscope.models.conventions import Checkpointing
-from perfscope.report import Column, Json, Section
-from perfscope.tables.products import Product, Products
+from perfscope.report import Column, Json, Section, in_unit, percent
 from perfscope.tables.trace import Trace
 
-_ATTENTION = ("_scaled_dot_product", "_flash_attn")
-_BACKWARD = "_backward"
-_FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
-#: Operators of an MLP forward, with those of its backward pass.
-_ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "threshold_backward"}
-_SOFTMAX = "_softmax"
-#: Less than this of the forward passes may be those of an evaluation or of a frozen layer.
-_REPEATED = 0.05
-#: Longer than the run of an evaluation and a forward pass after each other, by the run of a backward pass.
-_EVALUATED_TOO = 2.5
-_MATRIX, _STACK = 2, 3
-_NO_TRACES = "the traces state no shapes of operators: profile with `--shapes`"
-
-
-class Repeats(NamedTuple):
-    """How often parts of the layers ran forward again for one backward pass: 0 for never, 1 for every time.
-
-    Attributes:
-        attention: Of the attention matrix; absent where no operator tells.
-        mlp: Of the MLP; absent likewise.
-        forward_alone: Layers also ran forward without a backward pass, as in an evaluation.
-    """
-
-    attention: float | None
-    mlp: float | None
-    forward_alone: bool = False
-
-    @property
-    def checkpointing(self) -> Checkpointing | None:
-        """What that is called; absent where neither is known."""
-        if self.mlp is not None and self.mlp > _REPEATED:
-            return Checkpointing.FULL
-        if self.attention is not None and self.attention > _REPEATED:
-            return Checkpointing.FULL if self.mlp is None else Checkpointing.SELECTIVE
-        return None if self.mlp is None and self.attention is None else Checkpointing.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """The operations of one trace.
-
-    Attributes:
-        rank: Whose; absent where nothing tells.
-        steps: Training steps in it; 0 where it marks none.
-        flops_per_step: Operations of one step on this rank, of the whole trace where no step is marked; absent where no
-            shape is stated.
-        step_ns: Mean time from one step to the next; absent without a step.
-        by_operator: Calls and operations of one step, by operator.
-        repeats: What was recomputed.
-        without_shapes: Products that could not be counted.
-    """
-
-    rank: int | None
-    steps: int
-    flops_per_step: float | None
-    step_ns: float | None
-    by_operator: Mapping[str, tuple[float, float]]
-    repeats: Repeats
-    without_shapes: int
-
-    @property
-    def attention_share(self) -> float:
-        """The share of attention in the operations."""
-        of_attention = sum(flops for name, (_, flops) in self.by_operator.items() if name.startswith(_ATTENTION))
-        return of_attention / self.flops_per_step if self.flops_per_step else 0.0
-
-    @property
-    def tflops(self) -> float | None:
-        """TFLOP/s of this rank while it was profiled; absent without steps or shapes."""
-        if self.flops_per_step is None or not self.step_ns:
-            return None
-        return self.flops_per_step / self.step_ns / 1e3
+_NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,56 +29,56 @@ class CountedOperations:
         return {
             "ranks": [
                 {
-                    "rank": one.rank,
-                    "steps": one.steps,
-                    "flops_per_step": one.flops_per_step,
-                    "tflops": one.tflops,
-                    "attention_share": one.attention_share if one.flops_per_step else None,
-                    "recomputed": None if one.repeats.checkpointing is None else str(one.repeats.checkpointing),
-                    "attention_repeats": one.repeats.attention,
-                    "mlp_repeats": one.repeats.mlp,
-                    "forward_alone": one.repeats.forward_alone,
-                    "without_shapes": one.without_shapes,
+                    "rank": rank.rank,
+                    "steps": rank.steps,
+                    "flops_per_step": rank.flops_per_step,
+                    "tflops": rank.tflops,
+                    "attention_share": rank.attention_share if rank.flops_per_step else None,
+                    "recomputed": None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
+                    "attention_repeats": rank.repeats.attention,
+                    "mlp_repeats": rank.repeats.mlp,
+                    "forward_alone": rank.repeats.forward_alone,
+                    "without_shapes": rank.without_shapes,
                     "operators": [
                         {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
-                        for name, (calls, flops) in one.by_operator.items()
+                        for name, (calls, flops) in rank.by_operator.items()
                     ],
                 }
-                for one in self.ranks
+                for rank in self.ranks
             ]
         }
 
     def sections(self) -> tuple[Section, ...]:
-        """A row for each rank."""
+        """A row a rank."""
         columns = (
             Column("Rank"),
             Column("Steps"),
-            Column("TFLOP per step", 3),
+            Column("TFLOP/step", 3),
             Column("TFLOP/s while profiled", 1),
             Column("Attention (%)", 1),
             Column("Recomputed"),
         )
         rows = tuple(
             (
-                None if one.rank is None else str(one.rank),
-                one.steps,
-                None if one.flops_per_step is None else one.flops_per_step / 1e12,
-                one.tflops,
-                100 * one.attention_share if one.flops_per_step else None,
-                None if one.repeats.checkpointing is None else str(one.repeats.checkpointing),
+                None if rank.rank is None else str(rank.rank),
+                rank.steps,
+                in_unit(rank.flops_per_step, TERA),
+                rank.tflops,
+                percent(rank.attention_share) if rank.flops_per_step else None,
+                None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
             )
-            for one in self.ranks
+            for rank in self.ranks
         )
-        notes = ["Products and attention as their shapes are in the trace, the attention matrix whole."]
-        missing = sum(one.without_shapes for one in self.ranks)
+        notes = ["Matrix products and attention, by the shapes in the trace; the full attention matrix is counted."]
+        missing = sum(rank.without_shapes for rank in self.ranks)
         if missing:
             notes.append(f"{missing} products state no shapes and are not counted.")
         return (Section("Operations by shapes", columns, rows, tuple(notes)),)
 
 
 def measure(trace: Trace) -> Operations | None:
-    """Add up the products of one trace; None where it has none and tells nothing of recomputation."""
-    return None if trace.products is None else count(trace, trace.products)
+    """Count the operations of one trace; None where it has no products and shows no recomputation."""
+    return None if trace.products is None else count_operations(trace, trace.products)
 
 
 def analyze(partials: Sequence[Operations]) -> CountedOperations:
@@ -164,111 +87,6 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     Raises:
         MissingInput: No trace states shapes.
     """
-    if not any(one.flops_per_step for one in partials):
-        raise MissingInput(_NO_TRACES)
-    return CountedOperations(tuple(sorted(partials, key=lambda one: (one.rank is None, one.rank))))
-
-
-def count(trace: Trace, products: Products) -> Operations | None:
-    """Add up products; None where there are none and nothing tells of recomputation."""
-    repeats = _repeats(products.in_order)
-    if not products.products and not products.without_shapes and repeats.checkpointing is None:
-        return None
-    starts = {trace.name_of(int(name)): int(start) for name, start in _steps(trace)}
-    steps = len(starts)
-    by_operator: dict[str, tuple[float, float]] = {}
-    for product in products.products:
-        calls, total = by_operator.get(product.operator, (0.0, 0.0))
-        by_operator[product.operator] = (
-            calls + product.count / max(1, steps),
-            total + product.count * flops(product) / max(1, steps),
-        )
-    largest_first = dict(sorted(by_operator.items(), key=lambda item: -item[1][1]))
-    return Operations(
-        rank=trace.rank,
-        steps=steps,
-        flops_per_step=sum(total for _, total in by_operator.values()) if by_operator else None,
-        step_ns=_step_ns(trace),
-        by_operator=largest_first,
-        repeats=repeats,
-        without_shapes=products.without_shapes,
-    )
-
-
-def _steps(trace: Trace) -> list[tuple[int, int]]:
-    return list(zip(trace.steps.name.tolist(), trace.steps.start_ns.tolist(), strict=True))
-
-
-def _step_ns(trace: Trace) -> float | None:
-    """Mean host time of the marked steps."""
-    return float(trace.steps.duration_ns.mean()) if len(trace.steps) else None
-
-
-def _repeats(in_order: Sequence[str]) -> Repeats:
-    attention = [_BACKWARD in name for name in in_order if name.startswith((*_ATTENTION, _SOFTMAX))]
-    backward = set(_ACTIVATIONS.values())
-    activations = [name in backward for name in in_order if name in _ACTIVATIONS or name in backward]
-    return Repeats(_again(attention), _again(activations), _is_forward_alone(activations or attention))
-
-
-def _again(is_backward: Sequence[bool]) -> float | None:
-    """Forward passes beyond the first, for one backward pass; absent where the order does not tell what they are."""
-    backward = sum(is_backward)
-    if not backward:
-        return None
-    extra = len(is_backward) / backward - 2
-    if extra <= _REPEATED:
-        return 0.0
-    return extra if _alternates(is_backward) else None
-
-
-def _is_forward_alone(is_backward: Sequence[bool]) -> bool:
-    """Whether layers ran forward for which there is neither a backward pass nor a recomputation."""
-    backward = sum(is_backward)
-    return len(is_backward) > (2 + _REPEATED) * backward and not _alternates(is_backward)
-
-
-def _alternates(is_backward: Sequence[bool]) -> bool:
-    """Whether forward passes stand between the backward passes of one micro-batch.
-
-    Without recomputation as many backward passes follow each other as layers ran forward before, or half as many
-    where an evaluation went before.
-    """
-    runs = [(kind, len(list(members))) for kind, members in groupby(is_backward)]
-    forward = [length for kind, length in runs if not kind]
-    backward = [length for kind, length in runs if kind]
-    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * median(backward)
-
-
-def flops(product: Product) -> int:
-    """Operations of one call; 0 where its shapes are not those of a product."""
-    shapes = product.shapes
-    if product.operator.startswith(_ATTENTION):
-        is_backward = _BACKWARD in product.operator
-        operands = shapes[1:4] if is_backward else shapes[:3]
-        matrices = _attention(operands, heads_last=product.operator.startswith("_flash_attn"))
-        return (2 if is_backward else 1) * matrices
-    left, right = shapes[1:3] if product.operator in _FIRST_IS_ADDED else shapes[:2]
-    if len(left) < _MATRIX or len(right) < _MATRIX:
-        return 0
-    # A grouped product of a matrix and a stack uses each row, or each column, once.
-    batch = left[0] if len(left) == len(right) == _STACK else 1
-    return 2 * batch * left[-2] * left[-1] * right[-1]
-
-
-def _attention(operands: tuple[tuple[int, ...], ...], *, heads_last: bool) -> int:
-    """Both products of attention: queries by keys, and weights by values; 0 for sequences packed into one."""
-    if any(len(operand) < _STACK for operand in operands) or (heads_last and len(operands[0]) == _STACK):
-        return 0
-    # flash-attn has (batch, tokens, heads, dimensions), PyTorch (batch, heads, tokens, dimensions).
-    query, key, value = (_tokens_before_dimensions(operand) if heads_last else operand for operand in operands)
-    *outer, queries, dimensions = query
-    heads = 1
-    for size in outer:
-        heads *= size
-    return 2 * heads * queries * key[-2] * (dimensions + value[-1])
-
-
-def _tokens_before_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
-    batch, tokens, heads, dimensions = shape
-    return batch, heads, tokens, dimensions
+    if not any(operations.flops_per_step for operations in partials):
+        raise MissingInput(_NO_SHAPES)
+    return CountedOperations(tuple(sorted(partials, key=lambda operations: (operations.rank is None, operations.rank))))

@@ -1,23 +1,25 @@
 """The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
 MFU is the model's operations over what the GPU can do at most, HFU the operations that the hardware did, recomputation
-included. Each convention states one of the two. The variants say the rest: what the other passes of a form would give,
-and each convention with the recomputed operations added.
+included. Each convention states one of the two. The variants are what the other passes of a formula would give, older
+code, and each convention with the recomputed operations added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from perfscope.constants import NS_PER_S
+from perfscope.analyzers.flops import per_token
+from perfscope.analyzers.flops.formulas import FORMULAS, PAPER_FORMULAS, Formula, bigscience_formula
+from perfscope.constants import NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
+from perfscope.models.transformer import Transformer
 from perfscope.report import Json
 
-if TYPE_CHECKING:
-    from perfscope.models.transformer import Transformer
-
 NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
+
+_NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
 
 
 class Step(NamedTuple):
@@ -45,33 +47,19 @@ class Step(NamedTuple):
 
     def tflops_per_gpu(self, flops_per_token: int) -> float:
         """TFLOPs per GPU from operations per token."""
-        return flops_per_token * self.tokens / (self.step_ns / NS_PER_S) / self.gpus / 1e12
+        return flops_per_token * self.tokens / (self.step_ns / NS_PER_S) / self.gpus / TERA
 
     def utilisation(self, flops_per_token: int) -> float | None:
         """The share of the peak; absent without a peak."""
         return None if self.peak_tflops is None else self.tflops_per_gpu(flops_per_token) / self.peak_tflops
 
 
-class Form(NamedTuple):
-    """What is said of a convention before anything is computed.
-
-    Attributes:
-        formula: Operations per token, in the letters of ``Convention.inputs``.
-        source: Where the formula is published.
-        printed_by: The log that prints this figure; empty for none.
-    """
-
-    formula: str
-    source: str
-    printed_by: str = ""
-
-
 class Convention(NamedTuple):
     """One way to count the operations of a step, with its result.
 
     Attributes:
-        name: What it is called here.
-        form: Its formula and source.
+        name: Its name in perfscope.
+        formula: Its formula and source.
         recomputes: Whether it counts recomputed activations: what it gives is then an HFU.
         flops_per_token: Operations per token; absent where dimensions are missing.
         tflops_per_gpu: TFLOPs per GPU; absent likewise.
@@ -81,7 +69,7 @@ class Convention(NamedTuple):
     """
 
     name: str
-    form: Form
+    formula: Formula
     recomputes: bool
     flops_per_token: int | None
     tflops_per_gpu: float | None
@@ -97,108 +85,153 @@ class Convention(NamedTuple):
             "tflops_per_gpu": self.tflops_per_gpu,
             "mfu": self.mfu,
             "hfu": self.hfu,
-            "formula": self.form.formula,
-            "source": self.form.source,
+            "formula": self.formula.text,
+            "source": self.formula.source,
             "flops_per_token": self.flops_per_token,
             "counts_recomputation": self.recomputes,
-            "printed_by": self.form.printed_by or None,
+            "printed_by": self.formula.printed_by or None,
             "inputs": dict(self.inputs),
             "reason": self.reason or None,
         }
 
 
-_PAPER = "Narayanan et al. 2021, arXiv 2104.04473, equation 3"
-_PRODUCTS = "6 (attention + MLP or top-k experts + h V)"
-
-PAPER_FORMS = {
-    Checkpointing.FULL: Form("96 L h^2 (1 + s/6h + V/16Lh)", _PAPER),
-    Checkpointing.SELECTIVE: Form(
-        "72 L h^2 (1 + s/6h + V/12Lh) + 4 L s h", "Korthikanti et al. 2022, arXiv 2205.05198, section 5"
-    ),
-    Checkpointing.NONE: Form("72 L h^2 (1 + s/6h + V/12Lh)", _PAPER),
-}
-
-FORMS = {
-    "6n": Form("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1"),
-    "megatron_core": Form(
-        f"{_PRODUCTS} + 3 L a (d_qk + d_v) s",
-        "NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, num_floating_point_operations",
-        "Megatron-LM since March 2025: throughput per GPU (TFLOP/s/GPU)",
-    ),
-    "megatron_before_2025": Form(
-        f"{_PRODUCTS} + 6 L a (d_qk + d_v) s",
-        "NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
-        "Megatron-LM from November 2023 to March 2025: throughput per GPU (TFLOP/s/GPU)",
-    ),
-    "bigscience_code": Form(
-        "24 k L h^2 (1 + s/6h + V/16Lh), 32 k with a gate",
-        "bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, training_log",
-        "Megatron-DeepSpeed: TFLOPs",
-    ),
-    "torchtitan": Form(
-        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
-        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
-        "torchtitan: tflops and mfu",
-    ),
-    "palm": Form(
-        "6 N + 6 L a (d_qk + d_v) s", "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings"
-    ),
-}
-
-
 def compare(step: Step) -> tuple[Convention, ...]:
     """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
-    plain = (_bigscience(step, step.checkpointing, "bigscience"), plain_six_n(step))
-    if step.model is None:
-        paper = absent("megatron_paper", PAPER_FORMS[step.checkpointing])
-        return (*plain, paper, *(absent(name, FORMS[name]) for name in ("megatron_core", "torchtitan", "palm")))
-    from perfscope.analyzers.flops.model_comparison import dimensioned
-
-    return (*plain, *dimensioned(step, step.model))
+    by_size = (_bigscience(step, step.checkpointing, "bigscience"), _six_n(step))
+    if step.model is not None:
+        paper = _megatron_paper(step, step.model, step.checkpointing, "megatron_paper")
+        return (*by_size, paper, *_by_dimensions(step, step.model))
+    paper = _without_dimensions("megatron_paper", PAPER_FORMULAS[step.checkpointing])
+    return (*by_size, paper, *(_without_dimensions(name, FORMULAS[name]) for name in _NEED_DIMENSIONS))
 
 
 def variants(step: Step) -> tuple[Convention, ...]:
-    """The other passes of the forms that have them, older code, and the conventions with recomputation added."""
+    """The other passes of the formulas that have them, older code, and the conventions with recomputation added."""
     passes = tuple(
-        _bigscience(step, other, f"bigscience_{bigscience_passes(other)}_passes")
-        for other in (Checkpointing.NONE, Checkpointing.FULL)
+        _bigscience(step, checkpointing, f"bigscience_{bigscience_passes(checkpointing)}_passes")
+        for checkpointing in (Checkpointing.NONE, Checkpointing.FULL)
     )
     if step.model is not None:
-        from perfscope.analyzers.flops.model_comparison import other_forms
-
-        return (*passes, *other_forms(step, step.model))
+        return (*passes, *_variants_by_dimensions(step, step.model))
     if step.checkpointing is Checkpointing.NONE:
         return passes
-    recomputed, said = (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
-    return (*passes, recomputing(step, plain_six_n(step), recomputed, said))
+    recomputed, term = (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
+    return (*passes, _add_recomputation(step, _six_n(step), recomputed, term))
 
 
-def plain_six_n(step: Step) -> Convention:
-    """Count a step by ``6n``."""
-    return counted(step, "6n", FORMS["6n"], six_n(step.parameters), {"N": step.parameters})
+def _six_n(step: Step) -> Convention:
+    return _evaluate(step, "6n", FORMULAS["6n"], six_n(step.parameters), {"N": step.parameters})
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     passes = bigscience_passes(checkpointing)
-    return counted(
+    return _evaluate(
         step,
         name,
-        Form(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"'),
+        bigscience_formula(passes),
         bigscience(step.parameters, checkpointing),
         {"N": step.parameters, "passes": passes},
         recomputes=checkpointing is Checkpointing.FULL,
     )
 
 
-def absent(name: str, form: Form) -> Convention:
+def _by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
+    """``megatron_core``, ``torchtitan`` and ``palm``."""
+    dimensions = _dimensions(step, model)
+    with_parameters = {"N": step.parameters, **dimensions}
+    core = per_token.megatron_core(model, step.seq_len)
+    titan = per_token.torchtitan(model, step.seq_len)
+    return (
+        _evaluate(step, "megatron_core", FORMULAS["megatron_core"], core, dimensions),
+        _evaluate(step, "torchtitan", FORMULAS["torchtitan"], titan, with_parameters),
+        _evaluate(step, "palm", FORMULAS["palm"], per_token.palm(model, step.seq_len), with_parameters),
+    )
+
+
+def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
+    """The paper's three formulas, older code, and the conventions with recomputation added."""
+    dimensions = _dimensions(step, model)
+    before_2025 = per_token.megatron_whole_attention(model, step.seq_len)
+    bigscience_code = per_token.bigscience_code(model, step.seq_len, step.checkpointing)
+    paper = tuple(
+        _megatron_paper(step, model, checkpointing, f"megatron_paper_{checkpointing}")
+        for checkpointing in Checkpointing
+    )
+    older_code = (
+        _evaluate(step, "megatron_before_2025", FORMULAS["megatron_before_2025"], before_2025, dimensions),
+        _evaluate(
+            step,
+            "bigscience_code",
+            FORMULAS["bigscience_code"],
+            bigscience_code,
+            dimensions,
+            recomputes=step.checkpointing is Checkpointing.FULL,
+        ),
+    )
+    if step.checkpointing is Checkpointing.NONE:
+        return (*paper, *older_code)
+    with_recomputation = tuple(
+        _add_recomputation(step, convention, *_recomputed_per_token(step, model, convention.name))
+        for convention in (_six_n(step), *_by_dimensions(step, model))
+    )
+    return (*paper, *older_code, *with_recomputation)
+
+
+def _megatron_paper(step: Step, model: Transformer, checkpointing: Checkpointing, name: str) -> Convention:
+    return _evaluate(
+        step,
+        name,
+        PAPER_FORMULAS[checkpointing],
+        per_token.megatron_paper(model, step.seq_len, checkpointing),
+        _dimensions(step, model),
+        recomputes=checkpointing is not Checkpointing.NONE,
+        reason="" if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h",
+    )
+
+
+def _dimensions(step: Step, model: Transformer) -> dict[str, int]:
+    return {
+        "L": model.layers,
+        "h": model.hidden,
+        "a": model.heads,
+        "d_qk": model.query_dim // model.heads,
+        "d_v": model.value_dim // model.heads,
+        "V": per_token.vocabulary_rows(model),
+        "s": step.seq_len,
+    }
+
+
+def _recomputed_per_token(step: Step, model: Transformer, name: str) -> tuple[int, str]:
+    """Operations that are repeated, counted as the convention counts them the first time, and their formula."""
+    full = step.checkpointing is Checkpointing.FULL
+    products = per_token.recomputed_products(model) if full else 0
+    if name == "6n":
+        return products, "2 N of the layers" if full else "0"
+    halved = name == "megatron_core"
+    scores = per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)
+    term = f"{1 if halved else 2} L a (d_qk + d_v) s"
+    return products + scores, f"2 N of the layers + {term}" if full else term
+
+
+def _without_dimensions(name: str, formula: Formula) -> Convention:
     """A convention that needs dimensions which are not known."""
-    return Convention(name, form, False, None, None, None, None, {}, NEEDS_DIMENSIONS)  # noqa: FBT003 - a record
+    return Convention(
+        name=name,
+        formula=formula,
+        recomputes=False,
+        flops_per_token=None,
+        tflops_per_gpu=None,
+        mfu=None,
+        hfu=None,
+        inputs={},
+        reason=NEEDS_DIMENSIONS,
+    )
 
 
-def counted(
+def _evaluate(
     step: Step,
     name: str,
-    form: Form,
+    formula: Formula,
     flops_per_token: int,
     inputs: Mapping[str, int],
     *,
@@ -206,22 +239,24 @@ def counted(
     reason: str = "",
 ) -> Convention:
     """A convention with its figure, as MFU or as HFU."""
-    used = step.utilisation(flops_per_token)
+    utilisation = step.utilisation(flops_per_token)
     return Convention(
         name=name,
-        form=form,
+        formula=formula,
         recomputes=recomputes,
         flops_per_token=flops_per_token,
         tflops_per_gpu=step.tflops_per_gpu(flops_per_token),
-        mfu=None if recomputes else used,
-        hfu=used if recomputes else None,
+        mfu=None if recomputes else utilisation,
+        hfu=utilisation if recomputes else None,
         inputs=inputs,
         reason=reason,
     )
 
 
-def recomputing(step: Step, plain: Convention, recomputed_per_token: int, said: str) -> Convention:
+def _add_recomputation(step: Step, convention: Convention, recomputed_per_token: int, term: str) -> Convention:
     """A convention that counts no recomputation, with the recomputed operations added."""
-    form = Form(f"{plain.form.formula} + {said}", f"{plain.form.source}; recomputation added by perfscope")
-    total = (plain.flops_per_token or 0) + recomputed_per_token
-    return counted(step, f"{plain.name}+recomputation", form, total, plain.inputs, recomputes=True)
+    formula = Formula(
+        f"{convention.formula.text} + {term}", f"{convention.formula.source}; recomputation added by perfscope"
+    )
+    total = (convention.flops_per_token or 0) + recomputed_per_token
+    return _evaluate(step, f"{convention.name}+recomputation", formula, total, convention.inputs, recomputes=True)

@@ -1,6 +1,6 @@
-"""Operations counted from shapes beside those of the formula, and why they differ where they do.
+"""Compares operations counted from a trace's shapes with those of the formula, and explains a difference.
 
-The formula is Megatron-core's products with the whole attention matrix, as kernels' shapes have it, and with what the
+The formula is Megatron-core's products with the full attention matrix, as kernels' shapes have it, and with what the
 trace shows to be recomputed.
 """
 
@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.flops.comparison import Step
+from perfscope.analyzers.flops.operation_counts import Operations, Repeats
 from perfscope.analyzers.flops.per_token import (
     megatron_whole_attention,
     recomputed_products,
     recomputed_scores,
     scores_and_values,
 )
-from perfscope.analyzers.operations import Operations, Repeats
+from perfscope.constants import GIGA
 from perfscope.report import Json
 
 #: A larger difference is explained.
-EXPLAINED = 0.02
-_MOST_TIMES = 16
+TOLERANCE = 0.02
+_LARGEST_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,62 +50,61 @@ class CrossCheck:
 
     def data(self) -> dict[str, Json]:
         """The cross-check for JSON."""
-        seen = self.repeats.checkpointing
+        checkpointing = self.repeats.checkpointing
         return {
             "flops_per_token": self.flops_per_token,
             "formula_flops_per_token": self.formula_flops_per_token,
             "difference": self.difference,
-            "recomputed": None if seen is None else str(seen),
+            "recomputed": None if checkpointing is None else str(checkpointing),
             "ranks": self.ranks,
             "explanation": list(self.explanation),
         }
 
     def sentence(self) -> str:
         """The figures in words."""
-        counted = f"The trace's shapes are {self.flops_per_token / 1e9:.4g} GFLOP a token"
+        counted = f"Counted from the trace's shapes: {self.flops_per_token / GIGA:.4g} GFLOP/token"
         if self.formula_flops_per_token is None or self.difference is None:
-            return f"{counted}; there are no dimensions to hold them against."
-        formula = f"{self.formula_flops_per_token / 1e9:.4g}"
-        again = "" if not _repeated(self.repeats) else " and what was recomputed"
-        return f"{counted}; the formula with the whole attention matrix{again} gives {formula}: {self.difference:+.1%}."
+            return f"{counted}; without the model's dimensions there is no formula to compare with."
+        formula = f"{self.formula_flops_per_token / GIGA:.4g} GFLOP/token"
+        recomputation = " and recomputation" if self.repeats.attention or self.repeats.mlp else ""
+        return (
+            f"{counted}. The formula, with the full attention matrix{recomputation}, gives {formula} "
+            f"(difference: {self.difference:+.1%})."
+        )
 
 
 def cross_check(step: Step, ranks: Sequence[Operations]) -> CrossCheck | None:
-    """Hold what was counted against the formula; absent where no rank states shapes.
+    """Compare what was counted with the formula; absent where no rank states shapes.
 
     Args:
         step: The step that was traced.
         ranks: The traced ranks: all, or some that stand for the others.
     """
-    counted = [one for one in ranks if one.flops_per_step]
+    counted = [rank for rank in ranks if rank.flops_per_step]
     if not counted:
         return None
-    mean = sum(one.flops_per_step or 0.0 for one in counted) / len(counted)
+    mean = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted)
     per_token = mean * step.gpus / step.tokens
-    repeats = _largest([one.repeats for one in counted])
+    repeats = _largest_repeats([rank.repeats for rank in counted])
     formula = _formula(step, repeats)
     lines = []
-    missing = sum(one.without_shapes for one in counted)
+    missing = sum(rank.without_shapes for rank in counted)
     if missing:
         lines.append(f"{missing} products state no shapes and are not counted.")
-    if formula is not None and abs(per_token / formula - 1) > EXPLAINED:
-        lines.extend(_reasons(step, counted, per_token, formula))
+    if formula is not None and abs(per_token / formula - 1) > TOLERANCE:
+        lines.extend(_explain(step, counted, per_token, formula))
     return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines))
 
 
-def _largest(all_repeats: Sequence[Repeats]) -> Repeats:
+def _largest_repeats(all_repeats: Sequence[Repeats]) -> Repeats:
     def largest(values: Sequence[float | None]) -> float | None:
         return max((value for value in values if value is not None), default=None)
 
     return Repeats(
-        largest([one.attention for one in all_repeats]),
-        largest([one.mlp for one in all_repeats]),
-        any(one.forward_alone for one in all_repeats),
+        largest([repeats.attention for repeats in all_repeats]),
+        largest([repeats.mlp for repeats in all_repeats]),
+        any(repeats.forward_alone for repeats in all_repeats),
     )
-
-
-def _repeated(repeats: Repeats) -> bool:
-    return bool(repeats.attention or repeats.mlp)
 
 
 def _formula(step: Step, repeats: Repeats) -> float | None:
@@ -119,31 +119,33 @@ def _formula(step: Step, repeats: Repeats) -> float | None:
     )
 
 
-def _reasons(step: Step, ranks: Sequence[Operations], per_token: float, formula: float) -> list[str]:
+def _explain(step: Step, ranks: Sequence[Operations], per_token: float, formula: float) -> list[str]:
     assert step.model is not None
-    if any(one.repeats.forward_alone for one in ranks):
-        return ["Layers ran forward without a backward pass, as in an evaluation, which is counted with the training."]
-    if all(one.attention_share == 0 for one in ranks):
-        rest = formula - scores_and_values(step.model, step.seq_len)
-        agrees = abs(per_token / rest - 1) <= EXPLAINED
-        written_out = "bmm" in ranks[0].by_operator
-        if not written_out or agrees:
-            what = "No attention operator states its shapes, a kernel of another library does it."
-            return [f"{what} Without the attention matrix the formula agrees." if agrees else what]
-    for times in range(2, _MOST_TIMES + 1):
-        for factor, said in ((times, f"{times} times"), (1 / times, f"a {_ordinal(times)} of")):
-            if abs(per_token / formula / factor - 1) <= EXPLAINED:
+    if any(rank.repeats.forward_alone for rank in ranks):
+        return ["Layers ran forward without a backward pass, as in an evaluation; the count includes them."]
+    if all(rank.attention_share == 0 for rank in ranks):
+        without_attention = formula - scores_and_values(step.model, step.seq_len)
+        agrees = abs(per_token / without_attention - 1) <= TOLERANCE
+        has_separate_products = "bmm" in ranks[0].by_operator
+        if not has_separate_products or agrees:
+            reason = "No attention operator states its shapes; a kernel of another library computes attention."
+            return [f"{reason} Without the attention matrix the formula agrees." if agrees else reason]
+    for multiple in range(2, _LARGEST_FACTOR + 1):
+        for factor, text in ((multiple, f"{multiple} times"), (1 / multiple, f"a {_fraction_name(multiple)} of")):
+            if abs(per_token / formula / factor - 1) <= TOLERANCE:
                 return [
-                    f"The count is {said} the formula: are the batch, the number of GPUs and the steps of the trace "
-                    "those of the step?"
+                    f"The count is {text} the formula: check that batch, number of GPUs and steps are those of the "
+                    "trace."
                 ]
     if per_token < formula:
         return [
-            "Less was counted: frozen weights have no gradients, and products in compiled code or in another library "
-            "state no shapes."
+            "Fewer operations were counted: frozen weights have no gradients, and products in compiled code or in "
+            "another library state no shapes."
         ]
-    return ["More was counted: are the dimensions, the sequence length and the batch those of the traced run?"]
+    return [
+        "More operations were counted: check that dimensions, sequence length and batch are those of the traced run."
+    ]
 
 
-def _ordinal(number: int) -> str:
+def _fraction_name(number: int) -> str:
     return {2: "half", 3: "third", 4: "quarter"}.get(number, f"1/{number}")

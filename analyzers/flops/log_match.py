@@ -36,17 +36,21 @@ class LogMatch(NamedTuple):
     nearest_deviation: float
 
 
-def match(allowed: Sequence[Allowed], conventions: Sequence[Convention]) -> LogMatch | None:
+def match_log(allowed: Sequence[Allowed], conventions: Sequence[Convention]) -> LogMatch | None:
     """Find the convention that a log used; absent where no line states a figure or no convention has one.
 
     Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.
     """
-    figures = [(each.name, each.flops_per_token) for each in conventions if each.flops_per_token is not None]
+    figures = [
+        (convention.name, convention.flops_per_token)
+        for convention in conventions
+        if convention.flops_per_token is not None
+    ]
     if not allowed or not figures:
         return None
     explaining = [name for name, figure in figures if all(line.low <= figure <= line.high for line in allowed)]
-    # The line with the narrowest range knows best what the log counted.
+    # The line with the narrowest range is the most precise.
     sharpest = min(allowed, key=lambda line: (line.high - line.low) / line.high)
     logged = (sharpest.low + sharpest.high) / 2
-    nearest, figure = min(figures, key=lambda each: abs(logged / each[1] - 1))
+    nearest, figure = min(figures, key=lambda name_and_figure: abs(logged / name_and_figure[1] - 1))
     return LogMatch(explaining[0] if explaining else None, len(allowed), nearest, logged / figure - 1)

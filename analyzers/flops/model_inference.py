@@ -18,7 +18,7 @@ from perfscope.tables.model import Weight
 _MATRIX = 2
 
 
-def infer(weights: Sequence[Weight], name: str) -> Transformer:
+def infer_dimensions(weights: Sequence[Weight], name: str) -> Transformer:
     """Infer the dimensions of a model.
 
     Raises:
@@ -27,18 +27,18 @@ def infer(weights: Sequence[Weight], name: str) -> Transformer:
     matrices = [weight for weight in weights if len(weight.shape) == _MATRIX]
     tables = [weight for weight in matrices if weight.is_embedding]
     if not tables:
-        raise MissingInput(f"{name} has no embedding table, so it is no model of tokens that could be counted")
+        raise MissingInput(f"{name} has no embedding table, so its operations per token cannot be counted")
     if any("expert" in weight.name.lower() for weight in weights):
-        raise MissingInput(f"{name} has experts, and its shapes do not tell how many a token visits")
-    words = max(tables, key=lambda weight: weight.shape[0])
-    vocabulary, hidden = words.shape
+        raise MissingInput(f"{name} has experts, and its shapes do not show how many of them a token uses")
+    token_table = max(tables, key=lambda weight: weight.shape[0])
+    vocabulary, hidden = token_table.shape
     products = [weight for weight in matrices if not weight.is_embedding]
     heads = [weight for weight in products if weight.shape[0] == vocabulary and weight.count == 1]
     in_layers = [weight for weight in products if weight not in heads]
     repeated = [weight.count for weight in in_layers if weight.count > 1]
     layers = min(repeated, default=1)
-    of_a_layer = sum(weight.elements for weight in in_layers) // layers
-    ffn = (of_a_layer - 4 * hidden**2) // (2 * hidden)
+    layer_elements = sum(weight.elements for weight in in_layers) // layers
+    ffn = (layer_elements - 4 * hidden**2) // (2 * hidden)
     if not in_layers or ffn < 1:
         raise MissingInput(f"the layers of {name} are not those of a transformer")
     plain = Transformer(
@@ -53,7 +53,7 @@ def infer(weights: Sequence[Weight], name: str) -> Transformer:
         vocabulary=vocabulary,
         padded_vocabulary=vocabulary,
         tied=not heads,
-        positions=sum(weight.count * weight.shape[0] for weight in tables if weight != words),
+        positions=sum(weight.count * weight.shape[0] for weight in tables if weight != token_table),
     )
     rest = sum(weight.count * prod(weight.shape) for weight in weights) - total_parameters(plain)
     return plain._replace(other_vectors=rest)

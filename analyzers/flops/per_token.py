@@ -1,7 +1,4 @@
-"""Operations per token by the conventions that need the dimensions of the model.
-
-They are apart from the others because a bare size needs none of them, and start-up pays for what is imported.
-"""
+"""Operations per token by the conventions that need the dimensions of the model."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ def megatron_whole_attention(model: Transformer, seq_len: int) -> int:
 
 def _megatron_products(model: Transformer) -> int:
     experts, modules = model.experts, model.mtp_layers
-    last_has_experts = experts is not None  # a mixture's last layer is never dense in a model that is known here
+    last_has_experts = experts is not None  # no supported mixture of experts has a dense last layer
     dense_layers = model.layers - model.expert_layers + (0 if last_has_experts else modules)
     ffn = model.ffn * dense_layers
     if experts:

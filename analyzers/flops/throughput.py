@@ -1,4 +1,4 @@
-"""How many floating-point operations a second a GPU achieved, by a named convention.
+"""TFLOPs per GPU by the BigScience convention, which needs no more than the size of the model.
 
 TFLOPs per GPU = operations of one training step / (time of the step x GPUs x 10**12). What counts as an operation is a
 convention; a figure without the convention's name cannot be compared with another.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfscope.constants import NS_PER_S
+from perfscope.constants import NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.report import Column, Json, Section
 
@@ -34,14 +34,14 @@ class Throughput(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Forward passes' worth of work: 4 where all activations are recomputed, else 3."""
+        """Number of passes, a backward pass counted as two: 4 where all activations are recomputed, else 3."""
         return bigscience_passes(self.checkpointing)
 
     @property
     def tflops_per_gpu(self) -> float:
         """TFLOPs per GPU."""
         operations = bigscience(self.parameters, self.checkpointing) * self.samples * self.seq_len
-        return operations / (self.step_ns / NS_PER_S) / self.gpus / 1e12
+        return operations / (self.step_ns / NS_PER_S) / self.gpus / TERA
 
     def data(self) -> dict[str, Json]:
         """The result for JSON."""
@@ -64,10 +64,10 @@ class Throughput(NamedTuple):
 
     def section(self) -> Section:
         """The result for people."""
-        recomputes = {
-            Checkpointing.FULL: "all activations recomputed: 4 passes of 2 operations a parameter and token",
+        recomputation = {
+            Checkpointing.FULL: "all activations recomputed: 4 passes of 2 operations per parameter and token",
             Checkpointing.SELECTIVE: "selective recomputation is not counted: 3 passes",
-            Checkpointing.NONE: "nothing recomputed: 3 passes of 2 operations a parameter and token",
+            Checkpointing.NONE: "nothing recomputed: 3 passes of 2 operations per parameter and token",
         }[self.checkpointing]
         return Section(
             "TFLOPs per GPU",
@@ -94,6 +94,6 @@ class Throughput(NamedTuple):
             notes=(
                 "Convention `bigscience`: parameters x passes x 2 x seq length x global batch / (time x GPUs); "
                 "attention's quadratic term is not counted.",
-                f"Checkpointing `{self.checkpointing}`: {recomputes}.",
+                f"Checkpointing `{self.checkpointing}`: {recomputation}.",
             ),
         )

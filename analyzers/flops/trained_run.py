@@ -1,13 +1,17 @@
-"""What a run trained, as far as its operations depend on it: model, tokens of a step, GPU and recomputation."""
+"""What a run trained, as far as its operations depend on it: model, tokens of a step, GPU and recomputation.
+
+All of it comes from what the hooks recorded; what cannot be known is absent, with the reason in words.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.model_inference import infer
-from perfscope.analyzers.operations import Operations
+from perfscope.analyzers.flops.model_inference import infer_dimensions
+from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.steps.result import StepTimes
+from perfscope.constants import KILO
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, look_up, not_known
@@ -25,8 +29,8 @@ class Trained(NamedTuple):
 
     Attributes:
         model: Its dimensions.
-        parameters, trainable: Of the whole model.
-        notes: How the dimensions were found.
+        parameters, trainable: Number of parameters over all stages.
+        notes: Where the dimensions come from.
     """
 
     model: Transformer
@@ -36,14 +40,14 @@ class Trained(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What the run's GPUs are and can do.
+    """The GPUs of a run.
 
     Attributes:
-        name: What the GPU calls itself; absent where unknown.
-        gpu: What it can do; absent where it is not listed.
+        name: The name that the driver states; absent where unknown.
+        gpu: Its data sheet; absent where it is not listed.
         dtype: The number format of the products.
         peak_tflops: The dense peak; absent without one.
-        notes: Its source, and what limits it.
+        notes: Source of the peak, and what limits it.
     """
 
     name: str | None
@@ -54,29 +58,29 @@ class Device(NamedTuple):
 
 
 def trained_model(run: Run) -> Trained:
-    """Find the dimensions of what a run trained.
+    """Find the model that a run trained, over all stages of its pipeline.
 
     Raises:
-        MissingInput: No rank told its model, or it cannot be counted.
+        MissingInput: No rank recorded its model, or its operations cannot be counted.
     """
     coordinates = {rank.rank: rank.parallel for rank in run.ranks}
     replica = [model for model in run.models if coordinates.get(model.rank, {}).get("dp", 0) == 0]
     if not replica:
-        raise MissingInput("no rank told what model it trains")
+        raise MissingInput("no rank recorded which model it trains")
     split = any(coordinates.get(model.rank, {}).get(axis, 0) for model in run.models for axis in ("tp", "pp"))
     parts = replica if split else replica[:1]
     parameters = sum(model.parameters for model in parts)
     trainable = sum(model.trainable for model in parts)
     first = parts[0]
     name = first.name or "the model"
-    notes = [f"{first.no_transformer}; its shapes are counted instead."] if first.no_transformer else []
+    notes = [f"{first.no_transformer}; the shapes of its parameters are used instead."] if first.no_transformer else []
     if trainable < parameters:
-        notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, and counted as trained.")
+        notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, but counted as trained.")
     if first.transformer and abs(total_parameters(first.transformer) / parameters - 1) < _SAME_SIZE:
         return Trained(first.transformer, parameters, trainable, (*notes, f"Dimensions: the config of {name}."))
     if any(coordinates.get(model.rank, {}).get("tp", 0) for model in run.models):
         raise MissingInput("the model is split by tensor parallelism and does not name its dimensions")
-    model = infer(_merged(parts), name)
+    model = infer_dimensions(_merge_weights(parts), name)
     notes.append(
         f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
         f"vocabulary {model.vocabulary}; attention is counted for as many dimensions as the hidden size."
@@ -84,7 +88,7 @@ def trained_model(run: Run) -> Trained:
     return Trained(model, parameters, trainable, tuple(notes))
 
 
-def _merged(parts: Sequence[Model]) -> list[Weight]:
+def _merge_weights(parts: Sequence[Model]) -> list[Weight]:
     """The weights of all pipeline stages as those of one model."""
     counts: dict[tuple[str, bool, tuple[int, ...]], int] = {}
     for model in parts:
@@ -94,18 +98,18 @@ def _merged(parts: Sequence[Model]) -> list[Weight]:
     return [Weight(*key, count) for key, count in counts.items()]
 
 
-def tokens_of_a_step(times: StepTimes) -> tuple[int, int]:
+def tokens_of_step(times: StepTimes) -> tuple[int, int]:
     """Tokens of a step over all GPUs, and tokens in a sequence.
 
     Raises:
         MissingInput: They are not known.
     """
-    known = [rank for rank in times.ranks if rank.tokens and rank.samples]
-    if times.tokens_per_s is None or times.median_s is None or not known:
-        raise MissingInput("how many tokens a step has is not known: the model's input was no table of whole numbers")
-    assert known[0].tokens is not None
-    assert known[0].samples is not None
-    return round(times.tokens_per_s * times.median_s), max(1, round(known[0].tokens / known[0].samples))
+    rank = next((rank for rank in times.ranks if rank.tokens and rank.samples), None)
+    if times.tokens_per_s is None or times.median_s is None or rank is None:
+        raise MissingInput("the number of tokens in a step is unknown: the model's input was not a matrix of token ids")
+    assert rank.tokens is not None
+    assert rank.samples is not None
+    return round(times.tokens_per_s * times.median_s), max(1, round(rank.tokens / rank.samples))
 
 
 def device_of(run: Run) -> Device:
@@ -124,22 +128,21 @@ def device_of(run: Run) -> Device:
         return Device(device, gpu, dtype, None, (f"No MFU: {gpu.name} has no peak in {dtype}.",))
     peak = gpu.dense_tflops[dtype]
     notes = [f"Peak of {gpu.name} in {dtype}: {peak:g} TFLOP/s dense ({gpu.source})."]
-    limits = [samples.power_limit_mw / 1e3 for samples in run.gpus if samples.power_limit_mw]
+    limits = [samples.power_limit_mw / KILO for samples in run.gpus if samples.power_limit_mw]
     if limits and gpu.power_w and min(limits) < _CAPPED * gpu.power_w:
-        notes.append(f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so that the peak cannot be reached.")
+        notes.append(f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so the peak cannot be reached.")
     return Device(device, gpu, dtype, peak, tuple(notes))
 
 
 def recomputation(models: Sequence[Model], traced: Sequence[Operations] = ()) -> tuple[Checkpointing, tuple[str, ...]]:
-    """What was recomputed, by the traces where they tell it, else by the model; and how that is known."""
-    said = next((model.checkpointing for model in models if model.checkpointing), None)
-    seen = next((one.repeats.checkpointing for one in traced if one.repeats.checkpointing), None)
-    if seen is None and said is None:
-        return Checkpointing.NONE, ("No activation checkpointing was seen, so none is counted.",)
-    if seen is None:
-        assert said is not None
-        return Checkpointing(said), (f"Activation checkpointing `{said}`, as the model says.",)
-    notes = [f"Activation checkpointing `{seen}`: the trace shows what ran forward again."]
-    if said is not None and said != seen:
-        notes.append(f"The model says `{said}`, which the trace does not show.")
-    return seen, tuple(notes)
+    """What was recomputed, by the traces where they show it, else by the model; and the source of that."""
+    configured = next((model.checkpointing for model in models if model.checkpointing), None)
+    shown = next((operations.repeats.checkpointing for operations in traced if operations.repeats.checkpointing), None)
+    if shown is None:
+        if configured is None:
+            return Checkpointing.NONE, ("No activation checkpointing was detected, so none is counted.",)
+        return Checkpointing(configured), (f"Activation checkpointing `{configured}`, as the model is configured.",)
+    notes = [f"Activation checkpointing `{shown}`: the trace shows what ran forward again."]
+    if configured is not None and configured != shown:
+        notes.append(f"The model is configured with `{configured}`, which the trace does not show.")
+    return shown, tuple(notes)

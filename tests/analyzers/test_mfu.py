@@ -14,7 +14,7 @@ from torch.profiler import profile, record_function
 
 from perfscope import wire
 from perfscope.analyzers import mfu
-from perfscope.analyzers.flops.model_inference import infer
+from perfscope.analyzers.flops.model_inference import infer_dimensions
 from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
 from perfscope.errors import MissingInput
 from perfscope.hooks.facts.model import autocast_dtype, describe_model
@@ -41,7 +41,7 @@ def read(tmp_path: Path, record: wire.ModelRecord, rank: int = 0) -> Model:
 
 
 def inferred(tmp_path: Path, module: nn.Module) -> Transformer:
-    return infer(read(tmp_path, describe_model(torch, module)).weights, "module")
+    return infer_dimensions(read(tmp_path, describe_model(torch, module)).weights, "module")
 
 
 @pytest.mark.parametrize("shape", [GPT, UNTIED], ids=["tied", "untied and gated"])
@@ -227,7 +227,7 @@ def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
     for path in run.rglob(wire.MODEL_FILE):
         path.unlink()
-    with pytest.raises(MissingInput, match="no rank told what model"):
+    with pytest.raises(MissingInput, match="no rank recorded which model"):
         mfu.analyze(read_run(run))
 
 
@@ -261,7 +261,7 @@ def test_a_run_is_held_against_the_shapes_of_its_trace(tmp_path: Path) -> None:
     assert result["counted"]["explanation"] == []
     # What the trace shows goes before what the model says.
     assert result["checkpointing"] == "none"
-    assert any("The model says `selective`" in note for note in result["notes"])
+    assert any("The model is configured with `selective`" in note for note in result["notes"])
 
 
 def test_without_shapes_there_is_nothing_to_hold_a_run_against(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from perfscope.analyzers.operations import flops
+from perfscope.analyzers.flops.operation_counts import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
 from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
@@ -43,7 +43,7 @@ WORDS = ("tflops", "--layers", 3, "--hidden", 64, "--heads", 4, "--vocab", 256, 
 def test_a_product_has_two_operations_a_multiplication(
     operator: str, shapes: tuple[tuple[int, ...], ...], operations: int
 ) -> None:
-    assert flops(Product(operator, shapes, 1)) == operations
+    assert count_flops(Product(operator, shapes, 1)) == operations
 
 
 def trace_of(path: Path, recompute: bool = False, steps: int = STEPS, batch: int = BATCH) -> Path:
@@ -200,8 +200,8 @@ def test_attention_without_a_kernel_is_not_counted_twice(tmp_path: Path) -> None
     [
         (("--gbs", 2 * BATCH), "half of the formula"),
         (("--gbs", BATCH, "--gpus", 3), "3 times the formula"),
-        (("--gbs", BATCH, "--ffn", 192), "More was counted"),
-        (("--gbs", BATCH, "--ffn", 320), "Less was counted"),
+        (("--gbs", BATCH, "--ffn", 192), "More operations were counted"),
+        (("--gbs", BATCH, "--ffn", 320), "Fewer operations were counted"),
     ],
 )
 def test_what_the_difference_may_come_from_is_said(traced: Path, words: tuple[object, ...], said: str) -> None:

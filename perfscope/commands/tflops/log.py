@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention
-from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match
+from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match_log
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.tflops.inputs import DEFAULT_SEQ_LEN, Asked
 from perfscope.constants import NS_PER_S
@@ -183,7 +183,7 @@ def hold_against(
     """Find the convention that the log's own TFLOPs follow."""
     candidates = [each for each in conventions if "+" not in each.name]
     likely_first = sorted(candidates, key=lambda each: each.name not in _LIKELY[log.framework])
-    found = match(allowed_by(log, asked, seq_len, gpus), likely_first)
+    found = match_log(allowed_by(log, asked, seq_len, gpus), likely_first)
     mistakes = size_mistakes(log, known)
     data: Json = {
         "path": log.path,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step, compare, variants
-from perfscope.analyzers.flops.spread import explain
+from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options.model_choice import Choice
 from perfscope.commands.options.peaks import Peak
@@ -65,7 +65,7 @@ def to_report(answer: Answer) -> Report:
         from perfscope.commands.tflops.trace import check_trace
 
         counted = check_trace(answer.trace, step)
-    explanation = explain(step, conventions)
+    explanation = explain_spread(step, conventions)
     assumed = (*_assumed(answer), *answer.peak.assumed, *answer.choice.notes)
     warnings = (*answer.peak.warnings, *_above_peak(answer))
     used = logged.convention if logged else None
@@ -149,11 +149,11 @@ def _tables(
         notes.append(f"Not computed, because it {absent[0].reason}: {', '.join(each.name for each in absent)}.")
     counted = [each for each in conventions if each.flops_per_token is not None]
     columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
-    rows = tuple((*_figures(each, used), each.form.formula, each.form.source) for each in counted)
+    rows = tuple((*_figures(each, used), each.formula.text, each.formula.source) for each in counted)
     table = Section("Conventions", columns, rows, tuple(notes))
     if absent:
         return (table,)
-    forms = tuple((*_figures(each, used), each.form.printed_by) for each in others)
+    forms = tuple((*_figures(each, used), each.formula.printed_by) for each in others)
     return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
 
 

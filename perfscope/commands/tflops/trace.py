@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Step
 from perfscope.analyzers.flops.cross_check import cross_check
-from perfscope.analyzers.operations import Operations, measure
+from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.analyzers.operations import measure
 from perfscope.commands.tflops.inputs import Asked
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing

@@ -1,0 +1,192 @@
+"""Counts the operations of a traced step from the shapes of its operators, and whether layers ran forward twice.
+
+A product of m x k and k x n is 2 m n k operations. Attention is counted over the full matrix, forward once and
+backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
+than backward, and did so in between their backward passes, were recomputed; how much of them follows from the two
+counts. PyTorch states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is
+counted. Products of libraries that state no shapes (Transformer Engine) are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from statistics import median
+from typing import NamedTuple
+
+from perfscope.constants import KILO
+from perfscope.models.conventions import Checkpointing
+from perfscope.tables.products import Product, Products
+from perfscope.tables.trace import Trace
+
+_ATTENTION = ("_scaled_dot_product", "_flash_attn")
+_BACKWARD = "_backward"
+_FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
+#: Operators of an MLP forward, with those of its backward pass.
+_ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "threshold_backward"}
+_SOFTMAX = "_softmax"
+#: Less than this of the forward passes may be those of an evaluation or of a frozen layer.
+_REPEATED = 0.05
+#: Longer than the run of an evaluation and a forward pass after each other, by the run of a backward pass.
+_EVALUATED_TOO = 2.5
+_MATRIX, _STACK = 2, 3
+
+
+class Repeats(NamedTuple):
+    """How often parts of the layers ran forward again for one backward pass: 0 for never, 1 for every time.
+
+    Attributes:
+        attention: Of the attention matrix; absent where no operator shows it.
+        mlp: Of the MLP; absent likewise.
+        forward_alone: Layers also ran forward without a backward pass, as in an evaluation.
+    """
+
+    attention: float | None
+    mlp: float | None
+    forward_alone: bool = False
+
+    @property
+    def checkpointing(self) -> Checkpointing | None:
+        """The kind of checkpointing; absent where neither is known."""
+        if self.mlp is not None and self.mlp > _REPEATED:
+            return Checkpointing.FULL
+        if self.attention is not None and self.attention > _REPEATED:
+            return Checkpointing.FULL if self.mlp is None else Checkpointing.SELECTIVE
+        return None if self.mlp is None and self.attention is None else Checkpointing.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operations of one trace.
+
+    Attributes:
+        rank: The rank that was traced; absent where unknown.
+        steps: Training steps in it; 0 where it marks none.
+        flops_per_step: Operations of one step on this rank, of the whole trace where no step is marked; absent where no
+            shape is stated.
+        step_ns: Mean time from one step to the next; absent without a step.
+        by_operator: Calls and operations of one step, by operator.
+        repeats: What ran forward again.
+        without_shapes: Products that could not be counted.
+    """
+
+    rank: int | None
+    steps: int
+    flops_per_step: float | None
+    step_ns: float | None
+    by_operator: Mapping[str, tuple[float, float]]
+    repeats: Repeats
+    without_shapes: int
+
+    @property
+    def attention_share(self) -> float:
+        """The share of attention in the operations."""
+        of_attention = sum(flops for name, (_, flops) in self.by_operator.items() if name.startswith(_ATTENTION))
+        return of_attention / self.flops_per_step if self.flops_per_step else 0.0
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s of this rank while it was profiled; absent without steps or shapes."""
+        if self.flops_per_step is None or not self.step_ns:
+            return None
+        gflops = self.flops_per_step / self.step_ns
+        return gflops / KILO
+
+
+def count_operations(trace: Trace, products: Products) -> Operations | None:
+    """Add up the products of a trace; None where it has none and shows no recomputation."""
+    repeats = _find_repeats(products.in_order)
+    if not products.products and not products.without_shapes and repeats.checkpointing is None:
+        return None
+    steps = len({trace.name_of(int(name)) for name in trace.steps.name})
+    by_operator: dict[str, tuple[float, float]] = {}
+    for product in products.products:
+        calls, total = by_operator.get(product.operator, (0.0, 0.0))
+        by_operator[product.operator] = (
+            calls + product.count / max(1, steps),
+            total + product.count * count_flops(product) / max(1, steps),
+        )
+    largest_first = dict(sorted(by_operator.items(), key=lambda item: -item[1][1]))
+    return Operations(
+        rank=trace.rank,
+        steps=steps,
+        flops_per_step=sum(total for _, total in by_operator.values()) if by_operator else None,
+        step_ns=_step_ns(trace),
+        by_operator=largest_first,
+        repeats=repeats,
+        without_shapes=products.without_shapes,
+    )
+
+
+def _step_ns(trace: Trace) -> float | None:
+    """Mean host time of the marked steps."""
+    return float(trace.steps.duration_ns.mean()) if len(trace.steps) else None
+
+
+def _find_repeats(in_order: Sequence[str]) -> Repeats:
+    attention = [_BACKWARD in name for name in in_order if name.startswith((*_ATTENTION, _SOFTMAX))]
+    backward = set(_ACTIVATIONS.values())
+    activations = [name in backward for name in in_order if name in _ACTIVATIONS or name in backward]
+    return Repeats(_count_repeats(attention), _count_repeats(activations), _is_forward_alone(activations or attention))
+
+
+def _count_repeats(is_backward: Sequence[bool]) -> float | None:
+    """Forward passes beyond the first, for one backward pass; absent where the order leaves open what they are."""
+    backward = sum(is_backward)
+    if not backward:
+        return None
+    extra = len(is_backward) / backward - 2
+    if extra <= _REPEATED:
+        return 0.0
+    return extra if _alternates(is_backward) else None
+
+
+def _is_forward_alone(is_backward: Sequence[bool]) -> bool:
+    """Whether layers ran forward for which there is neither a backward pass nor a recomputation."""
+    backward = sum(is_backward)
+    return len(is_backward) > (2 + _REPEATED) * backward and not _alternates(is_backward)
+
+
+def _alternates(is_backward: Sequence[bool]) -> bool:
+    """Whether forward passes stand between the backward passes of one micro-batch.
+
+    Without recomputation as many backward passes follow each other as layers ran forward before, or half as many
+    where an evaluation went before.
+    """
+    runs = [(backward_pass, len(list(passes))) for backward_pass, passes in groupby(is_backward)]
+    forward = [length for backward_pass, length in runs if not backward_pass]
+    backward = [length for backward_pass, length in runs if backward_pass]
+    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * median(backward)
+
+
+def count_flops(product: Product) -> int:
+    """Operations of one call; 0 where its shapes are not those of a product."""
+    shapes = product.shapes
+    if product.operator.startswith(_ATTENTION):
+        is_backward = _BACKWARD in product.operator
+        operands = shapes[1:4] if is_backward else shapes[:3]
+        matrices = _attention_flops(operands, heads_last=product.operator.startswith("_flash_attn"))
+        return (2 if is_backward else 1) * matrices
+    left, right = shapes[1:3] if product.operator in _FIRST_IS_ADDED else shapes[:2]
+    if len(left) < _MATRIX or len(right) < _MATRIX:
+        return 0
+    # A grouped product of a matrix and a stack uses each row, or each column, once.
+    batch = left[0] if len(left) == len(right) == _STACK else 1
+    return 2 * batch * left[-2] * left[-1] * right[-1]
+
+
+def _attention_flops(operands: tuple[tuple[int, ...], ...], *, heads_last: bool) -> int:
+    """Both products of attention: queries by keys, and weights by values; 0 for sequences packed into one."""
+    if any(len(operand) < _STACK for operand in operands) or (heads_last and len(operands[0]) == _STACK):
+        return 0
+    # flash-attn has (batch, tokens, heads, dimensions), PyTorch (batch, heads, tokens, dimensions).
+    query, key, value = (_tokens_before_dimensions(operand) if heads_last else operand for operand in operands)
+    *outer, queries, dimensions = query
+    return 2 * prod(outer) * queries * key[-2] * (dimensions + value[-1])
+
+
+def _tokens_before_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
+    batch, tokens, heads, dimensions = shape
+    return batch, heads, tokens, dimensions
