@@ -2,9 +2,9 @@
 
 The window of a rank is from its first to its last device event; the window of a step is from the first to the last
 event that was launched in it. Compute is the time that any compute kernel covers. Communication and copies are counted
-the same way, and are *exposed* where nothing above them hides them: compute hides communication, and both hide copies.
-What is left is idle. ``overlap_fraction`` is the share of communication that compute hides: 1 means communication is
-free, 0 means that all of it stalls the device; without communication there is no such number.
+the same way. Compute hides communication, and both hide copies; what is not hidden is *exposed*. The rest of the window
+is idle. ``overlap_fraction`` is the share of communication time during which compute runs; without communication there
+is no such number.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables.columns import Bool
+from perfscope.report import Cell, Column, Json, Section, first_rows, percent, percent_of
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
 _MOST_STEP_ROWS = 64
@@ -41,12 +40,12 @@ class Parts:
     exposed_copy: int
     idle: int
 
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+    def __add__(self, addend: Parts) -> Parts:
+        return Parts(*(getattr(self, field.name) + getattr(addend, field.name) for field in fields(self)))
 
     @property
     def overlap_fraction(self) -> float | None:
-        """The share of communication that compute hides; absent without communication."""
+        """The share of communication time during which compute runs; absent without communication."""
         return (self.communication - self.exposed_communication) / self.communication if self.communication else None
 
     def data(self) -> dict[str, Json]:
@@ -56,15 +55,12 @@ class Parts:
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
-        overlap = self.overlap_fraction
+        parts = (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
         return (
             self.window / NS_PER_MS,
-            *(
-                _percent(part, self.window)
-                for part in (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
-            ),
+            *(percent_of(part, self.window) for part in parts),
             self.communication / NS_PER_MS,
-            None if overlap is None else 100 * overlap,
+            percent(self.overlap_fraction),
         )
 
 
@@ -89,19 +85,19 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """One device of one rank in one trace, or in several that follow each other.
+    """One device of one rank in one trace, or in several that follow each earlier.
 
     Attributes:
-        rank: The rank; absent where nothing tells.
+        rank: The rank; absent where nothing states it.
         device: Index of its GPU.
-        process: The id of the profiled process; absent where the trace does not tell.
+        process: The id of the profiled process; absent where the trace does not state it.
         trace: The file.
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
         total: Its whole window.
         steps: Its steps, in order.
         between_steps: Time between the windows of consecutive steps, in nanoseconds.
         events: Device events.
-        is_damaged: Something of the trace is lost, and the numbers rest on what is left.
+        is_damaged: A part of the trace is lost, and the numbers rest on the rest.
     """
 
     rank: int | None
@@ -116,29 +112,29 @@ class RankParts:
     events: int
     is_damaged: bool
 
-    def follows(self, other: RankParts) -> bool:
+    def follows(self, earlier: RankParts) -> bool:
         """Whether this is a later window of the same process and device."""
-        is_same = self.rank is not None and (self.rank, self.device) == (other.rank, other.device)
-        return is_same and not self.is_another_run(other) and self.first_ns >= other.last_ns
+        is_same_device = self.rank is not None and (self.rank, self.device) == (earlier.rank, earlier.device)
+        return is_same_device and not self.is_another_run(earlier) and self.first_ns >= earlier.last_ns
 
-    def is_another_run(self, other: RankParts) -> bool:
+    def is_another_run(self, earlier: RankParts) -> bool:
         """Whether another process made this trace: in another run, or after a restart."""
-        return None not in (self.process, other.process) and self.process != other.process
+        return None not in (self.process, earlier.process) and self.process != earlier.process
 
-    def after(self, other: RankParts) -> RankParts:
-        """The windows of both as one."""
+    def joined_to(self, earlier: RankParts) -> RankParts:
+        """An earlier window and this one, added up."""
         return RankParts(
             rank=self.rank,
             device=self.device,
-            process=other.process,
-            trace=other.trace,
-            first_ns=other.first_ns,
+            process=earlier.process,
+            trace=earlier.trace,
+            first_ns=earlier.first_ns,
             last_ns=self.last_ns,
-            total=other.total + self.total,
-            steps=other.steps + self.steps,
-            between_steps=other.between_steps + self.between_steps,
-            events=other.events + self.events,
-            is_damaged=other.is_damaged or self.is_damaged,
+            total=earlier.total + self.total,
+            steps=earlier.steps + self.steps,
+            between_steps=earlier.between_steps + self.between_steps,
+            events=earlier.events + self.events,
+            is_damaged=earlier.is_damaged or self.is_damaged,
         )
 
     def data(self) -> dict[str, Json]:
@@ -187,10 +183,8 @@ class Breakdown:
             for step in rank.steps
         ]
         if steps:
-            left_out = len(steps) - _MOST_STEP_ROWS
-            notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
             columns = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *_COLUMNS)
-            sections.append(Section("Device time by step", columns, tuple(steps[:_MOST_STEP_ROWS]), notes))
+            sections.append(Section("Device time by step", columns, *first_rows(steps, _MOST_STEP_ROWS)))
         return tuple(sections)
 
 
@@ -216,7 +210,7 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
     Raises:
         MissingInput: No trace holds device events.
     """
-    ranks = _joined(rank for partial in partials for rank in partial)
+    ranks = _join_windows(rank for partial in partials for rank in partial)
     if not ranks:
         raise MissingInput(no_device_events(len(partials)))
     total = ranks[0].total
@@ -226,7 +220,7 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
 
 
 def no_device_events(traces: int) -> str:
-    """Why there is nothing to say about a device.
+    """Why there is no device time.
 
     >>> no_device_events(2)
     '2 ranks: the traces hold no GPU events: CPU run, or a profiler conflict'
@@ -256,15 +250,10 @@ def split(events: DeviceEvents) -> Parts:
     )
 
 
-def covered(device: DeviceEvents, rows: Bool) -> Intervals:
-    """The time that some device events cover."""
-    return union(device.start_ns[rows], device.end_ns[rows])
-
-
 def _measure_device(trace: Trace, device: int) -> RankParts:
     events = trace.device
     rows = events.device == device
-    mine = events.take(rows)
+    of_device = events.take(rows)
     steps: list[StepParts] = []
     windows: list[tuple[int, int]] = []
     step_of = np.where(rows, trace.step, ABSENT)
@@ -278,29 +267,29 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         device=device,
         process=None if trace.process == ABSENT else trace.process,
         trace=trace.path,
-        first_ns=trace.base_ns + int(mine.start_ns.min()),
-        last_ns=trace.base_ns + int(mine.end_ns.max()),
-        total=split(mine),
+        first_ns=trace.base_ns + int(of_device.start_ns.min()),
+        last_ns=trace.base_ns + int(of_device.end_ns.max()),
+        total=split(of_device),
         steps=tuple(steps),
         between_steps=sum(max(0, after[0] - before[1]) for before, after in pairwise(windows)),
-        events=len(mine),
+        events=len(of_device),
         is_damaged=bool(trace.damage),
     )
 
 
-def _joined(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
-    """Later windows of a process added to its earlier ones; traces that overlap in time stay apart, and so do runs."""
+def _join_windows(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
+    """Add later windows of a process to its earlier ones; traces that overlap in time stay apart, and so do runs."""
     entries: list[RankParts] = []
-    of_device = 0
+    first_of_device = 0
     for part in sorted(parts, key=_order):
         if entries and (part.rank, part.device) != (entries[-1].rank, entries[-1].device):
-            of_device = len(entries)
-        earlier = (index for index in range(len(entries) - 1, of_device - 1, -1) if part.follows(entries[index]))
+            first_of_device = len(entries)
+        earlier = (index for index in range(len(entries) - 1, first_of_device - 1, -1) if part.follows(entries[index]))
         index = next(earlier, None)
         if index is None:
             entries.append(part)
         else:
-            entries[index] = part.after(entries[index])
+            entries[index] = part.joined_to(entries[index])
     return tuple(entries)
 
 
@@ -321,26 +310,22 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     devices: dict[int | None, set[int]] = {}
     for rank in ranks:
         devices.setdefault(rank.rank, set()).add(rank.device)
-    for number, several in devices.items():
-        if len(several) > 1:
-            notes.append(f"Rank {number} drives several devices: {sorted(several)}.")
-    runs = {each.rank for before, each in pairwise(ranks) if _are_two_runs(before, each)}
-    if runs:
-        named = ", ".join(str(number) for number in sorted(number for number in runs if number is not None))
+    for number, indices in devices.items():
+        if len(indices) > 1:
+            notes.append(f"Rank {number} drives several devices: {sorted(indices)}.")
+    restarted = {later.rank for earlier, later in pairwise(ranks) if _are_two_runs(earlier, later)}
+    if restarted:
+        numbers = ", ".join(str(number) for number in sorted(number for number in restarted if number is not None))
         notes.append(
-            f"Rank {named}: traces of several processes, so of several runs or of restarts; only windows of one "
-            "process are added up."
+            f"Rank {numbers}: traces of several processes (several runs, or restarts); only windows of one process are "
+            "added up."
         )
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
-        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
+        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported.")
     return tuple(notes)
 
 
-def _are_two_runs(before: RankParts, after: RankParts) -> bool:
-    is_same = before.rank is not None and (before.rank, before.device) == (after.rank, after.device)
-    return is_same and after.is_another_run(before)
-
-
-def _percent(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None
+def _are_two_runs(earlier: RankParts, later: RankParts) -> bool:
+    is_same_device = earlier.rank is not None and (earlier.rank, earlier.device) == (later.rank, later.device)
+    return is_same_device and later.is_another_run(earlier)

@@ -1,9 +1,9 @@
 """How far the clocks of the ranks are apart, and how well that is known.
 
-No rank can leave a collective before all have come, so its ends nearly coincide: the median difference of the ends is
-the offset of two clocks. The residual is the median absolute deviation of the differences; a claim about times on two
-ranks that is finer than the residual is not supported by the traces. Ranks that share no group with the reference are
-reached through others, and their residuals add up. In a window of ten seconds or more a drift is fitted, too.
+No rank can leave a collective before all have arrived, so its ends nearly coincide: the median difference of the ends
+is the offset of two clocks. The residual is the median absolute deviation of the differences; a claim about times on
+two ranks that is finer than the residual is not supported by the traces. Ranks that share no group with the reference
+are reached through other ranks, and their residuals add up. In a window of ten seconds or more a drift is fitted, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from perfscope.analyzers.communication.calls import SYNCHRONISING
 from perfscope.analyzers.communication.matching import match
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, first_rows
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
-_DRIFT_MATTERS_AFTER_NS = 10 * 10**9
+_DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
+_FEWEST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,10 @@ class RankClock:
     Attributes:
         rank: The rank.
         host: Its machine; ``""`` where not stated.
-        offset_ns: What its clock shows more than the reference's; absent where no collective connects them.
-        residual_ns: How well that is known; absent likewise.
+        offset_ns: Its clock's time minus the reference's; absent where no collective connects them.
+        residual_ns: The uncertainty of the offset; absent likewise.
         operations: The fewest collectives that a connection rests on.
-        drift: What its clock gains in a second, in nanoseconds; absent in a window too short to tell.
+        drift: Nanoseconds that its clock gains in a second; absent where the window is too short.
     """
 
     rank: int
@@ -90,21 +91,26 @@ class Clock:
                 None if rank.residual_ns is None else rank.residual_ns / NS_PER_US,
                 rank.operations,
             )
-            for rank in self.ranks[:_MOST_ROWS]
+            for rank in self.ranks
         )
-        columns = (Column("Rank"), Column("Host"), Column("Offset (us)"), Column("Residual (us)"), Column("From"))
-        notes = [
-            f"What a rank's clock shows more than rank {self.reference}'s, from the ends of that many collectives; "
-            "times of two ranks cannot be compared more finely than the residual."
-        ]
-        if len(self.ranks) > _MOST_ROWS:
-            notes.append(f"{len(self.ranks) - _MOST_ROWS} more rows are in --format json.")
-        return (Section("Clocks", columns, rows, tuple(notes)),)
+        columns = (
+            Column("Rank"),
+            Column("Host"),
+            Column("Offset (us)"),
+            Column("Residual (us)"),
+            Column("Collectives"),
+        )
+        note = (
+            f"Offset of a rank's clock from that of rank {self.reference}, by the ends of so many collectives; times "
+            "of two ranks cannot be compared more finely than the residual."
+        )
+        shown, left_out = first_rows(rows, _MOST_ROWS)
+        return (Section("Clocks", columns, shown, (note, *left_out)),)
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """What is known of one rank's clock against another's."""
+    """One rank's clock against another's, by the collectives that they made together or through other ranks."""
 
     offset: float
     residual: float
@@ -114,10 +120,10 @@ class _Link:
     def reversed(self) -> _Link:
         return _Link(-self.offset, self.residual, self.operations, None if self.drift is None else -self.drift)
 
-    def then(self, other: _Link) -> _Link:
-        drift = None if self.drift is None or other.drift is None else self.drift + other.drift
-        operations = min(self.operations, other.operations)
-        return _Link(self.offset + other.offset, self.residual + other.residual, operations, drift)
+    def then(self, next_link: _Link) -> _Link:
+        drift = None if self.drift is None or next_link.drift is None else self.drift + next_link.drift
+        operations = min(self.operations, next_link.operations)
+        return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations, drift)
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
@@ -128,7 +134,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     """
     if not partials:
         raise MissingInput("the traces hold no GPU events")
-    links = _links(partials)
+    links = _link_ranks(partials)
     if not links:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
     hosts = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}
@@ -143,14 +149,14 @@ def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
     return RankClock(rank, host, link.offset, link.residual, link.operations, link.drift)
 
 
-def _links(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int, _Link]]:
+def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int, _Link]]:
     """From each rank to the ranks that it made collectives with, through the first rank of each group."""
     links: dict[int, dict[int, _Link]] = {}
     for key, calls in by_group(partials).items():
-        known = {rank: each for rank, each in calls.items() if rank >= 0}
-        if key.sender != ABSENT or len(known) < 2:  # noqa: PLR2004 - a link has two ends
+        numbered = {rank: group_calls for rank, group_calls in calls.items() if rank >= 0}
+        if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
             continue
-        matched = match(known)
+        matched = match(numbered)
         synchronises = np.array([kind.operation in SYNCHRONISING for kind in matched.kinds], np.bool_)
         for row, rank in enumerate(matched.ranks[1:], 1):
             link = _link(matched.end_ns[0], matched.end_ns[row], synchronises[matched.kind])
@@ -190,11 +196,11 @@ def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Lin
         if rank in done:
             continue
         done.add(rank)
-        for other, link in links.get(rank, {}).items():
-            if other in done:
+        for neighbour, link in links.get(rank, {}).items():
+            if neighbour in done:
                 continue
             chain = link if rank == reference else reached[rank].then(link)
-            if other not in reached or chain.residual < reached[other].residual:
-                reached[other] = chain
-                heappush(waiting, (chain.residual, other))
+            if neighbour not in reached or chain.residual < reached[neighbour].residual:
+                reached[neighbour] = chain
+                heappush(waiting, (chain.residual, neighbour))
     return reached

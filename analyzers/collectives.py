@@ -3,9 +3,9 @@
 Bandwidth is in the units of nccl-tests: ``algbw`` is the size over the transfer time, ``busbw`` multiplies it by what
 the operation must move over the slowest link, with the group's own size n: 2(n-1)/n for all_reduce, (n-1)/n for
 all_gather, reduce_scatter and all_to_all, 1 for the others; GB is 10**9 bytes. The transfer time of an operation is its
-shortest duration on any rank, because the last rank to come waits for nobody; the median over the operations counts.
-What an operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are missing,
-the transfer time may still contain waiting, and the bandwidth is a lower bound.
+shortest duration on any rank, because the last rank to arrive waits for nobody; the median over the operations counts.
+The time that an operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are
+missing, the transfer time may include waiting, and the bandwidth is a lower bound.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.breakdown import covered
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, calls_by_group
-from perfscope.analyzers.communication.matching import Matched, join_windows, match
+from perfscope.analyzers.communication.matching import MatchedCalls, join_windows, match
+from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, percent
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 from perfscope.units import format_bytes
 
@@ -34,7 +34,7 @@ class RankCalls:
     """The communication of one device of one rank.
 
     Attributes:
-        rank: The rank; absent where nothing tells.
+        rank: The rank; absent where nothing states it.
         device: Index of its GPU.
         process: The id of the profiled process, or ABSENT.
         trace: The file.
@@ -61,15 +61,15 @@ class Operation:
 
     Attributes:
         kind: The operation, its element type and size.
-        role: The axis of parallelism; ``""`` where nothing tells.
+        role: The axis of parallelism; ``""`` where it is unknown.
         group_size: Ranks in a group; absent where not stated.
         ranks_seen: The fewest ranks of a group whose traces were given.
-        calls: How often groups made it.
+        calls: How many times groups called it.
         duration: Time over all ranks, in nanoseconds.
         wait: How much of it was waiting; absent where operations could not be matched.
         transfer: Median transfer time, in nanoseconds; absent likewise.
         covered: The time that it covers, over all ranks.
-        hidden: How much of that compute hides.
+        hidden: The part of that time during which compute runs.
     """
 
     kind: Kind
@@ -97,7 +97,7 @@ class Operation:
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """What goes over the slowest link; absent where the group's size is not known."""
+        """The rate over the slowest link; absent where the group's size is not known."""
         factor = bus_factor(self.kind.operation, self.group_size)
         algbw = self.algbw_gb_s
         return None if factor is None or algbw is None else algbw * factor
@@ -109,7 +109,7 @@ class Operation:
 
     @property
     def overlap_fraction(self) -> float | None:
-        """The share of its time that compute hides."""
+        """The share of its time during which compute runs."""
         return self.hidden / self.covered if self.covered else None
 
     def data(self) -> dict[str, Json]:
@@ -167,26 +167,26 @@ class Collectives:
         )
         rows = tuple(
             (
-                one.kind.operation or "unknown",
-                one.role or "not stated",
-                one.group_size,
-                one.kind.dtype or "not stated",
-                None if one.kind.bytes == ABSENT else format_bytes(one.kind.bytes),
-                one.calls,
-                one.duration / NS_PER_MS,
-                _percent(one.wait_fraction),
-                _percent(one.overlap_fraction),
-                None if one.transfer is None else one.transfer / NS_PER_US,
-                one.algbw_gb_s,
-                one.busbw_gb_s,
+                operation.kind.operation or "unknown",
+                operation.role or "not stated",
+                operation.group_size,
+                operation.kind.dtype or "not stated",
+                None if operation.kind.bytes == ABSENT else format_bytes(operation.kind.bytes),
+                operation.calls,
+                operation.duration / NS_PER_MS,
+                percent(operation.wait_fraction),
+                percent(operation.overlap_fraction),
+                None if operation.transfer is None else operation.transfer / NS_PER_US,
+                operation.algbw_gb_s,
+                operation.busbw_gb_s,
             )
-            for one in self.operations[:_MOST_ROWS]
+            for operation in self.operations[:_MOST_ROWS]
         )
         return (Section("Collectives", columns, rows, self.notes),)
 
 
 def bus_factor(operation: str, ranks: int | None) -> float | None:
-    """What nccl-tests multiplies algbw by for a group of n ranks; absent where n matters and is not known.
+    """The factor from algbw to busbw in nccl-tests for a group of n ranks; absent where it needs an unknown n.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", None)
     (1.5, 0.75, 1.0)
@@ -234,19 +234,23 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     if not groups:
         raise MissingInput("nothing communicates on a device")
     matched = {key: match(calls) for key, calls in groups.items()}
-    rows: dict[tuple[str, int | None, Kind], list[tuple[Mapping[int, GroupCalls], Matched]]] = {}
+    rows: dict[tuple[str, int | None, Kind], list[tuple[Mapping[int, GroupCalls], MatchedCalls]]] = {}
     for key, calls in groups.items():
         first = next(iter(calls.values()))
-        for kind in sorted({kind for each in calls.values() for kind in each.kinds}):
+        for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
             rows.setdefault((first.role, size, kind), []).append((calls, matched[key]))
     operations = [_operation(role, size, kind, members) for (role, size, kind), members in rows.items()]
-    unmatched = sum(one.unmatched for one in matched.values())
+    unmatched = sum(group.unmatched for group in matched.values())
     return Collectives(
-        operations=tuple(sorted(operations, key=lambda one: (-one.duration, one.kind, one.role, one.group_size or 0))),
+        operations=tuple(sorted(operations, key=_by_duration)),
         unmatched=unmatched,
         notes=_notes(operations, unmatched),
     )
+
+
+def _by_duration(operation: Operation) -> tuple[int, Kind, str, int]:
+    return -operation.duration, operation.kind, operation.role, operation.group_size or 0
 
 
 def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
@@ -258,7 +262,7 @@ def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[i
     """
     groups: dict[GroupKey, dict[int, GroupCalls]] = {}
     seen_until: dict[tuple[int, int], int] = {}
-    for part, rank, run in _identified([part for partial in partials for part in partial]):
+    for part, rank, run in _number_ranks_and_runs([part for partial in partials for part in partial]):
         if part.first_ns < seen_until.get((rank, run), part.first_ns):
             continue
         seen_until[rank, run] = part.last_ns
@@ -268,7 +272,7 @@ def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[i
     return dict(sorted(groups.items()))
 
 
-def _identified(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
+def _number_ranks_and_runs(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
     """Each device's calls in the order of time, with the numbers of its rank and of its run.
 
     A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
@@ -281,34 +285,34 @@ def _identified(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, in
     processes: dict[str | int, list[int]] = {}
     for part in sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace)):
         owner = part.trace if part.rank is None else part.rank
-        known = processes.setdefault(owner, [])
-        if part.process not in known:
-            known.append(part.process)
+        runs = processes.setdefault(owner, [])
+        if part.process not in runs:
+            runs.append(part.process)
         if part.rank is not None and part.device == first_device[part.rank]:
             rank = part.rank
         else:
             rank = numbers.setdefault((owner, part.device), -1 - len(numbers))
-        yield part, rank, known.index(part.process)
+        yield part, rank, runs.index(part.process)
 
 
 def _operation(
-    role: str, size: int | None, kind: Kind, members: Sequence[tuple[Mapping[int, GroupCalls], Matched]]
+    role: str, size: int | None, kind: Kind, members: Sequence[tuple[Mapping[int, GroupCalls], MatchedCalls]]
 ) -> Operation:
     duration = covered_ns = hidden_ns = calls = wait = 0
     transfers = []
-    for of_rank, matched in members:
+    for calls_of_rank, matched in members:
         chosen = matched.kind == matched.kinds.index(kind)
-        calls += _most_calls(of_rank, kind)
+        calls += _most_calls(calls_of_rank, kind)
         transfers.append(matched.transfer_ns[chosen])
         wait += int(matched.wait_ns[:, chosen].sum())
-        for each in of_rank.values():
-            if kind in each.kinds:
-                index = each.kinds.index(kind)
-                duration += int(each.duration_ns[each.kind == index].sum())
-                covered_ns += int(each.covered_ns[index])
-                hidden_ns += int(each.hidden_ns[index])
+        for group_calls in calls_of_rank.values():
+            if kind in group_calls.kinds:
+                index = group_calls.kinds.index(kind)
+                duration += int(group_calls.duration_ns[group_calls.kind == index].sum())
+                covered_ns += int(group_calls.covered_ns[index])
+                hidden_ns += int(group_calls.hidden_ns[index])
     transfer = np.concatenate(transfers)
-    ranks_seen = min(len(of_rank) for of_rank, _ in members)
+    ranks_seen = min(len(calls_of_rank) for calls_of_rank, _ in members)
     return Operation(
         kind=kind,
         role=role,
@@ -324,24 +328,25 @@ def _operation(
 
 
 def _most_calls(calls: Mapping[int, GroupCalls], kind: Kind) -> int:
-    counts = [int((each.kind == each.kinds.index(kind)).sum()) for each in calls.values() if kind in each.kinds]
+    counts = (
+        int((group_calls.kind == group_calls.kinds.index(kind)).sum())
+        for group_calls in calls.values()
+        if kind in group_calls.kinds
+    )
     return max(counts, default=0)
 
 
 def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
     notes = [
         "Transfer is the shortest duration of an operation on any rank, the rest is waiting; no clocks are compared. "
-        "Bandwidth is as nccl-tests counts it, from the median transfer and the group's own size; GB is 10**9 bytes."
+        "algbw and busbw are defined as in nccl-tests, from the median transfer and the group's own size; GB is 10**9 "
+        "bytes."
     ]
     if any(not operation.is_complete for operation in operations):
         notes.append(
-            "Not every rank of every group was given, or its size is not stated: there the transfer may contain "
-            "waiting, and the bandwidth is a lower bound."
+            "Some groups lack the traces of some ranks, or state no size: their transfer may include waiting, and "
+            "their bandwidth is a lower bound."
         )
     if unmatched:
-        notes.append(f"{unmatched} operations were not found on every rank of their group and are left out of waiting.")
+        notes.append(f"{unmatched} operations have no match on every rank of their group; waiting leaves them out.")
     return tuple(notes)
-
-
-def _percent(fraction: float | None) -> float | None:
-    return None if fraction is None else 100 * fraction

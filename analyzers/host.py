@@ -1,9 +1,10 @@
 """Where the host's time went, from a trace of a run on CPUs: operators, communication, data loading and the rest.
 
 A moment is *compute* where any thread is inside an operator that computes; *communication* where a collective is in
-flight (``gloo:``, ``c10d::``), and exposed where no operator runs meanwhile; *data loading* where a loader is fetching
-and neither of the two goes on. What is left is *other*: Python, the framework, waiting. Compute, exposed communication,
-exposed data loading and other add up to the window exactly. With GPU events the device's time is the answer instead.
+flight (``gloo:``, ``c10d::``), and exposed where no operator computes meanwhile; *data loading* where a loader is
+fetching and neither of the two goes on. The rest is *other*: Python, the framework, waiting. Compute, exposed
+communication, exposed data loading and other add up to the window exactly. In a trace with GPU events the device's time
+is the answer instead.
 
 The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
 gradients to be reduced.
@@ -16,10 +17,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, first_rows, percent_of
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
@@ -47,8 +48,8 @@ class HostParts:
     exposed_data_loading: int
     other: int
 
-    def __add__(self, parts: HostParts) -> HostParts:
-        return HostParts(*(getattr(self, field.name) + getattr(parts, field.name) for field in fields(self)))
+    def __add__(self, addend: HostParts) -> HostParts:
+        return HostParts(*(getattr(self, field.name) + getattr(addend, field.name) for field in fields(self)))
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
@@ -57,7 +58,7 @@ class HostParts:
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
         parts = (self.compute, self.exposed_communication, self.exposed_data_loading, self.other)
-        shares = (100 * part / self.window if self.window else None for part in parts)
+        shares = (percent_of(part, self.window) for part in parts)
         return (self.window / NS_PER_MS, *shares, self.communication / NS_PER_MS)
 
 
@@ -78,6 +79,16 @@ class OperatorTime:
     self_ns: int
     total_ns: int
     is_communication: bool
+
+    def plus(self, addend: OperatorTime) -> OperatorTime:
+        """The calls of both."""
+        return OperatorTime(
+            name=self.name,
+            calls=self.calls + addend.calls,
+            self_ns=self.self_ns + addend.self_ns,
+            total_ns=self.total_ns + addend.total_ns,
+            is_communication=addend.is_communication,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +149,8 @@ class HostTime:
         steps = tuple((_label(rank), name, *parts.cells()) for rank in self.ranks for name, parts in rank.steps)
         sections = [Section("Host time", (Column("Rank"), *_COLUMNS), ranks, self.notes)]
         if steps:
-            left_out = len(steps) - _MOST_STEP_ROWS
-            notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
             columns = (Column("Rank"), Column("Step"), *_COLUMNS)
-            sections.append(Section("Host time by step", columns, steps[:_MOST_STEP_ROWS], notes))
+            sections.append(Section("Host time by step", columns, *first_rows(steps, _MOST_STEP_ROWS)))
         return (*sections, self._operators())
 
     def _operators(self) -> Section:
@@ -150,7 +159,7 @@ class HostTime:
             for operator in self.operators[:_MOST_OPERATORS]
         )
         columns = (Column("Operator"), Column("Calls"), Column("Self (ms)", 2), Column("Total (ms)", 2))
-        note = "Over all ranks and threads, the most self time first; self leaves out the operators inside."
+        note = "Over all ranks and threads, by self time: the time without the operators inside."
         return Section("Operators on the host", columns, rows, (note,))
 
 
@@ -170,23 +179,23 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
         return ()
     if not len(trace.operators):
         return None
-    is_communication = _starting(trace, _COMMUNICATION)
+    is_communication = _names_starting(trace, _COMMUNICATION)
     spans = trace.operators, trace.annotations
     communication = _covered(spans, is_communication)
-    compute = _compute(trace.operators, spans, is_communication, _starting(trace, _WRAPPERS))
-    loading = _covered(spans, _starting(trace, _LOADING)) - (compute | communication)
+    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
+    loading = _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
     windows = [
         (trace.names[name], int(start), int(end))
         for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
     ]
-    start, end = _whole(trace, windows)
+    start, end = _window(trace, windows)
     return (
         HostRank(
             rank=trace.rank,
             trace=trace.path,
             total=_parts(start, end, compute, communication, loading),
             steps=tuple((name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows),
-            operators=_operators(trace, is_communication),
+            operators=_operator_times(trace, is_communication),
             is_damaged=bool(trace.damage),
         ),
     )
@@ -212,8 +221,8 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     ]
     without_steps = [_label(rank) for rank in ranks if not rank.steps]
     if without_steps:
-        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only the whole is given.")
-    return HostTime(tuple(ranks), _added_up(ranks), tuple(notes))
+        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported.")
+    return HostTime(tuple(ranks), _add_up_operators(ranks), tuple(notes))
 
 
 def self_times(spans: HostSpans) -> Int64:
@@ -222,7 +231,7 @@ def self_times(spans: HostSpans) -> Int64:
     starts, ends = spans.start_ns[order].tolist(), spans.end_ns[order].tolist()
     threads = np.stack([spans.process, spans.thread])[:, order]
     changes = np.concatenate([[True], (threads[:, 1:] != threads[:, :-1]).any(axis=0)]).tolist()
-    left = (spans.duration_ns[order]).tolist()
+    own_ns = (spans.duration_ns[order]).tolist()
     open_spans: list[int] = []
     for index, start in enumerate(starts):
         if changes[index]:
@@ -231,20 +240,21 @@ def self_times(spans: HostSpans) -> Int64:
             open_spans.pop()
         if open_spans:
             parent = open_spans[-1]
-            left[parent] -= min(ends[index], ends[parent]) - start
+            own_ns[parent] -= min(ends[index], ends[parent]) - start
         open_spans.append(index)
-    result = np.empty(len(left), np.int64)
-    result[order] = np.maximum(left, 0)
+    result = np.empty(len(own_ns), np.int64)
+    result[order] = np.maximum(own_ns, 0)
     return result
 
 
-def _starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:
+def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:
     """Which of the trace's names start with one of the prefixes."""
     return np.array([name.startswith(prefixes) for name in trace.names], np.bool_)
 
 
-def _covered(tables: Sequence[HostSpans], named: Bool) -> Intervals:
-    chosen = [table.take(named[table.name]) for table in tables if len(table)]
+def _covered(tables: Sequence[HostSpans], names: Bool) -> Intervals:
+    """The time that the spans of some names cover."""
+    chosen = [table.take(names[table.name]) for table in tables if len(table)]
     if not chosen:
         return Intervals()
     return union(
@@ -257,13 +267,13 @@ def _compute(operators: HostSpans, spans: Sequence[HostSpans], is_communication:
     computes = operators.take(~(is_communication | is_wrapper)[operators.name])
     total = Intervals()
     for thread in distinct(computes.thread):
-        mine = computes.take(computes.thread == thread)
-        waits = [table.take(table.thread == thread) for table in spans]
-        total = total | (union(mine.start_ns, mine.end_ns) - _covered(waits, is_communication))
+        of_thread = [table.take(table.thread == thread) for table in spans]
+        computing = covered(computes, computes.thread == thread)
+        total = total | (computing - _covered(of_thread, is_communication))
     return total
 
 
-def _whole(trace: Trace, windows: Sequence[tuple[str, int, int]]) -> tuple[int, int]:
+def _window(trace: Trace, windows: Sequence[tuple[str, int, int]]) -> tuple[int, int]:
     """From the first step to the last; without steps from the first operator to the end of the last."""
     if windows:
         return min(start for _, start, _ in windows), max(end for _, _, end in windows)
@@ -283,7 +293,7 @@ def _parts(start: int, end: int, compute: Intervals, communication: Intervals, l
     )
 
 
-def _operators(trace: Trace, is_communication: Bool) -> tuple[OperatorTime, ...]:
+def _operator_times(trace: Trace, is_communication: Bool) -> tuple[OperatorTime, ...]:
     result = []
     of_annotations = trace.annotations.take(is_communication[trace.annotations.name])
     for spans in (trace.operators, of_annotations):
@@ -302,18 +312,12 @@ def _operators(trace: Trace, is_communication: Bool) -> tuple[OperatorTime, ...]
     return tuple(result)
 
 
-def _added_up(ranks: Sequence[HostRank]) -> tuple[OperatorTime, ...]:
+def _add_up_operators(ranks: Sequence[HostRank]) -> tuple[OperatorTime, ...]:
     added: dict[str, OperatorTime] = {}
     for rank in ranks:
-        for one in rank.operators:
-            so_far = added.get(one.name, OperatorTime(one.name, 0, 0, 0, one.is_communication))
-            added[one.name] = OperatorTime(
-                name=one.name,
-                calls=so_far.calls + one.calls,
-                self_ns=so_far.self_ns + one.self_ns,
-                total_ns=so_far.total_ns + one.total_ns,
-                is_communication=one.is_communication,
-            )
+        for operator in rank.operators:
+            name = operator.name
+            added[name] = added[name].plus(operator) if name in added else operator
     return tuple(sorted(added.values(), key=lambda operator: (-operator.self_ns, operator.name)))
 
 

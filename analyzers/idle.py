@@ -1,12 +1,12 @@
-"""Why a device was idle: every gap in which nothing ran on it, told by what it was waiting for.
+"""Why a device was idle: every gap in which nothing ran on it, by what it was waiting for.
 
 A gap ends where the next device event begins, so the cause is what that event was waiting for:
 
-- *host launch*: the host had not yet asked for it. Where the host was meanwhile fetching data the time is *data
-  loading*; where the gap holds a call that waits for the device it is *synchronisation*, because that let the queue run
-  dry.
+- *host launch*: the host had not launched it yet. Where the host was meanwhile fetching data, the time is *data
+  loading*; where the launching thread was in a call that waits for the device, it is *synchronisation*, because that
+  call let the queue run dry.
 - *launch latency*: the launch was under way.
-- *launch gap*: launched before, and the gap is shorter than 5 us, which is what a device needs between two kernels.
+- *launch gap*: launched before, and the gap is shorter than 5 us, the time that a device needs between two kernels.
 - *dependency*: launched before, but it waited for an event, another stream or another device.
 - *graph*: a gap inside a launched CUDA graph.
 - *unknown*: the trace does not hold its launch.
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.breakdown import no_device_events
-from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, percent_of
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -57,7 +57,7 @@ class Gap:
     Attributes:
         start_ns: When it began, from the first device event on.
         duration_ns: How long it lasted.
-        cause: What most of it was waiting for.
+        cause: What the largest part of it was waiting for.
         before: The device event that ended last before it, its name shortened.
         after: The device event that ended it, likewise.
     """
@@ -74,7 +74,7 @@ class RankIdle:
     """The idle time of one device of one rank.
 
     Attributes:
-        rank: The rank; absent where nothing tells.
+        rank: The rank; absent where nothing states it.
         device: Index of its GPU.
         trace: The file.
         window: From the first to the last device event, in nanoseconds.
@@ -132,7 +132,7 @@ class Idle:
             *(Column(f"{cause.replace('_', ' ').capitalize()} (%)") for cause in CAUSES),
         )
         rows = tuple(
-            (label, sum(rank.causes) / NS_PER_MS, *(_share(ns, sum(rank.causes)) for ns in rank.causes))
+            (label, sum(rank.causes) / NS_PER_MS, *(percent_of(ns, sum(rank.causes)) for ns in rank.causes))
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
         note = (
@@ -148,7 +148,7 @@ class Idle:
         labelled = zip(self._labels(), self.ranks, strict=True)
         gaps = sorted(
             ((gap, label, rank.rank or 0) for label, rank in labelled for gap in rank.longest),
-            key=lambda found: (-found[0].duration_ns, found[2], found[0].start_ns),
+            key=lambda entry: (-entry[0].duration_ns, entry[2], entry[0].start_ns),
         )
         rows = tuple(
             (
@@ -163,13 +163,13 @@ class Idle:
         )
         columns = (
             Column("Rank"),
-            Column("At (ms)", 2),
-            Column("Length (us)"),
+            Column("Start (ms)", 2),
+            Column("Duration (us)"),
             Column("Cause"),
-            Column("After"),
-            Column("Before"),
+            Column("Previous event"),
+            Column("Next event"),
         )
-        return Section("Longest idle times", columns, rows)
+        return Section("Longest idle gaps", columns, rows)
 
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
@@ -189,22 +189,12 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     return Idle(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace))))
 
 
-def measure_before(intervals: Intervals, moments: Int64) -> Int64:
-    """How much of a set lies before each moment, in nanoseconds."""
-    if not len(intervals):
-        return np.zeros(len(moments), np.int64)
-    total = np.concatenate([[0], np.cumsum(intervals.end - intervals.start)])
-    place = np.searchsorted(intervals.start, moments, side="right")
-    inside = np.minimum(moments, intervals.end[np.maximum(place - 1, 0)]) - intervals.start[np.maximum(place - 1, 0)]
-    return np.where(place > 0, total[np.maximum(place - 1, 0)] + inside, 0)
-
-
 def _measure_device(trace: Trace, device: int) -> RankIdle:
     rows = np.flatnonzero(trace.device.device == device)
     start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
     window = (int(start.min()), int(end.max()))
     gaps = union(start, end).gaps(*window)
-    following = _following(trace, rows, start, gaps.end)
+    following = _find_following(trace, rows, start, gaps.end)
     parts = _by_cause(trace, gaps, following)
     length = gaps.end - gaps.start
     longest = np.lexsort((gaps.start, -length))[:_LONGEST]
@@ -232,31 +222,31 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
     )
 
 
-def _following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
-    """The event that ended each gap; of those that begin together, the first that is known to have been launched."""
+def _find_following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
+    """The event that ended each gap; of those that begin together, the first whose launch the trace holds."""
     first, behind = np.searchsorted(start, ends), np.searchsorted(start, ends, side="right")
     following = rows[first]
     for gap in np.flatnonzero(behind - first > 1).tolist():
         tied = rows[first[gap] : behind[gap]]
-        known = tied[trace.launch[tied] != ABSENT]
-        if len(known):
-            call = trace.launch[known]
-            following[gap] = known[np.lexsort((trace.calls.end_ns[call], trace.calls.start_ns[call]))[0]]
+        launched = tied[trace.launch[tied] != ABSENT]
+        if len(launched):
+            call = trace.launch[launched]
+            following[gap] = launched[np.lexsort((trace.calls.end_ns[call], trace.calls.start_ns[call]))[0]]
     return following
 
 
 def _by_cause(trace: Trace, gaps: Intervals, following: Int64) -> Int64:
     """Nanoseconds of each gap by cause: one row a cause, in the order of CAUSES, one column a gap."""
     launch = trace.launch[following]
-    is_known = launch != ABSENT
+    has_launch = launch != ABSENT
     length = gaps.end - gaps.start
     parts = np.zeros((len(CAUSES), len(gaps)), np.int64)
     part = dict(zip(CAUSES, parts, strict=True))
-    part["unknown"][~is_known] = length[~is_known]
-    if not is_known.any():
+    part["unknown"][~has_launch] = length[~has_launch]
+    if not has_launch.any():
         return parts
     launched, returned = trace.calls.start_ns[launch], trace.calls.end_ns[launch]
-    is_late = is_known & (launched >= gaps.start)
+    is_late = has_launch & (launched >= gaps.start)
     waited = np.where(is_late, np.minimum(launched, gaps.end) - gaps.start, 0)
     part["launch_latency"][is_late] = (length - waited)[is_late]
     loading = _loading(trace, gaps.start, gaps.start + waited)
@@ -265,8 +255,8 @@ def _by_cause(trace: Trace, gaps: Intervals, following: Int64) -> Int64:
     synchronises = _synchronises(trace, gaps.start, gaps.start + waited, trace.calls.thread[launch])
     for cause, chosen in zip(rest, (is_late & synchronises, is_late & ~synchronises), strict=True):
         part[cause][chosen] = (waited - loading)[chosen]
-    early = is_known & ~is_late
-    in_graph = early & _named(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
+    early = has_launch & ~is_late
+    in_graph = early & _names_with(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
     under_way = early & ~in_graph & (returned > gaps.start)
     short = early & ~in_graph & ~under_way & (length < LAUNCH_GAP_NS)
     kinds = {"graph": in_graph, "launch_latency": under_way, "launch_gap": short}
@@ -277,28 +267,23 @@ def _by_cause(trace: Trace, gaps: Intervals, following: Int64) -> Int64:
 
 
 def _loading(trace: Trace, start: Int64, end: Int64) -> Int64:
-    """How long a data loader was fetching in each interval."""
-    spans = trace.annotations.take(_named(trace, _LOADS_DATA)[trace.annotations.name])
-    loading = union(spans.start_ns, spans.end_ns)
-    return measure_before(loading, end) - measure_before(loading, start)
+    """How long a data loader was fetching in each interval, in nanoseconds."""
+    loading = covered(trace.annotations, _names_with(trace, _LOADS_DATA)[trace.annotations.name])
+    return loading.measure_before(end) - loading.measure_before(start)
 
 
 def _synchronises(trace: Trace, start: Int64, end: Int64, thread: Int64) -> Bool:
     """Whether a thread was in a call that waits for the device at any time of each interval."""
-    waits = _named(trace, _WAITS_FOR_DEVICE) & ~_named(trace, _NEVER_BLOCKS)
+    waits = _names_with(trace, _WAITS_FOR_DEVICE) & ~_names_with(trace, _NEVER_BLOCKS)
     calls = trace.calls.take(waits[trace.calls.name])
-    found = np.zeros(len(start), np.bool_)
-    for one in distinct(calls.thread):
-        mine = calls.take(calls.thread == one)
-        waiting = union(mine.start_ns, mine.end_ns)
-        rows = thread == one
-        found[rows] = (measure_before(waiting, end[rows]) - measure_before(waiting, start[rows])) > 0
-    return found
+    synchronises = np.zeros(len(start), np.bool_)
+    for waiting_thread in distinct(calls.thread):
+        waiting = covered(calls, calls.thread == waiting_thread)
+        rows = thread == waiting_thread
+        synchronises[rows] = (waiting.measure_before(end[rows]) - waiting.measure_before(start[rows])) > 0
+    return synchronises
 
 
-def _named(trace: Trace, pattern: re.Pattern[str]) -> Bool:
+def _names_with(trace: Trace, pattern: re.Pattern[str]) -> Bool:
+    """Which of the trace's names match a pattern."""
     return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)
-
-
-def _share(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None

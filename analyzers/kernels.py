@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
@@ -32,13 +32,13 @@ class Times:
     shortest: int
     longest: int
 
-    def plus(self, other: Times) -> Times:
-        """Both together."""
+    def plus(self, addend: Times) -> Times:
+        """The calls of both."""
         return Times(
-            self.calls + other.calls,
-            self.total + other.total,
-            min(self.shortest, other.shortest),
-            max(self.longest, other.longest),
+            self.calls + addend.calls,
+            self.total + addend.total,
+            min(self.shortest, addend.shortest),
+            max(self.longest, addend.longest),
         )
 
 
@@ -62,7 +62,7 @@ class Kernels:
     Attributes:
         names: Name, work and times.
         operators: Operator and times; absent where the operators were not read.
-        doubtful: Time in kernels that count as compute although their names sound like communication.
+        doubtful: Time in kernels that are classified as compute although their names suggest communication.
     """
 
     names: tuple[tuple[str, Work, Times], ...]
@@ -109,21 +109,23 @@ class Kernels:
         rows = tuple(
             (short_name(name), work.name.lower(), *self._cells(times)) for name, work, times in self.names[:_MOST_ROWS]
         )
-        notes = [f"{len(self.names)} names in all; times of kernels that run at once are each counted in full."]
+        notes = [f"{len(self.names)} distinct names. Kernels that overlap in time are each counted in full."]
         if self.doubtful:
-            share = 100 * self.doubtful / self.total
-            notes.append(f"{share:.1f} % of the time is in kernels that count as compute but sound like communication.")
+            share = percent_of(self.doubtful, self.total)
+            notes.append(
+                f"{share:.1f} % of the time is in kernels classified as compute whose names suggest communication."
+            )
         sections = [Section("Kernels", (Column("Kernel"), Column("Work"), *columns), rows, tuple(notes))]
         if self.operators is not None:
             launched = tuple((name, *self._cells(times)) for name, times in self.operators[:_MOST_ROWS])
             sections.append(Section("Kernels by operator", (Column("Operator"), *columns), launched))
         return tuple(sections)
 
-    def _cells(self, times: Times) -> tuple[int, float, float | None, float, float]:
+    def _cells(self, times: Times) -> tuple[Cell, ...]:
         return (
             times.calls,
             times.total / NS_PER_MS,
-            100 * times.total / self.total if self.total else None,
+            percent_of(times.total, self.total),
             times.total / times.calls / NS_PER_US,
             times.longest / NS_PER_US,
         )
@@ -136,20 +138,21 @@ def measure(trace: Trace) -> KernelTimes | None:
         return None
     kinds = device.name.astype(np.int64) * len(Work) + device.work
     names = {
-        (trace.names[kind // len(Work)], kind % len(Work)): times for kind, times in _by(kinds, device.duration_ns)
+        (trace.names[kind // len(Work)], kind % len(Work)): times
+        for kind, times in _times_by_key(kinds, device.duration_ns)
     }
     return KernelTimes(names, _operators(trace) if len(trace.operators) else None)
 
 
-def merge(one: KernelTimes, other: KernelTimes) -> KernelTimes:
-    """The kernels of both, in any order."""
-    names = dict(one.names)
-    for key, times in other.names.items():
+def merge(left: KernelTimes, right: KernelTimes) -> KernelTimes:
+    """The kernels of both; the order does not matter."""
+    names = dict(left.names)
+    for key, times in right.names.items():
         names[key] = names[key].plus(times) if key in names else times
-    if one.operators is None or other.operators is None:
-        return KernelTimes(names, one.operators or other.operators)
-    operators = dict(one.operators)
-    for name, times in other.operators.items():
+    if left.operators is None or right.operators is None:
+        return KernelTimes(names, left.operators or right.operators)
+    operators = dict(left.operators)
+    for name, times in right.operators.items():
         operators[name] = operators[name].plus(times) if name in operators else times
     return KernelTimes(names, operators)
 
@@ -162,14 +165,14 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     """
     if not partials:
         raise MissingInput("the traces hold no GPU events")
-    together = KernelTimes()
+    merged = KernelTimes()
     for partial in partials:
-        together = merge(together, partial)
-    names = sorted(together.names.items(), key=lambda item: (-item[1].total, item[0]))
-    operators = together.operators
+        merged = merge(merged, partial)
+    names = sorted(merged.names.items(), key=lambda item: (-item[1].total, item[0]))
+    operators = merged.operators
     doubtful = sum(
         times.total
-        for (name, work), times in together.names.items()
+        for (name, work), times in merged.names.items()
         if work == Work.COMPUTE and looks_like_communication(name)
     )
     return Kernels(
@@ -187,16 +190,16 @@ def _operators(trace: Trace) -> dict[str, Times]:
     names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
     return {
         _NO_OPERATOR if name == ABSENT else trace.names[name]: times
-        for name, times in _by(names, trace.device.duration_ns)
+        for name, times in _times_by_key(names, trace.device.duration_ns)
     }
 
 
-def _by(keys: Int64, duration_ns: Int64) -> list[tuple[int, Times]]:
+def _times_by_key(keys: Int64, duration_ns: Int64) -> list[tuple[int, Times]]:
     """Times by key."""
     order = np.argsort(keys, kind="stable")
     distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
     ordered = duration_ns[order]
-    totals, shortest, longest = (how.reduceat(ordered, begins) for how in (np.add, np.minimum, np.maximum))
+    totals, shortest, longest = (aggregate.reduceat(ordered, begins) for aggregate in (np.add, np.minimum, np.maximum))
     return [
         (int(key), Times(int(count), int(total), int(least), int(most)))
         for key, count, total, least, most in zip(distinct, calls, totals, shortest, longest, strict=True)

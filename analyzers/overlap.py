@@ -1,9 +1,12 @@
 """How much communication hides behind computation, by the axis of parallelism that it serves.
 
-1.0 means that a group's communication is free, 0.0 that every moment of it stalls the device. A process group's time is
-the time that any of its kernels covers; what of it no compute kernel covers is exposed. Where groups are exposed at the
-same time the time is given to the most urgent one (PP, TP, EP, CP, DP, then groups of all ranks), so that the groups'
-exposed times add up to the exposed communication of ``breakdown``.
+The overlap fraction of a process group is the share of its communication time during which compute runs on the same
+device. 1.0 does not mean that the communication is free: it still slows the compute kernels beside it, by the
+multiprocessors and the memory bandwidth that it uses. 0.0 means that the device computes nothing meanwhile.
+
+A group's communication time is the time that any of its kernels covers; the part of it that no compute kernel covers is
+exposed. Where several groups are exposed at the same time, that time counts for the most urgent one (PP, TP, EP, CP,
+DP, then groups of all ranks), so that the groups' exposed times add up to the exposed communication of ``breakdown``.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.breakdown import covered
 from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
+from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, first_rows, percent
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _MOST_ROWS = 64
@@ -29,17 +33,17 @@ class GroupOverlap:
     """The communication of one process group on one device of one rank, in nanoseconds.
 
     Attributes:
-        rank: The rank; absent where nothing tells.
+        rank: The rank; absent where nothing states it.
         device: Index of its GPU.
-        process: The id of the profiled process; absent where the trace does not tell.
-        group: The group's name; ``""`` where the trace does not say whose communication it is.
-        is_point_to_point: Its sends and receives, which are told apart from its collectives.
+        process: The id of the profiled process; absent where the trace does not state it.
+        group: The group's name; ``""`` where the trace does not state it.
+        is_point_to_point: Whether these are its sends and receives, which are kept apart from its collectives.
         description: What the framework calls the group.
-        role: The axis of parallelism that it serves; ``""`` where nothing tells.
+        role: The axis of parallelism that it serves; ``""`` where it is unknown.
         size: Ranks in it; absent where not stated.
         communication: The time that it covers.
-        hidden: How much of that compute covers too.
-        exposed: What is not hidden, and not given to a more urgent group.
+        hidden: The part of it during which compute runs.
+        exposed: The part that is not hidden, and not counted for a more urgent group.
     """
 
     rank: int | None
@@ -56,22 +60,22 @@ class GroupOverlap:
 
     @property
     def key(self) -> tuple[bool, int, int, int, str, bool]:
-        """What tells it from others, and its place among them."""
+        """Identifies it, and sorts."""
         process = -1 if self.process is None else self.process
         return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point
 
     @property
     def overlap_fraction(self) -> float | None:
-        """The share of the communication that compute hides; absent without communication."""
+        """The share of the communication time during which compute runs; absent without communication."""
         return self.hidden / self.communication if self.communication else None
 
-    def plus(self, other: GroupOverlap) -> GroupOverlap:
-        """The time of both, as this group's."""
+    def plus(self, addend: GroupOverlap) -> GroupOverlap:
+        """This group with the times of another entry added."""
         return replace(
             self,
-            communication=self.communication + other.communication,
-            hidden=self.hidden + other.hidden,
-            exposed=self.exposed + other.exposed,
+            communication=self.communication + addend.communication,
+            hidden=self.hidden + addend.hidden,
+            exposed=self.exposed + addend.exposed,
         )
 
     def times(self) -> dict[str, Json]:
@@ -99,9 +103,7 @@ class GroupOverlap:
 
     def cells(self) -> tuple[Cell, ...]:
         """The times as cells of a table."""
-        overlap = self.overlap_fraction
-        hidden = None if overlap is None else 100 * overlap
-        return self.communication / NS_PER_MS, self.exposed / NS_PER_MS, hidden
+        return self.communication / NS_PER_MS, self.exposed / NS_PER_MS, percent(self.overlap_fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +130,16 @@ class Overlap:
         times = (Column("Comm. (ms)", 2), Column("Exposed (ms)", 2), Column("Hidden (%)"))
         axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes)
         urgency = " > ".join(role for role in PRIORITY if role)
-        note = f"Summed over ranks. Where axes are exposed at once, the time is given to the first of {urgency}."
+        note = f"Summed over ranks. Time in which several axes are exposed counts for the first of {urgency}."
         labels = rank_labels([(group.rank, group.device) for group in self.groups])
         groups = tuple(
-            (
-                label,
-                group.role or "not stated",
-                _named(group),
-                group.size,
-                *group.cells(),
-            )
+            (label, group.role or "not stated", _title(group), group.size, *group.cells())
             for label, group in zip(labels, self.groups, strict=True)
         )
-        left_out = len(groups) - _MOST_ROWS
-        notes = (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
         columns = (Column("Rank"), Column("Axis"), Column("Group"), Column("Ranks"), *times)
         return (
             Section("Overlap by axis of parallelism", (Column("Axis"), *times), axes, (note,)),
-            Section("Overlap by process group", columns, groups[:_MOST_ROWS], notes),
+            Section("Overlap by process group", columns, *first_rows(groups, _MOST_ROWS)),
         )
 
 
@@ -164,7 +158,7 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
     """
     if not partials:
         raise MissingInput("the traces hold no GPU events")
-    groups = _added([group for partial in partials for group in partial])
+    groups = _add_windows([group for partial in partials for group in partial])
     if not groups:
         raise MissingInput("nothing communicates on a device")
     axes: dict[str, GroupOverlap] = {}
@@ -178,43 +172,45 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     rows = events.device == device
     compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
-    kinds = [(one.group, is_point_to_point(one.operation)) for one in trace.collectives] + [("", False)]
+    kinds = [(call.group, is_point_to_point(call.operation)) for call in trace.collectives] + [("", False)]
     numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last
-    # Transfers that a framework batches carry no metadata; their kernel's name is all that tells them.
+    # Transfers that a framework batches carry no metadata; only their kernel's name identifies them.
     transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
     number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
     present = [(kind, communicates & (number_of == number)) for kind, number in numbers.items()]
-    described = [_describe(trace, device, *kind, events.collective[members]) for kind, members in present]
-    found = []
-    given = compute
+    described = [_describe(trace, device, kind, events.collective[members]) for kind, members in present]
+    overlaps = []
+    accounted = compute
     for index in sorted(range(len(present)), key=lambda index: PRIORITY.index(described[index].role)):
         communication = covered(events, present[index][1])
         if len(communication):
-            found.append(
+            overlaps.append(
                 replace(
                     described[index],
                     communication=communication.measure,
                     hidden=(communication & compute).measure,
-                    exposed=(communication - given).measure,
+                    exposed=(communication - accounted).measure,
                 )
             )
-        given = given | communication
-    return found
+        accounted = accounted | communication
+    return overlaps
 
 
-def _describe(trace: Trace, device: int, group: str, point_to_point: bool, collectives: np.ndarray) -> GroupOverlap:  # noqa: FBT001 - half of a key
+def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: Int64) -> GroupOverlap:
+    """An entry without its times; ``kind`` is a group's name, and whether these are its sends and receives."""
+    group, is_pair = kind
     operations = {trace.collectives[index].operation for index in distinct(collectives) if index != ABSENT}
-    known = trace.groups.get(group)
-    description, size = (known.description, known.size) if known else ("", None)
+    stated = trace.groups.get(group)
+    description, size = (stated.description, stated.size) if stated else ("", None)
     return GroupOverlap(
         rank=trace.rank,
         device=device,
         process=None if trace.process == ABSENT else trace.process,
         group=group,
-        is_point_to_point=point_to_point,
+        is_point_to_point=is_pair,
         description=description,
-        role=_role(trace, description, operations, size, batched=point_to_point and not group),
+        role=_role(trace, description, operations, size, is_batched=is_pair and not group),
         size=size,
         communication=0,
         hidden=0,
@@ -222,23 +218,25 @@ def _describe(trace: Trace, device: int, group: str, point_to_point: bool, colle
     )
 
 
-def _role(trace: Trace, description: str, operations: set[str], size: int | None, *, batched: bool) -> str:
+def _role(trace: Trace, description: str, operations: set[str], size: int | None, *, is_batched: bool) -> str:
     """The axis of a group; batched transfers are a pipeline's where the rank is in one by its groups' descriptions."""
-    pipelines = (one for one in trace.groups.values() if one.size > 1 and role_of(one.description, (), 0, 0) == "PP")
-    if batched and any(pipelines):
+    is_in_pipeline = any(
+        group.size > 1 and role_of(group.description, (), 0, 0) == "PP" for group in trace.groups.values()
+    )
+    if is_batched and is_in_pipeline:
         return "PP"
     return role_of(description, operations, size, trace.world_size)
 
 
-def _added(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:
-    """The windows of one process added up."""
+def _add_windows(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:
+    """Add up the windows of each process."""
     added: dict[tuple[bool, int, int, int, str, bool], GroupOverlap] = {}
     for group in groups:
         added[group.key] = added[group.key].plus(group) if group.key in added else group
     return tuple(added[key] for key in sorted(added))
 
 
-def _named(group: GroupOverlap) -> str:
+def _title(group: GroupOverlap) -> str:
     name = group.group or "not stated"
     described = f"{name} ({group.description})" if group.description not in ("", "undefined") else name
     return f"{described}, sends and receives" if group.is_point_to_point else described

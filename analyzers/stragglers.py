@@ -1,10 +1,10 @@
-"""Who makes the others wait.
+"""Which rank makes the others wait.
 
-In a collective every rank waits for the last one to come. The rank on which an operation is shortest came last, and
-what the operation took longer on the others is the waiting that it caused: a *caused wait* is the mean wait of the
-other ranks of the group. No clocks are compared. The straggler is the rank that caused most; nobody is one where that
-is below a hundredth of the time. ``relative_compute`` is the fastest rank's compute time over a rank's own: below 1 a
-rank computes for longer, which points to its device or its share of the work rather than to its host.
+In a collective every rank waits for the last one to arrive. The rank on which an operation is shortest arrived last,
+and the time that the operation took longer on the others is the wait that it caused: a *caused wait* is the mean wait
+of the other ranks of the group. No clocks are compared. The straggler is the rank that caused the longest wait; there
+is none where that is below a hundredth of the time. ``relative_compute`` is the fastest rank's compute time over a
+rank's own: below 1 a rank computes for longer, which points to its device or its share of the work, not to its host.
 
 Sends and receives are left out: in a pipeline stages wait for each other by design.
 """
@@ -18,17 +18,18 @@ import numpy as np
 
 from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
-from perfscope.analyzers.communication.matching import Matched, match
+from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, first_rows
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
 
-#: What a rank must cause, as a share of the longest window, to be called a straggler.
+#: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
 _MOST_OPERATIONS = 3
 _MOST_ROWS = 40
+_FEWEST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +40,26 @@ class RankWait:
         rank: The rank; negative where its number is not known.
         wait: How long it waited for others.
         communication: How long its operations took.
-        caused: How long the others waited for it, the mean of them.
-        came_last: In how many operations it was the last to come.
+        caused: How long the other ranks waited for it, the mean of them.
+        last_arrivals: In how many operations it arrived last.
     """
 
     rank: int
     wait: int
     communication: int
     caused: float
-    came_last: int
+    last_arrivals: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupWait:
-    """Who waited for whom in one group.
+    """The waits in one group.
 
     Attributes:
         name, description, role: The group.
         operations: How many operations were matched.
         ranks: Its ranks.
-        causes: What the operations were in which the slowest rank was waited for most, with the wait that it caused.
+        causes: The kinds of operations in which the slowest rank caused the longest waits, with these waits.
     """
 
     name: str
@@ -70,7 +71,7 @@ class GroupWait:
 
     @property
     def slowest(self) -> RankWait:
-        """The rank that caused most waiting."""
+        """The rank that caused the longest wait."""
         return max(self.ranks, key=lambda rank: (rank.caused, -rank.rank))
 
     def data(self) -> dict[str, Json]:
@@ -96,7 +97,7 @@ class GroupWait:
                     "wait_us": rank.wait / NS_PER_US,
                     "communication_us": rank.communication / NS_PER_US,
                     "caused_wait_us": rank.caused / NS_PER_US,
-                    "came_last": rank.came_last,
+                    "came_last": rank.last_arrivals,
                 }
                 for rank in self.ranks
             ],
@@ -115,12 +116,12 @@ class RankPace:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Who makes the others wait.
+    """The waits that ranks caused.
 
     Attributes:
-        straggler: The rank that caused most waiting; absent where that is too little to matter.
-        significant: What it must cause to matter, in nanoseconds.
-        groups: Each group, the one with the most caused waiting first.
+        straggler: The rank that caused the longest wait; absent where that is below ``significant``.
+        significant: The wait that makes a rank a straggler, in nanoseconds.
+        groups: Each group, the one with the longest caused wait first.
         ranks: Each rank.
     """
 
@@ -156,7 +157,7 @@ class Stragglers:
                 rank.communication / NS_PER_MS,
                 rank.wait / NS_PER_MS,
                 rank.caused / NS_PER_MS,
-                rank.came_last,
+                rank.last_arrivals,
                 paces[rank.rank].relative_compute,
             )
             for group in self.groups
@@ -166,31 +167,31 @@ class Stragglers:
             Column("Group"),
             Column("Rank"),
             Column("Comm. (ms)", 2),
-            Column("Waited (ms)", 2),
-            Column("Made others wait (ms)", 2),
-            Column("Came last"),
+            Column("Wait (ms)", 2),
+            Column("Wait caused (ms)", 2),
+            Column("Last arrivals"),
             Column("Relative compute", 3),
         )
-        left_out = len(rows) - _MOST_ROWS
-        notes = [self._verdict(), "A wait is what an operation took longer than on the rank that came last."]
-        if left_out > 0:
-            notes.append(f"{left_out} more rows are in --format json.")
-        return (Section("Stragglers", columns, tuple(rows[:_MOST_ROWS]), tuple(notes)),)
+        definition = "A rank's wait is the time that an operation took longer on it than on the rank that arrived last."
+        shown, left_out = first_rows(rows, _MOST_ROWS)
+        return (Section("Stragglers", columns, shown, (self._verdict(), definition, *left_out)),)
 
     def _verdict(self) -> str:
         if self.straggler is None:
-            return f"No straggler: no rank made others wait for {self.significant / NS_PER_MS:.2f} ms or more."
+            return f"No straggler: no rank caused a wait of {self.significant / NS_PER_MS:.2f} ms or more."
         caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
         group = max(self.groups, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
         kinds = ", ".join(
             f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
             for kind, _ in group.causes
         )
-        return f"Rank {self.straggler} made the others wait for {caused / NS_PER_MS:.2f} ms, mostly in {kinds}."
+        return (
+            f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in {kinds}."
+        )
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
-    """Find who waited for whom in the collectives of every group.
+    """Find which ranks waited, and for which, in the collectives of every group.
 
     Raises:
         MissingInput: No two ranks made the same collectives.
@@ -198,7 +199,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     parts = [part for partial in partials for part in partial]
     if not parts:
         raise MissingInput("the traces hold no GPU events")
-    waits = [_group(key, calls) for key, calls in by_group(partials).items() if key.sender == ABSENT]
+    waits = [_find_waits(key, calls) for key, calls in by_group(partials).items() if key.sender == ABSENT]
     groups = sorted(
         (group for group in waits if group is not None), key=lambda group: (-group.slowest.caused, group.name)
     )
@@ -207,12 +208,13 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     significant = SIGNIFICANT_FRACTION * max(part.last_ns - part.first_ns for part in parts)
     ranks = _paces(parts, groups)
     slowest = max(ranks, key=lambda rank: (rank.caused, -rank.rank))
-    matters = slowest.caused >= significant and slowest.rank >= 0
-    return Stragglers(slowest.rank if matters else None, significant, tuple(groups), ranks)
+    is_straggler = slowest.caused >= significant and slowest.rank >= 0
+    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), ranks)
 
 
-def _group(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None:
-    if len(calls) < 2:  # noqa: PLR2004 - nobody waits alone
+def _find_waits(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None:
+    """The waits of one group; None where it has no collective that two ranks made together."""
+    if len(calls) < _FEWEST_RANKS:
         return None
     matched = match(calls)
     synchronises = np.array([kind.operation in (*SYNCHRONISING, "") for kind in matched.kinds], np.bool_)
@@ -229,7 +231,7 @@ def _group(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None:
             wait=int(wait[row].sum()),
             communication=int(matched.duration_ns[row, chosen].sum()),
             caused=float(caused[last == row].sum()),
-            came_last=int((last == row).sum()),
+            last_arrivals=int((last == row).sum()),
         )
         for row, rank in enumerate(matched.ranks)
     )
@@ -239,12 +241,12 @@ def _group(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None:
 
 
 def _causes(
-    matched: Matched, chosen: np.ndarray, caused: np.ndarray, by_slowest: np.ndarray
+    matched: MatchedCalls, chosen: np.ndarray, caused: np.ndarray, by_slowest: np.ndarray
 ) -> tuple[tuple[Kind, float], ...]:
     kinds = matched.kind[chosen]
     sums = [(kind, float(caused[by_slowest & (kinds == index)].sum())) for index, kind in enumerate(matched.kinds)]
-    found = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
-    return tuple(found[:_MOST_OPERATIONS])
+    causes = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
+    return tuple(causes[:_MOST_OPERATIONS])
 
 
 def _paces(parts: Sequence[RankCalls], groups: Sequence[GroupWait]) -> tuple[RankPace, ...]:

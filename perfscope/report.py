@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # fractions takes long to import, and every command imports t
     from fractions import Fraction
 
 Cell: TypeAlias = str | int | float | None
+Row: TypeAlias = tuple[Cell, ...]
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
 
 _PERCENT = 100
@@ -49,6 +50,16 @@ def in_unit(value: float | None, unit: int) -> float | None:
     return None if value is None else value / unit
 
 
+def first_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """The first rows of a long table, and a note that says how many rows are left out, if there are any.
+
+    >>> first_rows([("a",), ("b",)], most=1)
+    ((('a',),), ('1 more rows are in --format json.',))
+    """
+    left_out = len(rows) - most
+    return tuple(rows[:most]), (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table: its heading (with the unit) and how many decimals its numbers show."""
@@ -71,7 +82,7 @@ class Section:
 
     title: str
     columns: tuple[Column, ...] = ()
-    rows: tuple[tuple[Cell, ...], ...] = ()
+    rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     drawing: str = ""
 

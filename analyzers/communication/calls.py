@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
-from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.intervals import Intervals, covered
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
@@ -40,7 +40,7 @@ _OPERATIONS = (
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _OPERATIONS)
 _MOST_LISTED = 16
-#: Operations that no rank can leave before every rank has come.
+#: Operations that no rank can leave before every rank has arrived.
 SYNCHRONISING = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
 #: Operations that move the same number of elements on every rank.
 EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
@@ -51,10 +51,10 @@ class Kind:
     """One kind of operation in a group.
 
     Attributes:
-        operation: A name such as ``all_reduce``; ``""`` where nothing tells.
+        operation: A name such as ``all_reduce``; ``""`` where it is unknown.
         dtype: Element type; ``""`` where not stated.
-        bytes: Its size as nccl-tests counts it: the whole of what an all_gather gives or a reduce_scatter takes, else
-            what goes in; ABSENT where not stated.
+        bytes: Its size as in nccl-tests: the output of an all_gather, else the input (of all ranks together for a
+            reduce_scatter); ABSENT where not stated.
     """
 
     operation: str
@@ -88,7 +88,7 @@ class GroupCalls:
     Attributes:
         key: The group.
         description: What the framework calls it.
-        role: The axis of parallelism that it serves; ``""`` where nothing tells.
+        role: The axis of parallelism that it serves; ``""`` where it is unknown.
         size: Ranks in it; absent where not stated.
         kinds: The kinds of operations.
         kind: For each operation its index in ``kinds``.
@@ -97,7 +97,7 @@ class GroupCalls:
         duration_ns: How long each took.
         end_ns: When each ended on the wall clock; only of the first few, to align clocks.
         covered_ns: For each of ``kinds`` the time that its operations cover.
-        hidden_ns: For each of ``kinds`` how much of that compute hides.
+        hidden_ns: For each of ``kinds`` the part of that time during which compute runs.
     """
 
     key: GroupKey
@@ -115,7 +115,7 @@ class GroupCalls:
 
 
 def operation_named(text: str) -> str:
-    """The operation that a name of the profiler or of a kernel stands for, ``""`` where it tells none.
+    """The operation that a name of the profiler or of a kernel stands for, ``""`` where there is none.
 
     >>> operation_named("_allgather_base"), operation_named("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(...)")
     ('all_gather', 'reduce_scatter')
@@ -130,7 +130,7 @@ def dtype_bytes(dtype: str) -> int | None:
 
 
 def members_of(ranks: Sequence[int]) -> str:
-    """The members of a group in a few bytes: ranks of ten thousand would else carry a list of ten thousand each.
+    """The members of a group in a few bytes: else each of ten thousand ranks would carry a list of ten thousand.
 
     >>> members_of([0, 8, 16]), members_of(range(1024))
     ('0,8,16', '1024 ranks 0-1023 31dec690')
@@ -142,7 +142,7 @@ def members_of(ranks: Sequence[int]) -> str:
 
 
 def size_of(operation: str, call: Collective) -> int:
-    """The size of an operation as nccl-tests counts it, in bytes, or ABSENT."""
+    """The size of an operation as in nccl-tests, in bytes, or ABSENT."""
     width = dtype_bytes(call.dtype)
     elements = call.out_elements if operation == "all_gather" else call.in_elements
     return ABSENT if width is None or elements is None else elements * width
@@ -160,7 +160,7 @@ def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int
         key, kind = _describe(trace, row)
         if key is not None:
             groups.setdefault(key, {})[row] = kind
-    return tuple(_calls(trace, key, groups[key], compute, most_ends) for key in sorted(groups))
+    return tuple(_group_calls(trace, key, groups[key], compute, most_ends) for key in sorted(groups))
 
 
 def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
@@ -172,8 +172,8 @@ def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
     call = trace.collectives[number]
     operation = operation_named(call.operation)
     kind = Kind(operation, call.dtype, size_of(operation, call))
-    known = trace.groups.get(call.group)
-    ranks = known.ranks if known else ()
+    group = trace.groups.get(call.group)
+    ranks = group.ranks if group else ()
     if not is_point_to_point(operation):
         return GroupKey(call.group, members_of(ranks)), kind
     if call.peer is None or trace.rank is None:
@@ -183,7 +183,7 @@ def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
     return GroupKey(call.group, members_of(ranks), sender, receiver), Kind("send_recv", call.dtype, kind.bytes)
 
 
-def _calls(
+def _group_calls(
     trace: Trace,
     key: GroupKey,
     calls: Mapping[int, Kind],
@@ -191,17 +191,14 @@ def _calls(
     most_ends: int,
 ) -> GroupCalls:
     rows = list(calls)
-    known = trace.groups.get(key.name)
-    description, size = (known.description, known.size) if known else ("", None)
+    group = trace.groups.get(key.name)
+    description, size = (group.description, group.size) if group else ("", None)
     distinct = sorted(set(calls.values()))
     number = {kind: index for index, kind in enumerate(distinct)}
     index = np.array(rows, np.int64)
     operations = ("send",) if key.sender != ABSENT else ()
     kind_of = np.array([number[kind] for kind in calls.values()], np.int16)
-    covered = [
-        union(trace.device.start_ns[chosen], trace.device.end_ns[chosen])
-        for chosen in (index[kind_of == one] for one in range(len(distinct)))
-    ]
+    intervals = [covered(trace.device, index[kind_of == kind]) for kind in range(len(distinct))]
     return GroupCalls(
         key=key,
         description=description,
@@ -209,18 +206,21 @@ def _calls(
         size=size,
         kinds=tuple(distinct),
         kind=kind_of,
-        step=step_numbers(trace)[index].astype(np.int32),
+        step=_step_numbers(trace)[index].astype(np.int32),
         sequence=_sequence(trace, index),
         duration_ns=_narrow(trace.device.duration_ns[index]),
         end_ns=(trace.base_ns + trace.device.end_ns[index])[:most_ends],
-        covered_ns=np.array([one.measure for one in covered], np.int64),
-        hidden_ns=np.array([(one & compute).measure for one in covered], np.int64),
+        covered_ns=np.array([busy.measure for busy in intervals], np.int64),
+        hidden_ns=np.array([(busy & compute).measure for busy in intervals], np.int64),
     )
 
 
 def _sequence(trace: Trace, rows: Int64) -> Int64:
-    """The sequence numbers of operations, or nothing where one has none."""
-    numbers = [trace.collectives[one].sequence if one != ABSENT else None for one in trace.device.collective[rows]]
+    """The sequence numbers of operations; empty where an operation has none."""
+    numbers = [
+        trace.collectives[collective].sequence if collective != ABSENT else None
+        for collective in trace.device.collective[rows]
+    ]
     return np.array([] if None in numbers else numbers, np.int64)
 
 
@@ -229,7 +229,7 @@ def _narrow(values: Int64) -> Integers:
     return values.astype(np.int32) if len(values) and values.max() < 1 << 31 else values
 
 
-def step_numbers(trace: Trace) -> Int64:
+def _step_numbers(trace: Trace) -> Int64:
     """For each device event the number of the profiler step that launched it, or ABSENT."""
     numbers = [_number_in(trace.names[name]) for name in trace.steps.name]
     return np.array([*numbers, ABSENT], np.int64)[trace.step]

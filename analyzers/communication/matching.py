@@ -4,14 +4,15 @@ Ranks of a group call its operations in the same order, so the n-th call of a st
 step on every other. Where profiler windows do not begin at the same call the shorter sequence is moved along the longer
 one until the operations agree. NCCL's sequence numbers, where the trace holds them, need none of that.
 
-Nothing here compares clocks: an operation's *transfer* is its shortest duration on any rank, and what it takes longer
-on another rank was *waiting*.
+No clocks are compared: an operation's *transfer* is its shortest duration on any rank, and the time that it takes
+longer on another rank is *waiting*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,8 +24,8 @@ _FEWEST_ENDS = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Matched:
-    """Operations of one group that were found on several ranks.
+class MatchedCalls:
+    """Operations of one group, each of which all given ranks made.
 
     Attributes:
         ranks: The ranks, in order; the rows of ``duration_ns``.
@@ -32,7 +33,7 @@ class Matched:
         kind: For each operation its index in ``kinds``.
         duration_ns: One row a rank, one column an operation.
         end_ns: The same shape; masked (ABSENT) where not known.
-        unmatched: Operations of some rank that were not found on every other.
+        unmatched: How many operations of some rank have no match on every other rank.
     """
 
     ranks: tuple[int, ...]
@@ -54,7 +55,7 @@ class Matched:
 
 
 def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
-    """The operations of two windows of one rank in one group."""
+    """The operations of two windows of one rank in one group, as one."""
     kinds = tuple(sorted({*first.kinds, *later.kinds}))
     of_first = np.array([kinds.index(kind) for kind in first.kinds], np.int64)
     of_later = np.array([kinds.index(kind) for kind in later.kinds], np.int64)
@@ -81,7 +82,7 @@ def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
     )
 
 
-def match(calls: Mapping[int, GroupCalls]) -> Matched:
+def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     """Match the operations that several ranks made in one group; ``calls`` is by rank.
 
     An operation that some rank does not have is left out and counted.
@@ -91,68 +92,73 @@ def match(calls: Mapping[int, GroupCalls]) -> Matched:
     rows = _common_rows([calls[rank] for rank in ranks])
     number = {kind: index for index, kind in enumerate(kinds)}
     first = calls[ranks[0]]
-    kind = np.array([number[first.kinds[one]] for one in first.kind[rows[0]]], np.int64)
+    kind = np.array([number[first.kinds[index]] for index in first.kind[rows[0]]], np.int64)
     duration_ns = np.stack(
         [calls[rank].duration_ns[index].astype(np.int64) for rank, index in zip(ranks, rows, strict=True)]
     )
-    end_ns = np.stack([_padded(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
+    end_ns = np.stack([_ends_at(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
     longest = max(len(calls[rank].kind) for rank in ranks)
-    return Matched(ranks, kinds, kind, duration_ns, end_ns, unmatched=longest - len(kind))
+    return MatchedCalls(ranks, kinds, kind, duration_ns, end_ns, unmatched=longest - len(kind))
 
 
-def _padded(ends: Int64, index: Int64) -> Int64:
+def _ends_at(ends: Int64, index: Int64) -> Int64:
+    """The ends of some operations; ABSENT behind the first few, which alone have one."""
     return np.where(index < len(ends), ends[np.minimum(index, len(ends) - 1)], ABSENT)
 
 
-_Label = tuple[int, str, str, int]
+#: What must agree on every rank: an operation's sequence number, name, element type and size.
+_Label: TypeAlias = tuple[int, str, str, int]
+#: An operation of one step on one rank: its row in the rank's calls, and its label.
+_LabelledRow: TypeAlias = tuple[int, _Label]
 
 
 def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
-    """For each operation its step (or sequence number) and what must agree on every rank."""
-    agreed = [(kind.operation, kind.dtype, kind.bytes if kind.operation in EVEN else ABSENT) for kind in calls.kinds]
+    """For each operation its step and its label."""
+    described = [(kind.operation, kind.dtype, kind.bytes if kind.operation in EVEN else ABSENT) for kind in calls.kinds]
     sequence = calls.sequence if len(calls.sequence) else np.full(len(calls.kind), ABSENT)
     return [
-        (int(step), (int(number), *agreed[kind]))
+        (int(step), (int(number), *described[kind]))
         for step, number, kind in zip(calls.step, sequence, calls.kind, strict=True)
     ]
 
 
 def _common_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
     """For each rank the rows of the operations that all ranks have, in the same order."""
-    if all(_are_alike(calls[0], one) for one in calls):
+    if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
         return [np.arange(len(calls[0].kind)) for _ in calls]
-    labels, ends = [_labels(one) for one in calls], [one.end_ns for one in calls]
+    labels, ends = [_labels(rank_calls) for rank_calls in calls], [rank_calls.end_ns for rank_calls in calls]
     if all(sequence == labels[0] for sequence in labels):
         return [np.arange(len(labels[0])) for _ in labels]
     rows: list[list[int]] = [[] for _ in labels]
     steps = [_by_step(sequence) for sequence in labels]
     for step in sorted(set.intersection(*(set(of_rank) for of_rank in steps))):
-        for mine, found in zip(rows, _aligned([of_rank[step] for of_rank in steps], ends), strict=True):
-            mine.extend(found)
-    return [np.array(mine, np.int64) for mine in rows]
+        aligned = _align([of_rank[step] for of_rank in steps], ends)
+        for rows_of_rank, rows_of_step in zip(rows, aligned, strict=True):
+            rows_of_rank.extend(rows_of_step)
+    return [np.array(rows_of_rank, np.int64) for rows_of_rank in rows]
 
 
-def _are_alike(one: GroupCalls, other: GroupCalls) -> bool:
-    """Whether two ranks made the same operations, told without looking at each."""
-    return one.kinds == other.kinds and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("kind", "step", "sequence")
+def _has_same_operations(left: GroupCalls, right: GroupCalls) -> bool:
+    """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
+    return left.kinds == right.kinds and all(
+        np.array_equal(getattr(left, column), getattr(right, column)) for column in ("kind", "step", "sequence")
     )
 
 
-def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[tuple[int, _Label]]]:
+def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[_LabelledRow]]:
     """The rows and labels of each step."""
-    steps: dict[int, list[tuple[int, _Label]]] = {}
+    steps: dict[int, list[_LabelledRow]] = {}
     for row, (step, label) in enumerate(labels):
         steps.setdefault(step, []).append((row, label))
     return steps
 
 
-def _aligned(sequences: Sequence[list[tuple[int, _Label]]], ends: Sequence[Int64]) -> list[list[int]]:
-    """The rows of the longest run of operations that all ranks have in the same order; none where that is unclear."""
+def _align(sequences: Sequence[list[_LabelledRow]], ends: Sequence[Int64]) -> list[list[int]]:
+    """The rows of the longest run of operations that all ranks have in the same order; none where it is ambiguous."""
     begin, end = 0, len(sequences[0])
     shifts = []
     for sequence, end_ns in zip(sequences, ends, strict=True):
-        shift = _best_shift(sequences[0], sequence, ends[0], end_ns)
+        shift = _find_shift(sequences[0], sequence, ends[0], end_ns)
         if shift is None:
             return [[] for _ in sequences]
         shifts.append(shift)
@@ -165,42 +171,43 @@ def _aligned(sequences: Sequence[list[tuple[int, _Label]]], ends: Sequence[Int64
     ]
 
 
-def _best_shift(
-    reference: list[tuple[int, _Label]], sequence: list[tuple[int, _Label]], reference_ends: Int64, ends: Int64
+def _find_shift(
+    reference: list[_LabelledRow], sequence: list[_LabelledRow], reference_ends: Int64, ends: Int64
 ) -> int | None:
-    """How far a sequence must be moved along the reference so that what they share agrees, sharing the most.
+    """How far a sequence must be moved along the reference so that the labels agree where the two overlap.
 
-    Where several shifts are as good the right one is that for which the ends differ by the same time throughout.
+    The longest overlap counts. Of several shifts with the same overlap, the one counts under which the ends differ by
+    the most constant time.
     """
-    wanted, labels = [label for _, label in reference], [label for _, label in sequence]
-    agreeing: dict[int, list[int]] = {}
-    for shift in range(-len(labels) + 1, len(wanted)):
-        begin, end = max(0, shift), min(len(wanted), shift + len(labels))
-        if wanted[begin:end] == labels[begin - shift : end - shift]:
-            agreeing.setdefault(end - begin, []).append(shift)
-    if not agreeing:
+    reference_labels, labels = [label for _, label in reference], [label for _, label in sequence]
+    shifts_by_overlap: dict[int, list[int]] = {}
+    for shift in range(-len(labels) + 1, len(reference_labels)):
+        begin, end = max(0, shift), min(len(reference_labels), shift + len(labels))
+        if reference_labels[begin:end] == labels[begin - shift : end - shift]:
+            shifts_by_overlap.setdefault(end - begin, []).append(shift)
+    if not shifts_by_overlap:
         return None
-    best = agreeing[max(agreeing)]
-    if len(best) == 1:
-        return best[0]
-    spreads = [(_spread(reference, sequence, shift, reference_ends, ends), abs(shift), shift) for shift in best]
-    known = sorted((spread, distance, shift) for spread, distance, shift in spreads if spread is not None)
-    return known[0][2] if known else None
+    candidates = shifts_by_overlap[max(shifts_by_overlap)]
+    if len(candidates) == 1:
+        return candidates[0]
+    spreads = [(_spread(reference, sequence, shift, reference_ends, ends), abs(shift), shift) for shift in candidates]
+    comparable = sorted((spread, distance, shift) for spread, distance, shift in spreads if spread is not None)
+    return comparable[0][2] if comparable else None
 
 
 def _spread(
-    reference: list[tuple[int, _Label]],
-    sequence: list[tuple[int, _Label]],
+    reference: list[_LabelledRow],
+    sequence: list[_LabelledRow],
     shift: int,
     reference_ends: Int64,
     ends: Int64,
 ) -> float | None:
-    """How much the difference of the ends varies under a shift, or None where too few ends are known."""
+    """How much the difference of the ends varies under a shift, or None where too few operations have an end."""
     begin, end = max(0, shift), min(len(reference), shift + len(sequence))
-    pairs = [(reference[place][0], sequence[place - shift][0]) for place in range(begin, end)]
-    known = [(one, other) for one, other in pairs if one < len(reference_ends) and other < len(ends)]
-    if len(known) < _FEWEST_ENDS:
+    pairs = [(reference[index][0], sequence[index - shift][0]) for index in range(begin, end)]
+    with_ends = [(left, right) for left, right in pairs if left < len(reference_ends) and right < len(ends)]
+    if len(with_ends) < _FEWEST_ENDS:
         return None
-    one, other = np.array(known).T
-    difference = ends[other] - reference_ends[one]
+    reference_rows, rows = np.array(with_ends).T
+    difference = ends[rows] - reference_ends[reference_rows]
     return float(np.median(np.abs(difference - np.median(difference))))

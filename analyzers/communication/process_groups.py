@@ -1,7 +1,7 @@
 """What a process group is for: the axis of parallelism that its communication serves.
 
-Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``); where they do not, sends and
-receives tell a pipeline. A group of all ranks serves no axis by itself and is called ``world``.
+Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``); where they do not, a group
+with sends and receives alone is a pipeline's. A group of all ranks serves no axis by itself and is called ``world``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: The order in which exposed time is given to groups that communicate at once: the most urgent first.
+#: The order in which exposed time counts for groups that communicate at the same time: the most urgent first.
 PRIORITY = ("PP", "TP", "MP", "EP", "CP", "DP", "world", "")
 
 # The first that matches decides: gradients are reduced over data and context ranks together, which is still DP.
@@ -25,23 +25,23 @@ _ROLES = (
 _PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
 _TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
-_UNSAID = frozenset(("", "undefined", "default_pg"))
+_UNDESCRIBED = frozenset(("", "undefined", "default_pg"))
 
 
 def role_of(description: str, operations: Iterable[str], size: int | None, world_size: int | None) -> str:
-    """The axis that a group serves: PP, TP, MP (both), EP, CP, DP, ``world``, or ``""`` where nothing tells.
+    """The axis that a group serves: PP, TP, MP (both), EP, CP, DP, ``world``, or ``""`` where it is unknown.
 
     >>> role_of("TENSOR_MODEL_PARALLEL_GROUP", (), 2, 8), role_of("undefined", ["send", "recv"], 2, 8)
     ('TP', 'PP')
     >>> role_of("undefined", ["allreduce"], 8, 8), role_of("undefined", ["allreduce"], 2, 8)
     ('world', '')
     """
-    if description in _UNSAID:
-        used = frozenset(operations)
-        if used and used <= _POINT_TO_POINT:
+    if description in _UNDESCRIBED:
+        distinct = frozenset(operations)
+        if distinct and distinct <= _POINT_TO_POINT:
             return "PP"
-        is_everyone = description == "default_pg" or (size is not None and size == world_size)
-        return "world" if is_everyone else ""
+        has_all_ranks = description == "default_pg" or (size is not None and size == world_size)
+        return "world" if has_all_ranks else ""
     return next((role for role, pattern in _PATTERNS if pattern.search(description)), "")
 
 

@@ -1,20 +1,32 @@
 """Sets of time as sorted, disjoint, half-open intervals: union, difference, intersection and measure, in integers.
 
-Everything that is said about overlap and idle time is arithmetic on these sets. No float is involved, so the parts add
-up to the whole exactly.
+Overlap and idle time are arithmetic on these sets. No float is involved, so the parts add up to the window exactly.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 
 
-def _nothing() -> Int64:
+def _no_moments() -> Int64:
     return np.zeros(0, np.int64)
+
+
+class Spans(Protocol):
+    """A table whose rows have a start and an end: device events, or spans of the host."""
+
+    @property
+    def start_ns(self) -> Int64:
+        """When each began."""
+
+    @property
+    def end_ns(self) -> Int64:
+        """When each ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +38,8 @@ class Intervals:
         end: Where it ends; greater than its start and smaller than the next one's.
     """
 
-    start: Int64 = field(default_factory=_nothing)
-    end: Int64 = field(default_factory=_nothing)
+    start: Int64 = field(default_factory=_no_moments)
+    end: Int64 = field(default_factory=_no_moments)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -37,38 +49,53 @@ class Intervals:
         """Total length."""
         return int((self.end - self.start).sum())
 
-    def __or__(self, other: Intervals) -> Intervals:
-        return union(np.concatenate([self.start, other.start]), np.concatenate([self.end, other.end]))
+    def __or__(self, right: Intervals) -> Intervals:
+        return union(np.concatenate([self.start, right.start]), np.concatenate([self.end, right.end]))
 
-    def __and__(self, other: Intervals) -> Intervals:
-        return _intersect(self, other)
+    def __and__(self, right: Intervals) -> Intervals:
+        return _intersect(self, right)
 
-    def __sub__(self, other: Intervals) -> Intervals:
-        if not len(self) or not len(other):
+    def __sub__(self, right: Intervals) -> Intervals:
+        if not len(self) or not len(right):
             return self
-        return self & other.gaps(int(self.start[0]), int(self.end[-1]))
+        return self & right.gaps(int(self.start[0]), int(self.end[-1]))
 
     def gaps(self, start: int, end: int) -> Intervals:
-        """What of [start, end) is not in the set."""
+        """The part of [start, end) that is not in the set."""
         if end <= start:
             return Intervals()
         inside = self.clip(start, end)
         begins = np.concatenate([[start], inside.end]).astype(np.int64)
         ends = np.concatenate([inside.start, [end]]).astype(np.int64)
-        kept = begins < ends
-        return Intervals(begins[kept], ends[kept])
+        is_proper = begins < ends
+        return Intervals(begins[is_proper], ends[is_proper])
 
     def clip(self, start: int, end: int) -> Intervals:
-        """What of the set lies in [start, end)."""
+        """The part of the set that lies in [start, end)."""
         begins, ends = np.maximum(self.start, start), np.minimum(self.end, end)
-        kept = begins < ends
-        return Intervals(begins[kept], ends[kept])
+        is_proper = begins < ends
+        return Intervals(begins[is_proper], ends[is_proper])
+
+    def measure_before(self, moments: Int64) -> Int64:
+        """How much of the set lies before each moment."""
+        if not len(self):
+            return np.zeros(len(moments), np.int64)
+        total = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        begun = np.searchsorted(self.start, moments, side="right")
+        last = np.maximum(begun - 1, 0)
+        of_last = np.minimum(moments, self.end[last]) - self.start[last]
+        return np.where(begun > 0, total[last] + of_last, 0)
+
+
+def covered(spans: Spans, rows: Bool | Int64) -> Intervals:
+    """The moments that any of some rows covers."""
+    return union(spans.start_ns[rows], spans.end_ns[rows])
 
 
 def union(start: Int64, end: Int64) -> Intervals:
     """The moments that any of the intervals covers; they may overlap, touch and be empty, in any order."""
-    kept = start < end
-    start, end = start[kept], end[kept]
+    is_proper = start < end
+    start, end = start[is_proper], end[is_proper]
     if not len(start):
         return Intervals()
     order = np.argsort(start, kind="stable")
@@ -78,12 +105,12 @@ def union(start: Int64, end: Int64) -> Intervals:
     return Intervals(start[opens], reach[closes])
 
 
-def _intersect(one: Intervals, other: Intervals) -> Intervals:
-    """Where both sets are open: a sweep over their edges."""
-    if not len(one) or not len(other):
+def _intersect(left: Intervals, right: Intervals) -> Intervals:
+    """The moments of both sets: a sweep over their edges."""
+    if not len(left) or not len(right):
         return Intervals()
-    edges = np.concatenate([one.start, other.start, one.end, other.end])
-    change = np.repeat(np.array([1, -1], np.int64), len(one) + len(other))
+    edges = np.concatenate([left.start, right.start, left.end, right.end])
+    change = np.repeat(np.array([1, -1], np.int64), len(left) + len(right))
     # At one moment an end comes before a start, so that intervals that only touch share nothing.
     order = np.lexsort((change, edges))
     depth = np.cumsum(change[order])

@@ -181,12 +181,12 @@ def test_sequence_numbers_decide_where_there_are_any(tmp_path: Path) -> None:
     assert (found["wait_us"], data["unmatched"]) == (60, 2)
 
 
-def test_operations_that_cannot_be_matched_are_said(tmp_path: Path) -> None:
+def test_operations_that_cannot_be_matched_are_counted(tmp_path: Path) -> None:
     data: Any = collectives.analyze(
         measured(tmp_path, [made("allreduce", 0, 10), made("allreduce", 20, 30)], [made("allreduce", 0, 10)])
     ).data()
     assert data["unmatched"] == 2
-    assert any("not found on every rank" in note for note in data["notes"])
+    assert any("have no match on every rank" in note for note in data["notes"])
 
 
 def waits(tmp_path: Path, *ranks: Sequence[Event], **more: Any) -> dict[str, Any]:

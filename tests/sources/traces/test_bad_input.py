@@ -76,7 +76,7 @@ def test_a_trace_without_steps_is_answered_as_a_whole(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", [kernel("gemm", 0, 100)], **distributed(0))
     answer = perfscope("analyze", "rank0.json", cwd=tmp_path)
     assert answer.code == 0
-    assert "No profiler steps in the trace of rank 0: only the whole is given." in answer.stdout
+    assert "No profiler steps in the trace of rank 0: only totals are reported." in answer.stdout
 
 
 def test_one_step_is_one_step(tmp_path: Path) -> None:
