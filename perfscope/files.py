@@ -1,4 +1,4 @@
-"""Whole files or none: what is written replaces the old file in one step."""
+"""Text read so that writing it gives the same bytes, and files replaced in one step, so that nobody reads a part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ import stat
 import tempfile
 from pathlib import Path
 
+from perfscope.constants import MIB
 from perfscope.errors import SourceError
 
+_LARGEST_TEXT = 64 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def read_text(path: Path) -> str:
+    """Read a text file so that ``encode("utf-8", "surrogateescape")`` gives its bytes again.
+
+    Raises:
+        SourceError: The file cannot be read, is too large, or is no text.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_TEXT:
+            raise SourceError(path, f"is larger than {_LARGEST_TEXT // MIB} MiB", hint="is it a report?")
+        content = path.read_bytes()
+    except OSError as error:
+        raise SourceError(path, f"cannot be read: {error.strerror}") from None
+    if b"\0" in content:
+        raise SourceError(path, "is no text: it holds zero bytes")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def replace_file(path: Path, content: bytes) -> None:

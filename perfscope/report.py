@@ -6,11 +6,12 @@ sections (for people). Renderers see only this file, so that N analyzers and M f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.constants import MS_PER_S
+from perfscope.errors import PerfscopeError
 
 if TYPE_CHECKING:  # fractions takes long to import, and every command imports this module
     from fractions import Fraction
@@ -107,3 +108,16 @@ class Report:
     data: Mapping[str, Json]
     sections: tuple[Section, ...]
     warnings: tuple[str, ...] = field(default=())
+
+    def select(self, titles: Iterable[str]) -> tuple[Section, ...]:
+        """The sections of these titles, in the order of the titles.
+
+        Raises:
+            PerfscopeError: The report has no section of a title.
+        """
+        by_title = {section.title: section for section in self.sections}
+        titles = tuple(titles)
+        for title in titles:
+            if title not in by_title:
+                raise PerfscopeError(f"there is no section {title!r}", hint=f"the sections are: {', '.join(by_title)}")
+        return tuple(by_title[title] for title in titles)

@@ -1,13 +1,13 @@
-"""Does a published figure follow from the figures beside it?
+"""Whether a published figure follows from the figures beside it.
 
 Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again, exactly, from its own row and the
-baseline. A cell is *rounded* where it is the exact value to its own digits, *truncated* where digits were cut off,
-*from unrounded* where it follows from an input that is itself printed rounded, and *wrong* where nothing of that holds.
+baseline. A cell is *rounded* if it is the exact value to its own digits, *truncated* if digits were cut off,
+*from unrounded inputs* if it follows from an input that is itself printed rounded, and *wrong* if none of that is true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -15,25 +15,30 @@ from fractions import Fraction
 from perfscope.analyzers.published.derived import (
     ASSUMED_PASSES,
     ASSUMED_SEQ_LEN,
-    CannotTell,
     Interval,
-    baselines,
-    constant,
-    exactly,
-    measured,
+    NotComputable,
+    exact_interval,
+    find_baselines,
+    find_constant,
+    measured_interval,
     recompute,
     tflops,
 )
+from perfscope.constants import GB, GIB
 from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row, Span
 
 _Q = Quantity
-_MANY = 3
-_NEARLY_ALL = 0.8
-_A_LITTLE = Fraction(1, 5)
+
+# A table follows another convention where at least so many of its TFLOPs, and such a share of them, are wrong, but none
+# of them by more than this.
+_FEWEST_DIFFERENT = 3
+_SHARE_DIFFERENT = 0.8
+_LARGEST_DIFFERENCE = Fraction(1, 5)
+_PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
 
 
 class Verdict(StrEnum):
-    """How a published figure stands to the recomputed one."""
+    """How a published figure compares with the recomputed one."""
 
     ROUNDED = "rounded"
     TRUNCATED = "truncated"
@@ -50,15 +55,15 @@ class CheckedCell:
         table_line: Line of the table's heading row.
         table_title: The heading above the table.
         line: The row's line.
-        row: What tells the row from others.
+        row: The label of the row.
         column: The column's heading.
-        quantity: What the cell states; a change is named so.
-        published: The cell's digits; empty where the cell is.
+        quantity: What the cell states: a ``Quantity``, or a change.
+        published: The cell's digits; empty for an empty cell.
         recomputed: The exact value, in the unit of the printed digits.
         text: The recomputed value with as many decimals as the cell.
-        verdict: How the two stand to each other.
-        why: For a wrong cell, what would explain it, where something simple does.
-        span: Where the digits stand.
+        verdict: How the two compare.
+        why: For a wrong cell, the simple mistake that explains it, if there is one.
+        span: Where the digits are in the file.
     """
 
     table_line: int
@@ -91,13 +96,13 @@ class Uncheckable:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Every table of a file against itself.
+class CheckedTables:
+    """The derived cells of a file's tables.
 
     Attributes:
         cells: Every derived cell that could be recomputed.
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
-        assumed: Constants that neither the file nor an option gave: ``sequence length 1024 (tokens)``.
+        assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
     """
 
     cells: tuple[CheckedCell, ...]
@@ -110,45 +115,46 @@ class Published:
         return tuple(cell for cell in self.cells if not cell.agrees)
 
 
-def analyze(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> Published:
+def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
     """Recompute every derived cell.
 
     Args:
         tables: The tables of a file.
-        peak_tflops: The GPU's dense peak, for columns that give a share of it; without it they are not recomputed.
+        peak_tflops: The GPU's dense peak, for columns with a share of it; without it they are not recomputed.
     """
     peak = Fraction(str(peak_tflops)) if peak_tflops else None
-    found = [answer for table in tables for answer in _check_table(table, peak)]
-    cells = tuple(answer for answer in found if isinstance(answer, CheckedCell))
-    return Published(
+    results = [result for table in tables for result in _check_table(table, peak)]
+    cells = tuple(result for result in results if isinstance(result, CheckedCell))
+    return CheckedTables(
         cells,
-        tuple(answer for answer in found if isinstance(answer, Uncheckable)),
-        _assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
+        tuple(result for result in results if isinstance(result, Uncheckable)),
+        _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
     )
 
 
-def of_another_convention(published: Published) -> tuple[str, ...]:
-    """Tables whose TFLOPs are nearly all a little off: they were counted in another way than by BigScience's."""
-    said = []
-    for line in dict.fromkeys(cell.table_line for cell in published.cells):
-        cells = [cell for cell in published.cells if cell.table_line == line and cell.quantity == _Q.TFLOPS]
+def find_other_conventions(checked: CheckedTables) -> tuple[str, ...]:
+    """Tables whose TFLOPs nearly all differ a little, as warnings: they were counted by another convention."""
+    warnings = []
+    for line in dict.fromkeys(cell.table_line for cell in checked.cells):
+        cells = [cell for cell in checked.cells if cell.table_line == line and cell.quantity == _Q.TFLOPS]
         shares = [Fraction(cell.published.replace(",", "")) / cell.recomputed - 1 for cell in cells if cell.published]
-        off = [share for cell, share in zip(cells, shares, strict=False) if cell.verdict is Verdict.WRONG]
-        if len(off) >= _MANY and len(off) >= _NEARLY_ALL * len(cells) and max(map(abs, off)) <= _A_LITTLE:
-            said.append(
-                f"line {line}: {len(off)} of {len(cells)} TFLOPs are off by {float(min(off)):+.1%} to "
-                f"{float(max(off)):+.1%}: they may follow another convention, or a log"
+        wrong = [share for cell, share in zip(cells, shares, strict=False) if cell.verdict is Verdict.WRONG]
+        is_most = len(wrong) >= _FEWEST_DIFFERENT and len(wrong) >= _SHARE_DIFFERENT * len(cells)
+        if is_most and max(map(abs, wrong)) <= _LARGEST_DIFFERENCE:
+            warnings.append(
+                f"line {line}: {len(wrong)} of {len(cells)} TFLOPs are off by {float(min(wrong)):+.1%} to "
+                f"{float(max(wrong)):+.1%}: they may follow another convention, or a log"
             )
-    return tuple(said)
+    return tuple(warnings)
 
 
-def _check_table(table: PublishedTable, peak: Fraction | None) -> list[CheckedCell | Uncheckable | None]:
-    found: list[CheckedCell | Uncheckable | None] = []
-    for index, (row, baseline) in enumerate(zip(table.rows, baselines(table), strict=True)):
-        derived = [quantity for quantity in DERIVED if quantity in table.columns]
-        found.extend(_check_cell(table, row, quantity, baseline, peak) for quantity in derived)
-        found.extend(_check_change(table, index, change) for change in row.changes)
-    return found
+def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:
+    derived = [quantity for quantity in DERIVED if quantity in table.columns]
+    for index, (row, baseline) in enumerate(zip(table.rows, find_baselines(table), strict=True)):
+        for quantity in derived:
+            yield _check_cell(table, row, quantity, baseline, peak)
+        for change in row.changes:
+            yield _check_change(table, index, change)
 
 
 def _check_cell(
@@ -160,27 +166,26 @@ def _check_cell(
     column = table.columns[quantity]
     try:
         exact = recompute(table, row, quantity, baseline, peak)
-    except CannotTell as reason:
-        reason_here = row.problems.get(quantity, str(reason))
-        return (
-            Uncheckable(row.line, row.label, table.headings[column], reason_here) if published or row.problems else None
-        )
+    except NotComputable as error:
+        if published is None and not row.problems:
+            return None
+        return Uncheckable(row.line, row.label, table.headings[column], row.problems.get(quantity, str(error)))
     if published is not None:
-        printed = exact / exactly(published.unit)
+        printed = exact / exact_interval(published.unit)
         verdict = judge(published, printed)
         why = _explain(table, row, quantity, baseline, published) if verdict is Verdict.WRONG else ""
-        return _cell(_Place(table, row, column, str(quantity), published), printed.value, verdict, why)
+        return _cell(_Position(table, row, column, str(quantity), published), printed.value, verdict, why)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
         empty = Figure(exact.value, Fraction(1), decimals, "", blank)
-        return _cell(_Place(table, row, column, str(quantity), empty), exact.value, Verdict.MISSING, "")
-    said = row.absent.get(quantity) or row.problems.get(quantity, "")
-    return Uncheckable(row.line, row.label, table.headings[column], said)
+        return _cell(_Position(table, row, column, str(quantity), empty), exact.value, Verdict.MISSING, "")
+    reason = row.absent.get(quantity) or row.problems.get(quantity, "")
+    return Uncheckable(row.line, row.label, table.headings[column], reason)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Which cell it is, and what is printed there."""
+class _Position:
+    """Which cell it is, and what is printed in it."""
 
     table: PublishedTable
     row: Row
@@ -189,20 +194,20 @@ class _Place:
     published: Figure
 
 
-def _cell(place: _Place, value: Fraction, verdict: Verdict, why: str) -> CheckedCell:
+def _cell(position: _Position, value: Fraction, verdict: Verdict, why: str) -> CheckedCell:
     return CheckedCell(
-        table_line=place.table.line,
-        table_title=place.table.title,
-        line=place.row.line,
-        row=place.row.label,
-        column=place.table.headings[place.column],
-        quantity=place.quantity,
-        published=place.published.text,
+        table_line=position.table.line,
+        table_title=position.table.title,
+        line=position.row.line,
+        row=position.row.label,
+        column=position.table.headings[position.column],
+        quantity=position.quantity,
+        published=position.published.text,
         recomputed=value,
-        text=rounded(value, place.published.decimals),
+        text=format_rounded(value, position.published.decimals),
         verdict=verdict,
         why=why,
-        span=place.published.span,
+        span=position.published.span,
     )
 
 
@@ -212,7 +217,7 @@ def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
 
 
 def judge(published: Figure, printed: Interval) -> Verdict:
-    """Say how a published figure stands to the computed value, both in the unit of the printed digits."""
+    """Compare a published figure with the computed value, both in the unit of the printed digits."""
     stated = published.number / published.unit
     last_place = Fraction(1, 10**published.decimals)
     half = last_place / 2
@@ -225,10 +230,10 @@ def judge(published: Figure, printed: Interval) -> Verdict:
     return Verdict.WRONG
 
 
-def rounded(value: Fraction, decimals: int) -> str:
-    """Write a fraction with so many decimals, halves to even.
+def format_rounded(value: Fraction, decimals: int) -> str:
+    """Write a fraction with a number of decimals, halves to even.
 
-    >>> rounded(Fraction(4974996, 100000), 1)
+    >>> format_rounded(Fraction(4974996, 100000), 1)
     '49.7'
     """
     digits = round(value * 10**decimals)
@@ -239,25 +244,25 @@ def rounded(value: Fraction, decimals: int) -> str:
 
 def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
     row = table.rows[index]
-    reference = _reference(table.rows[:index], change.column)
+    reference = _find_reference(table.rows[:index], change.column)
     value = row.numbers[change.column]
     if reference is None or value is None or reference.number == 0:
         return Uncheckable(row.line, row.label, table.headings[change.column], "no row above to compare with")
     difference = value.number - reference.number
-    percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, reference) if percent else exactly(abs(difference))
+    is_percent = change.kind is ChangeKind.PERCENT
+    printed = _percent_change(value, reference) if is_percent else exact_interval(abs(difference))
     verdict = judge(change.figure, printed)
     why = ""
     if change.sign * difference < 0:
         verdict, why = Verdict.WRONG, "the sign is the other one"
-    elif verdict is Verdict.WRONG and percent:
-        why = _share_of_new(change, value, difference)
-    name = "change in %" if percent else "change"
-    return _cell(_Place(table, row, change.column, name, change.figure), printed.value, verdict, why)
+    elif verdict is Verdict.WRONG and is_percent:
+        why = _explain_change(change, value, difference)
+    name = "change in %" if is_percent else "change"
+    return _cell(_Position(table, row, change.column, name, change.figure), printed.value, verdict, why)
 
 
 def _percent_change(value: Figure, reference: Figure) -> Interval:
-    ratio = measured(value) / measured(reference)
+    ratio = measured_interval(value) / measured_interval(reference)
     ends = []
     for low, high in (ratio.nearest, ratio.cut):
         smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
@@ -265,15 +270,15 @@ def _percent_change(value: Figure, reference: Figure) -> Interval:
     return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
 
 
-def _share_of_new(change: Change, value: Figure, difference: Fraction) -> str:
+def _explain_change(change: Change, value: Figure, difference: Fraction) -> str:
     share = abs(difference) / value.number * 100 if value.number else Fraction(0)
-    if judge(change.figure, exactly(share)) is Verdict.ROUNDED:
+    if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
         return "it is the difference over the new value, not over the old"
     return ""
 
 
-def _reference(above: Sequence[Row], column: int) -> Figure | None:
-    """The nearest value above without a change of its own: what changes are against."""
+def _find_reference(above: Sequence[Row], column: int) -> Figure | None:
+    """The nearest value above without a change of its own: changes are relative to it."""
     for row in reversed(above):
         number = row.numbers[column] if column < len(row.numbers) else None
         if number is not None and all(change.column != column for change in row.changes):
@@ -282,31 +287,31 @@ def _reference(above: Sequence[Row], column: int) -> Figure | None:
 
 
 def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, published: Figure) -> str:
-    """Name a simple mistake that gives exactly what was published; else the input that it would need."""
+    """Name a simple mistake that gives exactly the published figure; else the input that it would need."""
     if quantity is _Q.SPEEDUP and baseline is not None and _Q.RATE in row.figures and _Q.RATE in baseline.figures:
         rate = published.number * baseline.figures[_Q.RATE].number
-        return f"it needs {rounded(rate, row.figures[_Q.RATE].decimals)} samples a second"
+        return f"it needs {format_rounded(rate, row.figures[_Q.RATE].decimals)} samples/s"
     if quantity is not _Q.TFLOPS or published.number <= 0:
         return ""
     exact = tflops(table, row).value
-    passes = constant(table, row, _Q.PASSES, ASSUMED_PASSES).value
-    other = 7 - passes  # 3 for 4, and 4 for 3
+    passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES).value
+    wrong_passes = _PASSES_WITH_AND_WITHOUT_RECOMPUTATION - passes
     mistakes = (
-        (Fraction(other, passes), f"{other} passes instead of {passes} give it"),
-        (Fraction(2**30, 10**9), "a size in units of 2**30 gives it"),
-        (Fraction(10**9, 2**30), "a size divided by 2**30 instead of 10**9 gives it"),
+        (Fraction(wrong_passes, passes), f"{wrong_passes} passes instead of {passes} give it"),
+        (Fraction(GIB, GB), "a size in units of 2**30 gives it"),
+        (Fraction(GB, GIB), "a size divided by 2**30 instead of 10**9 gives it"),
     )
     for factor, name in mistakes:
-        if judge(published, exactly(exact * factor)) is Verdict.ROUNDED:
+        if judge(published, exact_interval(exact * factor)) is Verdict.ROUNDED:
             return name
     if _Q.STEP_TIME not in row.figures:
         return ""
     time = row.figures[_Q.STEP_TIME]
-    return f"it needs a step time of {rounded(time.number * exact / published.number, time.decimals + 1)} s"
+    return f"it needs a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
 
 
-def _assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
-    """The constants that nothing stated, for rows whose TFLOPs were computed."""
+def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
+    """The constants that nothing states, for rows whose TFLOPs were computed."""
     assumed: dict[str, None] = {}
     for table in tables:
         for row in table.rows:
@@ -314,6 +319,6 @@ def _assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -
                 continue
             for quantity, fallback in ((_Q.SEQ_LEN, ASSUMED_SEQ_LEN), (_Q.PASSES, ASSUMED_PASSES)):
                 needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.TOKENS} & set(row.figures)
-                if needed and constant(table, row, quantity, fallback) is fallback:
+                if needed and find_constant(table, row, quantity, fallback) is fallback:
                     assumed[f"{quantity} {fallback.value} ({fallback.origin})"] = None
     return tuple(assumed)

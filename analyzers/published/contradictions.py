@@ -9,10 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
 
 _Q = Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A quantity that is the product of others, one of which a table may leave out."""
+
+    total: Quantity
+    factors: tuple[Quantity, ...]
+    optional: Quantity | None = None
+
+
+_PRODUCTS = (
+    _Product(_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
+    _Product(_Q.GPUS, (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL), _Q.PIPELINE_PARALLEL),
+    _Product(_Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +42,7 @@ class Contradiction:
     problem: str
 
 
-def analyze(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
+def find_contradictions(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
     """List every row that contradicts itself."""
     return tuple(
         Contradiction(table.title, row.line, row.label, problem)
@@ -37,42 +54,32 @@ def analyze(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
 
 def _contradictions(row: Row, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
     """Say which columns of a row cannot all be right."""
-    known = {quantity: figure.number for quantity, figure in row.figures.items()}
-    names = {
+    values = {quantity: figure.number for quantity, figure in row.figures.items()}
+    texts = {
         quantity: f"{_SHORT[quantity]} {figure.text}" for quantity, figure in row.figures.items() if quantity in _SHORT
     }
     for quantity in (_Q.TENSOR_PARALLEL, _Q.GPUS):
-        if quantity not in known and quantity in constants:
-            known[quantity] = Fraction(constants[quantity].value)
-            names[quantity] = f"{_SHORT[quantity]} {constants[quantity].value} ({constants[quantity].origin})"
-    yield from _product(
-        known, names, _Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION
-    )
-    yield from _product(
-        known, names, _Q.GPUS, (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL), _Q.PIPELINE_PARALLEL
-    )
-    yield from _product(known, names, _Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE), None)
+        if quantity not in values and quantity in constants:
+            values[quantity] = Fraction(constants[quantity].value)
+            texts[quantity] = f"{_SHORT[quantity]} {constants[quantity].value} ({constants[quantity].origin})"
+    for product in _PRODUCTS:
+        yield from _check_product(values, texts, product)
 
 
-def _product(
-    known: Mapping[Quantity, Fraction],
-    names: Mapping[Quantity, str],
-    whole: Quantity,
-    factors: Sequence[Quantity],
-    optional: Quantity | None,
+def _check_product(
+    values: Mapping[Quantity, Fraction], texts: Mapping[Quantity, str], product: _Product
 ) -> Iterator[str]:
-    """A whole against its factors; without the optional one it must at least divide."""
-    present = [factor for factor in factors if factor in known]
-    if whole not in known or any(factor not in known for factor in factors if factor is not optional):
+    """Compare a total with its factors; without the optional factor it must at least be a multiple of the others."""
+    present = [factor for factor in product.factors if factor in values]
+    required = set(product.factors) - {product.optional}
+    if product.total not in values or not required <= set(present):
         return
-    product = Fraction(1)
-    for factor in present:
-        product *= known[factor]
-    written = " x ".join(names[factor] for factor in present)
-    if len(present) == len(factors) and known[whole] != product:
-        yield f"{names[whole]}, but {written} = {product}"
-    elif known[whole] % product:
-        yield f"{names[whole]} is no multiple of {written} = {product}"
+    value = prod((values[factor] for factor in present), start=Fraction(1))
+    written = " x ".join(texts[factor] for factor in present)
+    if len(present) == len(product.factors) and values[product.total] != value:
+        yield f"{texts[product.total]}, but {written} = {value}"
+    elif values[product.total] % value:
+        yield f"{texts[product.total]} is no multiple of {written} = {value}"
 
 
 _SHORT = {

@@ -1,7 +1,7 @@
-"""What a derived cell must be, from the other cells of its row and its baseline row, exactly.
+"""The exact value of a derived cell, from the other cells of its row and of its baseline row.
 
 TFLOPs follow the BigScience convention; speed-up is the rate over the baseline's; efficiency is the speed-up over the
-ratio of the GPUs; a save of mixed precision and Adam is 14 bytes a parameter.
+ratio of the GPUs; a save of mixed precision and Adam is 14 bytes/parameter.
 """
 
 from __future__ import annotations
@@ -10,62 +10,68 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from typing import TypeAlias
 
 from perfscope.analyzers.checkpoints.plan import bytes_per_parameter
-from perfscope.constants import GIGA, TERA
+from perfscope.constants import GIGA, KILO, TERA
 from perfscope.tables.published import Constant, Figure, PublishedTable, Quantity, Row
 
-#: One multiplication and one addition a parameter and token: see perfscope.models.conventions.bigscience.
-_OPERATIONS_A_PASS = 2
+#: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
+_OPERATIONS_PER_PASS = 2
 _Q = Quantity
+_Bounds: TypeAlias = tuple[Fraction, Fraction]  # of positive numbers: the lower one first
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
 ASSUMED_PASSES = Constant(4, "activations are recomputed")
 
 
-class CannotTell(Exception):
-    """A cell cannot be recomputed; the text says why."""
+class NotComputable(Exception):
+    """A cell cannot be recomputed; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A computed value, with the least and the most that it can be where its inputs are printed with few digits.
+    """A computed value, with its bounds, since its inputs are printed with few digits.
 
     Attributes:
         value: From the inputs as printed.
-        nearest: Its ends where every measured input was rounded to its last place.
-        cut: Its ends where every measured input was cut off after its last place.
+        nearest: Its bounds if every measured input was rounded to its last digit.
+        cut: Its bounds if every measured input was cut off after its last digit.
     """
 
     value: Fraction
-    nearest: tuple[Fraction, Fraction]
-    cut: tuple[Fraction, Fraction]
+    nearest: _Bounds
+    cut: _Bounds
 
-    def __mul__(self, other: Interval) -> Interval:
-        return Interval(self.value * other.value, _times(self.nearest, other.nearest), _times(self.cut, other.cut))
+    def __mul__(self, factor: Interval) -> Interval:
+        return Interval(
+            self.value * factor.value, _multiply(self.nearest, factor.nearest), _multiply(self.cut, factor.cut)
+        )
 
-    def __truediv__(self, other: Interval) -> Interval:
-        return Interval(self.value / other.value, _over(self.nearest, other.nearest), _over(self.cut, other.cut))
-
-
-def _times(left: tuple[Fraction, Fraction], right: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-    return left[0] * right[0], left[1] * right[1]
-
-
-def _over(left: tuple[Fraction, Fraction], right: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-    return left[0] / right[1], left[1] / right[0]
+    def __truediv__(self, divisor: Interval) -> Interval:
+        return Interval(
+            self.value / divisor.value, _divide(self.nearest, divisor.nearest), _divide(self.cut, divisor.cut)
+        )
 
 
-def exactly(value: Fraction) -> Interval:
-    """A value that is known exactly."""
+def _multiply(bounds: _Bounds, factor: _Bounds) -> _Bounds:
+    return bounds[0] * factor[0], bounds[1] * factor[1]
+
+
+def _divide(bounds: _Bounds, divisor: _Bounds) -> _Bounds:
+    return bounds[0] / divisor[1], bounds[1] / divisor[0]
+
+
+def exact_interval(value: Fraction) -> Interval:
+    """An exact value."""
     return Interval(value, (value, value), (value, value))
 
 
-def measured(figure: Figure) -> Interval:
+def measured_interval(figure: Figure) -> Interval:
     """A measured figure as it is printed."""
-    place = figure.last_place
-    low = figure.number - place / 2
-    nearest = (low if low > 0 else figure.number, figure.number + place / 2)
-    return Interval(figure.number, nearest, (figure.number, figure.number + place))
+    digit = figure.last_place
+    low = figure.number - digit / 2
+    nearest = (low if low > 0 else figure.number, figure.number + digit / 2)
+    return Interval(figure.number, nearest, (figure.number, figure.number + digit))
 
 
 def recompute(
@@ -74,29 +80,29 @@ def recompute(
     """Compute a derived quantity of a row, in its base unit.
 
     Raises:
-        CannotTell: An input is missing; the text says which.
+        NotComputable: An input is missing; the text says which.
     """
     if quantity in _FROM_THE_ROW:
         return _FROM_THE_ROW[quantity](table, row)
     if quantity is _Q.PEAK_FRACTION:
         if peak is None:
-            raise CannotTell("the GPU's peak is not known: give --gpu")
-        return measured(_need(row, _Q.TFLOPS)) / exactly(peak)
+            raise NotComputable("the GPU's peak is not known: set --gpu")
+        return measured_interval(_require(row, _Q.TFLOPS)) / exact_interval(peak)
     if baseline is None:
-        raise CannotTell("no row to compare with")
+        raise NotComputable("no row to compare with")
     if quantity is _Q.SPEEDUP:
         return _speedup(row, baseline)
-    more = exactly(_gpus(row, table.constants) / _gpus(baseline, table.constants))
-    if _Q.SPEEDUP in row.figures and not (_timed(row) and _timed(baseline)):
-        return measured(row.figures[_Q.SPEEDUP]) / more
-    return _speedup(row, baseline) / more
+    gpu_ratio = exact_interval(_gpus(row, table.constants) / _gpus(baseline, table.constants))
+    if _Q.SPEEDUP in row.figures and not (_has_speed(row) and _has_speed(baseline)):
+        return measured_interval(row.figures[_Q.SPEEDUP]) / gpu_ratio
+    return _speedup(row, baseline) / gpu_ratio
 
 
-def constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Constant) -> Constant:
+def find_constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Constant) -> Constant:
     """A constant of a row: from its column, else from an option or the text, else assumed.
 
     Raises:
-        CannotTell: The text states it more than once.
+        NotComputable: The text states it more than once.
     """
     figure = row.figures.get(quantity)
     if figure is not None:
@@ -104,40 +110,40 @@ def constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Const
     if quantity in table.constants:
         return table.constants[quantity]
     if quantity in table.ambiguous:
-        raise CannotTell(f"{table.ambiguous[quantity]}: give it by an option")
+        raise NotComputable(f"{table.ambiguous[quantity]}: set it with an option")
     return assumed
 
 
 def tflops(table: PublishedTable, row: Row) -> Interval:
     """TFLOPs per GPU by the BigScience convention."""
     parameters = _parameters(table, row)
-    passes = constant(table, row, _Q.PASSES, ASSUMED_PASSES)
-    seq_len = constant(table, row, _Q.SEQ_LEN, ASSUMED_SEQ_LEN)
-    gpus = exactly(_gpus(row, table.constants))
+    passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES)
+    seq_len = find_constant(table, row, _Q.SEQ_LEN, ASSUMED_SEQ_LEN)
+    gpus = exact_interval(_gpus(row, table.constants))
     if _Q.TOKEN_RATE in row.figures:
-        tokens = measured(row.figures[_Q.TOKEN_RATE])
+        tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
-        tokens = measured(row.figures[_Q.RATE]) * exactly(Fraction(seq_len.value))
+        tokens = measured_interval(row.figures[_Q.RATE]) * exact_interval(Fraction(seq_len.value))
     elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the whole training, over its time
-        tokens = exactly(row.figures[_Q.TOKENS].number) / measured(_need(row, _Q.STEP_TIME))
+        tokens = exact_interval(row.figures[_Q.TOKENS].number) / measured_interval(_require(row, _Q.STEP_TIME))
     else:
-        time = measured(_need(row, _Q.STEP_TIME))
-        tokens = exactly(_batch_of(table, row) * seq_len.value) / time
-    operations = _OPERATIONS_A_PASS * parameters * passes.value
-    return exactly(Fraction(operations, TERA)) * tokens / gpus
+        time = measured_interval(_require(row, _Q.STEP_TIME))
+        tokens = exact_interval(_global_batch_or_stated(table, row) * seq_len.value) / time
+    operations = _OPERATIONS_PER_PASS * parameters * passes.value
+    return exact_interval(Fraction(operations, TERA)) * tokens / gpus
 
 
 def _parameters(table: PublishedTable, row: Row) -> int:
     if _Q.PARAMETERS not in table.columns:
         return _stated(table, _Q.PARAMETERS)
-    return int(_need(row, _Q.PARAMETERS).number)
+    return int(_require(row, _Q.PARAMETERS).number)
 
 
-def _batch_of(table: PublishedTable, row: Row) -> Fraction:
+def _global_batch_or_stated(table: PublishedTable, row: Row) -> Fraction:
     """The row's global batch; the text's where no column has one."""
     try:
         return _global_batch(row)
-    except CannotTell:
+    except NotComputable:
         if _Q.GLOBAL_BATCH in table.columns:
             raise
         return Fraction(_stated(table, _Q.GLOBAL_BATCH))
@@ -147,24 +153,24 @@ def _stated(table: PublishedTable, quantity: Quantity) -> int:
     if quantity in table.constants:
         return table.constants[quantity].value
     if quantity in table.ambiguous:
-        raise CannotTell(f"{table.ambiguous[quantity]}: give it by an option")
-    raise CannotTell(f"no column states the {quantity}")
+        raise NotComputable(f"{table.ambiguous[quantity]}: set it with an option")
+    raise NotComputable(f"no column states the {quantity}")
 
 
 def _aggregate(table: PublishedTable, row: Row) -> Interval:
     """PFLOPs over all GPUs, from the published TFLOPs of one."""
-    return measured(_need(row, _Q.TFLOPS)) * exactly(_gpus(row, table.constants) / 1000)
+    return measured_interval(_require(row, _Q.TFLOPS)) * exact_interval(_gpus(row, table.constants) / KILO)
 
 
-def _save_speed(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - the formulas share a signature
+def _save_speed(_table: PublishedTable, row: Row) -> Interval:
     """GB/s of a save of all files."""
-    saved = _need(row, _Q.PARAMETERS).number * bytes_per_parameter().total
-    return exactly(saved / GIGA) / measured(_need(row, _Q.STEP_TIME))
+    saved = _require(row, _Q.PARAMETERS).number * bytes_per_parameter().total
+    return exact_interval(saved / GIGA) / measured_interval(_require(row, _Q.STEP_TIME))
 
 
-def _memory_share(table: PublishedTable, row: Row) -> Interval:  # noqa: ARG001 - as above
+def _memory_share(_table: PublishedTable, row: Row) -> Interval:
     """Memory used over the GPU's; both columns are in one unit."""
-    return measured(_need(row, _Q.MEMORY)) / measured(_need(row, _Q.MEMORY_TOTAL))
+    return measured_interval(_require(row, _Q.MEMORY)) / measured_interval(_require(row, _Q.MEMORY_TOTAL))
 
 
 _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
@@ -176,18 +182,18 @@ _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
 
 
 def _speedup(row: Row, baseline: Row) -> Interval:
-    """How many times the baseline's work a second; the time alone counts where no batch size is stated."""
+    """The throughput over the baseline's; where no batch size is stated, only the times are compared."""
     if row is baseline:
-        return exactly(Fraction(1))
+        return exact_interval(Fraction(1))
     for quantity in (_Q.RATE, _Q.TOKEN_RATE):
         if quantity in row.figures and quantity in baseline.figures:
-            return measured(row.figures[quantity]) / measured(baseline.figures[quantity])
+            return measured_interval(row.figures[quantity]) / measured_interval(baseline.figures[quantity])
     if _Q.STEP_TIME in row.figures and _Q.STEP_TIME in baseline.figures:
-        faster = measured(baseline.figures[_Q.STEP_TIME]) / measured(row.figures[_Q.STEP_TIME])
+        faster = measured_interval(baseline.figures[_Q.STEP_TIME]) / measured_interval(row.figures[_Q.STEP_TIME])
         if _Q.GLOBAL_BATCH in row.figures and _Q.GLOBAL_BATCH in baseline.figures:
-            return faster * exactly(_global_batch(row) / _global_batch(baseline))
+            return faster * exact_interval(_global_batch(row) / _global_batch(baseline))
         return faster
-    raise CannotTell(_why_not(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
+    raise NotComputable(_explain_absent(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
 
 
 def _global_batch(row: Row) -> Fraction:
@@ -197,7 +203,7 @@ def _global_batch(row: Row) -> Fraction:
     if all(part in row.figures for part in parts):
         micro, accumulation, data_parallel = (row.figures[part].number for part in parts)
         return micro * accumulation * data_parallel
-    raise CannotTell(_why_not(row, _Q.GLOBAL_BATCH))
+    raise NotComputable(_explain_absent(row, _Q.GLOBAL_BATCH))
 
 
 def _gpus(row: Row, constants: Mapping[Quantity, Constant]) -> Fraction:
@@ -209,10 +215,10 @@ def _gpus(row: Row, constants: Mapping[Quantity, Constant]) -> Fraction:
     if _Q.GPUS in constants:
         return Fraction(constants[_Q.GPUS].value)
     sizes = [_size_of(row, constants, part) for part in (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL)]
-    known = [size for size in sizes if size is not None]
-    if len(known) == len(sizes):
-        return Fraction(prod(known))
-    raise CannotTell(_why_not(row, _Q.GPUS))
+    stated = [size for size in sizes if size is not None]
+    if len(stated) == len(sizes):
+        return Fraction(prod(stated))
+    raise NotComputable(_explain_absent(row, _Q.GPUS))
 
 
 def _size_of(row: Row, constants: Mapping[Quantity, Constant], quantity: Quantity) -> Fraction | None:
@@ -221,18 +227,18 @@ def _size_of(row: Row, constants: Mapping[Quantity, Constant], quantity: Quantit
     return Fraction(constants[quantity].value) if quantity in constants else None
 
 
-def _need(row: Row, quantity: Quantity) -> Figure:
+def _require(row: Row, quantity: Quantity) -> Figure:
     if quantity in row.figures:
         return row.figures[quantity]
-    raise CannotTell(_why_not(row, quantity))
+    raise NotComputable(_explain_absent(row, quantity))
 
 
-def _why_not(row: Row, quantity: Quantity) -> str:
+def _explain_absent(row: Row, quantity: Quantity) -> str:
     problem = row.problems.get(quantity) or row.absent.get(quantity)
     return f"no {quantity}: {problem}" if problem else f"no column states the {quantity}"
 
 
-def baselines(table: PublishedTable) -> list[Row | None]:
+def find_baselines(table: PublishedTable) -> list[Row | None]:
     """The row that each row's speed-up is against: the one of its group with the fewest GPUs, or published as 1.
 
     Where a group holds several (a table below a table), the last one above counts.
@@ -254,17 +260,17 @@ def baselines(table: PublishedTable) -> list[Row | None]:
 
 def _candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
     """The rows of a group that can be a baseline."""
-    usable = [row for row in rows if _timed(row) or _Q.SPEEDUP in row.figures]
+    usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
     ones = [row for row in usable if _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1]
     sized = []
     for row in ones or usable:
         try:
             sized.append((_gpus(row, table.constants), row))
-        except CannotTell:
+        except NotComputable:
             continue
     fewest = min((gpus for gpus, _ in sized), default=None)
     return [row for gpus, row in sized if gpus == fewest] or ones
 
 
-def _timed(row: Row) -> bool:
+def _has_speed(row: Row) -> bool:
     return any(quantity in row.figures for quantity in (_Q.RATE, _Q.TOKEN_RATE, _Q.STEP_TIME))

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from statistics import mean, median
 
-from perfscope.analyzers.published.check import Verdict, judge, rounded
-from perfscope.analyzers.published.derived import exactly
+from perfscope.analyzers.published.check import Verdict, format_rounded, judge
+from perfscope.analyzers.published.derived import exact_interval
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.published import Figure, PublishedTable, Quantity
@@ -24,11 +25,11 @@ class Configuration:
     """One configuration.
 
     Attributes:
-        name: What its runs have in common, as printed: ``4n8g``.
+        name: The GPUs of its runs, as printed: ``4n8g``.
         gpus: Its GPUs.
         runs: How many runs there are.
         values: Mean and median speed, and the median's speed-up, exactly.
-        published: What was published of them.
+        published: Published statistics.
     """
 
     name: str
@@ -38,9 +39,9 @@ class Configuration:
     published: Mapping[str, Figure]
 
     def verdict(self, statistic: str) -> Verdict | None:
-        """How a published statistic stands to the exact one; None where none was published."""
+        """How a published statistic compares with the exact one; None if it was not published."""
         figure = self.published.get(statistic)
-        return judge(figure, exactly(self.values[statistic])) if figure else None
+        return judge(figure, exact_interval(self.values[statistic])) if figure else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +53,58 @@ class RepeatedRuns:
     def data(self) -> Json:
         """The value of ``results.runs``."""
         return {
-            one.name: {
-                "gpus": one.gpus,
-                "runs": one.runs,
-                **{name: float(value) for name, value in one.values.items()},
-                "published": {name: float(figure.number) for name, figure in one.published.items()},
-                "verdicts": {name: str(one.verdict(name)) for name in one.published},
+            configuration.name: {
+                "gpus": configuration.gpus,
+                "runs": configuration.runs,
+                **{name: float(value) for name, value in configuration.values.items()},
+                "published": {name: float(figure.number) for name, figure in configuration.published.items()},
+                "verdicts": {name: str(configuration.verdict(name)) for name in configuration.published},
             }
-            for one in self.configurations
+            for configuration in self.configurations
         }
 
     def sections(self) -> tuple[Section, ...]:
-        """One row a configuration."""
-        published = any(one.published for one in self.configurations)
+        """One row per configuration."""
+        published = any(configuration.published for configuration in self.configurations)
         names = ["Configuration", "GPUs", "Runs"]
         for statistic in _STATISTICS:
             names += [statistic.capitalize(), *(["published"] if published else [])]
-        rows = tuple(self._row(one, published=published) for one in self.configurations)
+        rows = tuple(self._row(configuration, published=published) for configuration in self.configurations)
         columns = tuple(Column(name) for name in [*names, *(["Verdict"] if published else [])])
         return (Section("Repeated runs", columns, rows, self._notes()),)
 
-    def _row(self, one: Configuration, *, published: bool) -> tuple[Cell, ...]:
-        cells: list[Cell] = [one.name, one.gpus, one.runs]
+    def _row(self, configuration: Configuration, *, published: bool) -> tuple[Cell, ...]:
+        cells: list[Cell] = [configuration.name, configuration.gpus, configuration.runs]
         for statistic in _STATISTICS:
-            cells.append(rounded(one.values[statistic], _DECIMALS))
+            cells.append(format_rounded(configuration.values[statistic], _DECIMALS))
             if published:
-                cells.append(one.published[statistic].text if statistic in one.published else None)
+                cells.append(configuration.published[statistic].text if statistic in configuration.published else None)
         if published:
             wrong = [
-                f"{name}: {one.verdict(name)}" for name in one.published if one.verdict(name) is not Verdict.ROUNDED
+                f"{name}: {configuration.verdict(name)}"
+                for name in configuration.published
+                if configuration.verdict(name) is not Verdict.ROUNDED
             ]
-            cells.append("; ".join(wrong) or ("agrees" if one.published else None))
+            cells.append("; ".join(wrong) or ("agrees" if configuration.published else None))
         return tuple(cells)
 
     def _notes(self) -> tuple[str, ...]:
-        most = max(one.runs for one in self.configurations)
-        fewer = [f"{one.name} has {one.runs}" for one in self.configurations if one.runs < most]
+        most = max(configuration.runs for configuration in self.configurations)
+        fewer = [
+            f"{configuration.name} has {configuration.runs}"
+            for configuration in self.configurations
+            if configuration.runs < most
+        ]
         notes = ["Speed-up is the median over the median of the fewest GPUs."]
         return (*notes, f"Not every configuration has {most} runs: {', '.join(fewer)}.") if fewer else tuple(notes)
 
 
-def analyze(runs: PublishedTable, published: PublishedTable | None = None) -> RepeatedRuns:
+def summarize_runs(runs: PublishedTable, published: PublishedTable | None = None) -> RepeatedRuns:
     """Summarise repeated runs.
 
     Args:
-        runs: One row a run, with its GPUs (``4n8g`` counts) and its rate.
-        published: One row a configuration, with columns called mean, median and speed-up.
+        runs: One row per run, with its GPUs (or ``4n8g``) and its rate.
+        published: One row per configuration, with columns called mean, median and speed-up.
 
     Raises:
         MissingInput: No row states both GPUs and a rate.
@@ -111,35 +118,29 @@ def analyze(runs: PublishedTable, published: PublishedTable | None = None) -> Re
             gpus[name] = int(row.figures[Quantity.GPUS].number)
     if not groups:
         raise MissingInput("no row states GPUs and a rate")
-    first = _median(groups[min(groups, key=lambda name: gpus[name])])
-    stated = _published(published)
+    baseline = median(groups[min(groups, key=lambda name: gpus[name])])
+    published_by_name = _read_statistics(published)
     return RepeatedRuns(
         tuple(
-            Configuration(name, gpus[name], len(rates), _values(rates, first), stated.get(name, {}))
+            Configuration(name, gpus[name], len(rates), _statistics(rates, baseline), published_by_name.get(name, {}))
             for name, rates in sorted(groups.items(), key=lambda group: gpus[group[0]])
         )
     )
 
 
-def _values(rates: Sequence[Fraction], first: Fraction) -> dict[str, Fraction]:
-    median = _median(rates)
-    return {"mean": sum(rates, Fraction(0)) / len(rates), "median": median, "speed-up": median / first}
+def _statistics(rates: Sequence[Fraction], baseline: Fraction) -> dict[str, Fraction]:
+    middle = median(rates)
+    return {"mean": mean(rates), "median": middle, "speed-up": middle / baseline}
 
 
-def _median(values: Sequence[Fraction]) -> Fraction:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _published(table: PublishedTable | None) -> dict[str, dict[str, Figure]]:
+def _read_statistics(table: PublishedTable | None) -> dict[str, dict[str, Figure]]:
     """The published statistics of each configuration, by the columns' headings."""
     if table is None:
         return {}
     columns = {heading.strip().lower(): index for index, heading in enumerate(table.headings)}
-    found: dict[str, dict[str, Figure]] = {}
+    statistics: dict[str, dict[str, Figure]] = {}
     for row in table.rows:
         if Quantity.GPUS in row.figures:
             numbers = {name: row.numbers[columns[name]] for name in _STATISTICS if name in columns}
-            found[row.figures[Quantity.GPUS].text] = {name: number for name, number in numbers.items() if number}
-    return found
+            statistics[row.figures[Quantity.GPUS].text] = {name: number for name, number in numbers.items() if number}
+    return statistics

@@ -46,38 +46,38 @@ class Source:
         return f"`{self.path}` ({count}blob `{self.blob}`, {commit})"
 
 
-def stated_sources(text: str) -> dict[str, Source]:
+def parse_sources(text: str) -> dict[str, Source]:
     """The sources that a block already states, by path."""
-    found = {}
+    sources = {}
     for match in _STATED.finditer(text):
         commit = match["commit"].removeprefix("commit ").strip("`")
-        found[match["path"]] = Source(match["path"], int(match["count"] or 1), match["blob"], commit)
-    return found
+        sources[match["path"]] = Source(match["path"], int(match["count"] or 1), match["blob"], commit)
+    return sources
 
 
-def describe(paths: Sequence[str], folder: Path, known: Mapping[str, Source]) -> list[Source]:
+def describe_sources(paths: Sequence[str], folder: Path, stated: Mapping[str, Source]) -> list[Source]:
     """Describe the files that a command reads.
 
     Args:
         paths: As the command names them, below ``folder``.
         folder: Where the command runs.
-        known: What a block already states; a commit is kept while the content is the same.
+        stated: What a block already states; a commit is kept while the content is the same.
 
     Raises:
         SourceError: A file cannot be read.
     """
-    described = []
-    for path in paths:
-        files = _files(folder / path)
-        blob = _blob(folder / path, files)
-        before = known.get(path)
-        same = before is not None and before.blob == blob
-        commit = before.commit if before is not None and same else last_commit(folder / path)
-        described.append(Source(path, len(files), blob, commit))
-    return described
+    return [_describe_source(path, folder, stated.get(path)) for path in paths]
 
 
-def _files(path: Path) -> list[Path]:
+def _describe_source(path: str, folder: Path, stated: Source | None) -> Source:
+    files = _list_files(folder / path)
+    blob = _blob(folder / path, files)
+    is_unchanged = stated is not None and stated.blob == blob
+    commit = stated.commit if stated is not None and is_unchanged else last_commit(folder / path)
+    return Source(path, len(files), blob, commit)
+
+
+def _list_files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tabulate import tabulate
 
 from perfscope.report import Cell, Column, Report, Section
 
 _ABSENT = "n/a"
+_DEEPEST_LEVEL = 6  # of a heading, in markdown
 
 
-def render(report: Report) -> str:
-    """Write a report as markdown: a title, then a heading and a table a section, then its notes."""
-    blocks = [f"# {_one_line(report.title)}"]
+def render(report: Report, level: int = 1) -> str:
+    """Write a report as markdown: its title, its sections, its warnings.
+
+    Args:
+        report: The report.
+        level: The heading level of its title; its sections are one level below.
+    """
+    blocks = [_heading(report.title, level)]
     for section in report.sections:
-        blocks.extend(_section(section))
+        blocks.extend(_section(section, level + 1))
     if report.warnings:
         blocks.append("\n".join(f"> **Warning:** {_one_line(warning)}" for warning in report.warnings))
+    return _join(blocks)
+
+
+def render_sections(sections: Iterable[Section], level: int) -> str:
+    """Write sections alone, with their headings at a level."""
+    return _join(block for section in sections for block in _section(section, level))
+
+
+def _join(blocks: Iterable[str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _section(section: Section) -> list[str]:
-    blocks = [f"## {_one_line(section.title)}"]
+def _heading(title: str, level: int) -> str:
+    return f"{'#' * min(level, _DEEPEST_LEVEL)} {_one_line(title)}"
+
+
+def _section(section: Section, level: int) -> list[str]:
+    blocks = [_heading(section.title, level)]
     if section.columns:
         blocks.append(_table(section))
     if section.drawing:

@@ -1,7 +1,7 @@
-"""A published table as numbers: what each cell states, to how many digits, and where it stands.
+"""A published table as numbers: the value of each cell, its digits, and its position in the file.
 
-Sources read these from markdown and CSV; the analyzer ``published`` says which figures follow from the cells beside
-them. Numbers are exact fractions, because a verdict such as "rounded" hangs on the last digit.
+Sources read these from markdown and CSV; the analyzers of ``published`` recompute the figures that follow from the
+other cells of a row. Numbers are exact fractions, because a verdict such as "rounded" depends on the last digit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Quantity(StrEnum):
     TOKENS = "training tokens"
     PASSES = "passes"
     STEP_TIME = "step time"  # seconds
-    RATE = "samples a second"
-    TOKEN_RATE = "tokens a second"
+    RATE = "samples/s"
+    TOKEN_RATE = "tokens/s"
     TFLOPS = "TFLOPs per GPU"
     AGGREGATE_PFLOPS = "aggregate PFLOPs"
     PEAK_FRACTION = "share of peak"  # 0 to 1
@@ -56,7 +56,7 @@ DERIVED = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where characters stand in a file: the line from 1, and offsets in it from 0."""
+    """A range of characters in a file: the line from 1, and offsets in it from 0."""
 
     line: int
     start: int
@@ -72,7 +72,7 @@ class Figure:
         unit: What a printed 1 is worth: 10**9 in ``52B``, 1/100 in ``7.7%``.
         decimals: Printed digits after the point.
         text: The digits as printed.
-        span: Where the digits stand.
+        span: Where the digits are in the file.
     """
 
     number: Fraction
@@ -83,7 +83,7 @@ class Figure:
 
     @property
     def last_place(self) -> Fraction:
-        """What one unit in the last printed place is worth."""
+        """What 1 in the last printed digit is worth."""
         return self.unit / Fraction(10**self.decimals)
 
 
@@ -118,13 +118,13 @@ class Row:
     Attributes:
         line: Its line in the file, from 1.
         cells: Its cells as printed.
-        label: What tells it from other rows.
-        group: Cells that a baseline must share: model, precision, batch size of a device.
+        label: A name for the row, from the cells that distinguish it.
+        group: Cells that its baseline has in common: model, precision, batch size per device.
         figures: What could be read, by quantity.
         blanks: Cells of derived quantities that are empty.
         numbers: The leading number of every cell; None where there is none.
         changes: Changes stated inside cells.
-        absent: Cells that say that there is no figure, such as ``OOM``, and empty ones.
+        absent: Cells without a figure, such as ``OOM``, and empty ones.
         problems: What could not be read, in words, by quantity.
     """
 
@@ -158,9 +158,9 @@ class PublishedTable:
         headings: The columns' headings as printed.
         columns: The column of each quantity, from 0.
         rows: The rows that hold anything.
-        constants: What holds for every row.
-        ambiguous: Constants that the text states more than once, in words.
-        notes: What was not understood, in words.
+        constants: Values that hold for every row.
+        ambiguous: The problem with each constant that the text states with two values.
+        notes: Problems with its columns, in words.
     """
 
     title: str

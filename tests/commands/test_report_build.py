@@ -163,7 +163,7 @@ class TestOurReports:
                 "h200-deepspeed-zero.md",
                 "fixtures/runs/h200_zero1/run.json",
                 ("580.159.04", "590.1"),
-                {("Which", "580.159.04", "590.1")},
+                {("Value", "580.159.04", "590.1")},
             ),
         ],
     )
@@ -305,7 +305,7 @@ class TestBlocks:
             ("bubble --pp 4 -o out.svg", "writes a file"),
             ("checkpoint nowhere", "does not exist"),
             ("checkpoint --size 52Q", "is not a model size"),
-            ("checkpoint --nonsense", "ended with 2"),
+            ("checkpoint --nonsense", "No such option: --nonsense"),
             ("checkpoint --size 7B :: Nonsense", "there is no section 'Nonsense'"),
             ("checkpoint 'x", "the command cannot be read"),
         ],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.sources.published.headings import understand
+from perfscope.sources.published.headings import describe_columns
 from perfscope.sources.published.markdown import Cell, parse_markdown, split_lines
 from perfscope.tables.published import Quantity, Span
 from tests.commands.report_cli import Run, run
@@ -239,7 +239,7 @@ BAD = {
         "| GPUs | TFlops | TFlops |\n| - | - | - |\n| 64 | 52 | 3 |\n",
         "both state TFLOPs per GPU",
     ),
-    "merged headings": (TABLE.replace("| ---: | ---: | -: |", "| ---: | ---: |"), "10 headings stand above 9 columns"),
+    "merged headings": (TABLE.replace("| ---: | ---: | -: |", "| ---: | ---: |"), "10 headings are above 9 columns"),
 }
 
 
@@ -339,17 +339,17 @@ rows = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12))
 def test_it_writes_what_the_reports_own_one_liner_writes(table: list[tuple[int, int, int, str, int]]) -> None:
-    from perfscope.analyzers.published.check import analyze
-    from perfscope.regenerate.refresh import apply_cells
-    from perfscope.sources.published.tables import understand as read_table
+    from perfscope.analyzers.published.check import check_tables
+    from perfscope.regenerate.refresh import replace_cells
+    from perfscope.sources.published.tables import read_table
     from perfscope.tables.published import Constant
 
     head = "| GPUs | Size | GBS | Speed | TFlops | Notes |\n| --- | --- | --- | --- | --- | --- |\n"
     text = head + "".join(f"| {g} | {s}B | {b} | {t}s | {old / 10} | x |\n" for g, s, b, t, old in table)
     document = parse_markdown(text, "t.md")
-    understood = read_table(document.grids[0], {Quantity.SEQ_LEN: Constant(1024, "test")}, {})
-    assert understood is not None
-    after = apply_cells(document, analyze([understood]).differences)
+    published = read_table(document.grids[0], {Quantity.SEQ_LEN: Constant(1024, "test")}, {})
+    assert published is not None
+    after = replace_cells(document, check_tables([published]).differences)
     for ours, theirs in zip(after.splitlines(), map(one_liner, text.splitlines()), strict=True):
         assert ours.split() == theirs.split() or halfway(ours)
 
@@ -406,11 +406,11 @@ HEADINGS = {
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_headings_mean_what_people_write(heading: str) -> None:
     sizes = [[Cell("52B", Span(1, 0, 3))]]
-    assert understand([heading], sizes)[0].quantity is HEADINGS[heading]
+    assert describe_columns([heading], sizes)[0].quantity is HEADINGS[heading]
 
 
 def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
-    assert understand(["Model"], [[Cell("bert", Span(1, 0, 4))]])[0].quantity is None
+    assert describe_columns(["Model"], [[Cell("bert", Span(1, 0, 4))]])[0].quantity is None
 
 
 NODES = """\

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope.errors import SourceError
+from perfscope.files import read_text
 from perfscope.sources.checkpoints.dangers import dangers
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.names import is_tracker, iteration, layout_of, read_name
 from perfscope.sources.checkpoints.roles import held_in_safetensors, held_in_torch_file, role_of
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.torch_files import TorchDamage, TorchFile, read_torch_file
-from perfscope.sources.published.markdown import read_text
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Held, Kind, Layout, Role
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")

@@ -1,7 +1,7 @@
-"""Markdown as lines and tables, with the place of every cell, so that a cell can be changed and nothing else.
+"""Markdown as lines and tables, with the position of every cell, so that a cell can be changed and nothing else.
 
-markdown-it-py says which lines are tables (and which only look like one: code, HTML); the cells' places in a line are
-found here and checked against what it read.
+markdown-it-py finds the lines that are tables (and those that only look like one: code, HTML); the positions of the
+cells in a line are found here and compared with its result.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from perfscope.errors import SourceError
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from perfscope.files import read_text
 from perfscope.tables.published import Span
 
-if TYPE_CHECKING:
-    from markdown_it.token import Token
-
-_LARGEST_FILE = 64 * 2**20
-# What markdown-it takes as the end of a line; str.splitlines knows more, and would shift every line after them.
+# The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
 _DELIMITER = re.compile(r"[\s>]*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*")
@@ -31,7 +29,7 @@ _MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: its text without the blanks around it, and where that text stands."""
+    """One cell: its text without the blanks around it, and the position of that text."""
 
     text: str
     span: Span
@@ -39,15 +37,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table as it is printed.
+    """A table as printed.
 
     Attributes:
-        title: The nearest heading above it; empty where there is none.
+        title: The nearest heading above it; empty without one.
         line: The line of its heading row, from 1.
         last_line: The line of its last row.
         headings: The cells of its heading row.
         rows: The cells of each row; a row can hold fewer or more than the heading row.
-        rows_lines: The line of each row.
+        row_lines: The line of each row.
     """
 
     title: str
@@ -55,7 +53,7 @@ class Grid:
     last_line: int
     headings: tuple[Cell, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    rows_lines: tuple[int, ...]
+    row_lines: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,11 @@ class Document:
     """A markdown file.
 
     Attributes:
-        path: Where it was read.
+        path: The file.
         lines: Its lines, each with its line end.
         headings: Its headings in order.
         grids: Its tables in order.
-        unread: Lines that look like a table and are none, in words.
+        unread: Lines that only look like a table, in words.
     """
 
     path: str
@@ -95,27 +93,8 @@ def read_markdown(path: Path) -> Document:
     return parse_markdown(read_text(path), os.fspath(path))
 
 
-def read_text(path: Path) -> str:
-    """Read a text file so that ``encode("utf-8", "surrogateescape")`` gives its bytes again.
-
-    Raises:
-        SourceError: The file cannot be read, is too large, or is no text.
-    """
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise SourceError(path, f"is larger than {_LARGEST_FILE >> 20} MiB", hint="is it a report?")
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(path, f"cannot be read: {error.strerror}") from None
-    if b"\0" in content:
-        raise SourceError(path, "is no text: it holds zero bytes")
-    return content.decode("utf-8", "surrogateescape")
-
-
 def parse_markdown(text: str, path: str) -> Document:
     """Find the headings and tables of a text; generated blocks (between perfscope markers) are not read."""
-    from markdown_it import MarkdownIt
-
     lines = split_lines(text)
     tokens = MarkdownIt("commonmark").enable("table").parse(text.removeprefix("\ufeff"))
     headings = tuple(_headings(tokens))
@@ -131,7 +110,7 @@ def parse_markdown(text: str, path: str) -> Document:
             unread.append(f"line {first + 1}: the table's cells cannot be told apart")
         else:
             grids.append(grid)
-    unread.extend(_lookalikes(lines, tokens, grids))
+    unread.extend(_explain_lookalikes(lines, tokens, grids))
     return Document(path, tuple(lines), headings, tuple(grids), tuple(unread))
 
 
@@ -158,7 +137,7 @@ def split_cells(line: str, line_number: int, start: int = 0) -> list[Cell]:
         start += 1
     bars = [at for at in range(start, end) if line[at] == "|" and (at == start or line[at - 1] != "\\")]
     edges = [start - 1, *bars, end]
-    cells = [_cell(line, line_number, left + 1, right) for left, right in pairwise(edges)]
+    cells = [_cell(line, line_number, before + 1, after) for before, after in pairwise(edges)]
     if bars and bars[0] == start:
         cells = cells[1:]
     if bars and bars[-1] == end - 1:
@@ -166,22 +145,20 @@ def split_cells(line: str, line_number: int, start: int = 0) -> list[Cell]:
     return cells
 
 
-def _cell(line: str, line_number: int, left: int, right: int) -> Cell:
-    """A cell between two bars; the place of an empty one is its blanks but the first and the last."""
-    text = line[left:right]
+def _cell(line: str, line_number: int, start: int, end: int) -> Cell:
+    """The cell between two bars; the position of an empty one is its blanks without the first and the last."""
+    text = line[start:end]
     stripped = text.strip()
     if not stripped:
-        return Cell("", Span(line_number, min(left + 1, right), max(left + 1, right - 1) if right > left else right))
-    start = left + len(text) - len(text.lstrip())
+        return Cell("", Span(line_number, min(start + 1, end), max(start + 1, end - 1) if end > start else end))
+    start += len(text) - len(text.lstrip())
     return Cell(stripped, Span(line_number, start, start + len(stripped)))
 
 
-def _headings(tokens: Sequence[Token]) -> list[Heading]:
-    found = []
+def _headings(tokens: Sequence[Token]) -> Iterator[Heading]:
     for opening, inline in pairwise(tokens):
         if opening.type == "heading_open" and opening.map is not None:
-            found.append(Heading(opening.map[0] + 1, int(opening.tag[1:]), inline.content.strip()))
-    return found
+            yield Heading(opening.map[0] + 1, int(opening.tag[1:]), inline.content.strip())
 
 
 def _title_above(headings: Sequence[Heading], line: int) -> str:
@@ -190,18 +167,18 @@ def _title_above(headings: Sequence[Heading], line: int) -> str:
 
 
 def _tables(tokens: Sequence[Token]) -> list[tuple[int, list[Token]]]:
-    """Each table's first line, from 0, with its tokens."""
-    found: list[tuple[int, list[Token]]] = []
+    """The first line, from 0, and the tokens of each table."""
+    tables: list[tuple[int, list[Token]]] = []
     inside: list[Token] | None = None
     for token in tokens:
         if token.type == "table_open" and token.map is not None:
             inside = []
-            found.append((token.map[0], inside))
+            tables.append((token.map[0], inside))
         elif token.type == "table_close":
             inside = None
         elif inside is not None:
             inside.append(token)
-    return found
+    return tables
 
 
 def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | None:
@@ -211,26 +188,26 @@ def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | N
             rows.append((token.map[0], []))
         elif token.type == "inline":
             rows[-1][1].append(token.content)
-    placed = [_place(lines[line], line + 1, texts) for line, texts in rows]
-    if not placed or any(row is None for row in placed):
+    located = [_locate_cells(lines[line], line + 1, texts) for line, texts in rows]
+    if not located or any(row is None for row in located):
         return None
-    cells = [tuple(row) for row in placed if row is not None]
+    cells = [tuple(row) for row in located if row is not None]
     numbers = tuple(line + 1 for line, _ in rows)
-    above = _rows_of_headings(cells)
-    headings = _joined(cells[:above]) if above > 1 else cells[0]
-    return Grid(title, numbers[0], numbers[-1], headings, tuple(cells[above:]), numbers[above:])
+    count = _count_heading_rows(cells)
+    headings = _join_headings(cells[:count]) if count > 1 else cells[0]
+    return Grid(title, numbers[0], numbers[-1], headings, tuple(cells[count:]), numbers[count:])
 
 
-def _rows_of_headings(cells: Sequence[Sequence[Cell]]) -> int:
-    """One; where the first is empty, all rows down to the first that holds a figure."""
+def _count_heading_rows(cells: Sequence[Sequence[Cell]]) -> int:
+    """One; if the first row is empty, all rows before the first with a number."""
     if any(cell.text for cell in cells[0]):
         return 1
     numbered = [any(cell.text[:1].isdigit() for cell in row) for row in cells]
     return numbered.index(True) if True in numbered else 1
 
 
-def _joined(rows: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
-    """Headings over several rows, each column's texts in one."""
+def _join_headings(rows: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
+    """Headings of several rows, with the texts of each column in one cell."""
     columns = zip_longest(*rows)
     return tuple(
         Cell(" ".join(cell.text for cell in column if cell and cell.text), next(cell.span for cell in column if cell))
@@ -238,8 +215,8 @@ def _joined(rows: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
     )
 
 
-def _place(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:
-    """Find the cells that markdown-it read in their line; None where they are not there."""
+def _locate_cells(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:
+    """Find the cells that markdown-it read in their line; None if the line has other cells."""
     container = _CONTAINER.match(line)
     for start in (0, container.end() if container else 0):
         cells = split_cells(line, line_number, start)
@@ -251,24 +228,24 @@ def _place(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | No
     return None
 
 
-def _lookalikes(lines: Sequence[str], tokens: Sequence[Token], grids: Sequence[Grid]) -> list[str]:
-    """Lines that a person takes for a table's delimiter, outside of tables and code."""
-    taken = {line for grid in grids for line in range(grid.line, grid.last_line + 2)}
+def _explain_lookalikes(lines: Sequence[str], tokens: Sequence[Token], grids: Sequence[Grid]) -> list[str]:
+    """Lines that look like the delimiter row of a table, outside of tables and code, and tables in HTML, in words."""
+    skipped = {line for grid in grids for line in range(grid.line, grid.last_line + 2)}
     for token in tokens:
         if token.type in ("fence", "code_block", "html_block") and token.map is not None:
-            taken.update(range(token.map[0] + 1, token.map[1] + 1))
-    found = [
+            skipped.update(range(token.map[0] + 1, token.map[1] + 1))
+    problems = [
         f"line {token.map[0] + 1}: a table in HTML is not read; write it as markdown"
         for token in tokens
         if token.type == "html_block" and token.map is not None and "<table" in token.content.lower()
     ]
     for number, line in enumerate(lines[1:], 2):
-        if number in taken or not _DELIMITER.fullmatch(line.rstrip()):
+        if number in skipped or not _DELIMITER.fullmatch(line.rstrip()):
             continue
         above, here = len(split_cells(lines[number - 2], number - 1)), len(split_cells(line, number))
         if above != here:
-            found.append(f"line {number}: looks like a table, but {above} headings stand above {here} columns")
-    return found
+            problems.append(f"line {number}: looks like a table, but {above} headings are above {here} columns")
+    return problems
 
 
 def _generated_lines(lines: Sequence[str]) -> set[int]:

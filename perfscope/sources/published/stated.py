@@ -1,8 +1,8 @@
 """Constants that a report states in its text and not in a column: ``Seq length is 1024``, ``BS=1024, SIZE=104B``.
 
-The statement nearest in the document's own structure counts: under the table's own heading, else under a heading above
-it in the outline; a sequence length also from anywhere else. Two different ones in the same place are ambiguous, and
-nothing is guessed.
+The nearest statement in the outline of the document counts: under the table's own heading, else under a heading above
+it; a sequence length also from anywhere else. Two different values in one part of the text are ambiguous, and neither
+is used.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from perfscope.constants import GIGA, MEGA
 from perfscope.sources.published.markdown import Document, Grid, Heading
 from perfscope.tables.published import Constant, Quantity
 
@@ -43,7 +44,7 @@ _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
     ),
     (Quantity.GLOBAL_BATCH, 1, re.compile(r"\$gbs\s*=\s*(?P<value>\d+)\b")),
 )
-# What a report rarely changes between its sections; how a model is split, it does.
+# What a report rarely changes between its sections, unlike the parallel layout of a model.
 _SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
 _BELOW_ALL = 7
 _LARGEST = 10**15
@@ -61,85 +62,90 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
-    """What the text says for one table: constants, and what it says more than once, in words."""
+class StatedConstants:
+    """The constants that the text states for one table, and the problem with each that it states with two values."""
 
     constants: dict[Quantity, Constant]
     ambiguous: dict[Quantity, str]
     dp_is_gpus: bool
 
 
-def statements(document: Document) -> list[Statement]:
+def find_statements(document: Document) -> list[Statement]:
     """Every constant that the text states, tables excepted."""
     inside = {line for grid in document.grids for line in range(grid.line, grid.last_line + 1)}
-    found: list[Statement] = []
+    statements: list[Statement] = []
     for number, line in enumerate(document.lines, 1):
         if number in inside:
             continue
         for quantity, rank, pattern in _PATTERNS:
-            found.extend(Statement(quantity, _value(quantity, match), number, rank) for match in pattern.finditer(line))
-    return [statement for statement in found if 0 < statement.value < _LARGEST]
+            statements.extend(
+                Statement(quantity, _value(quantity, match), number, rank) for match in pattern.finditer(line)
+            )
+    return [statement for statement in statements if 0 < statement.value < _LARGEST]
 
 
 def _value(quantity: Quantity, match: re.Match[str]) -> int:
     if quantity is not Quantity.PARAMETERS:
         return int(match["value"])
     unit = (match.groupdict().get("unit") or "B").upper()
-    return int(Decimal(match["value"]) * (10**9 if unit == "B" else 10**6))
+    return int(Decimal(match["value"]) * (GIGA if unit == "B" else MEGA))
 
 
-def stated_for(document: Document, grid: Grid, found: Sequence[Statement]) -> Stated:
-    """Say which of the statements hold for one table."""
-    stated = Stated({}, {}, dp_is_gpus=_says_dp_is_gpus(document, grid))
+def state_constants(document: Document, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
+    """The constants of one table, by the statements that apply to it."""
+    stated = StatedConstants({}, {}, dp_is_gpus=_states_dp_is_gpus(document, grid))
     scopes = _scopes(document.headings, grid.line, len(document.lines))
     for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
         everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
         for first, last in [*scopes, *everywhere]:
-            here = [entry for entry in found if entry.quantity is quantity and first <= entry.line <= last]
+            here = [entry for entry in statements if entry.quantity is quantity and first <= entry.line <= last]
             if here:
                 _settle(stated, quantity, here, document, grid)
                 break
     return stated
 
 
-def _settle(stated: Stated, quantity: Quantity, here: Sequence[Statement], document: Document, grid: Grid) -> None:
+def _settle(
+    stated: StatedConstants, quantity: Quantity, here: Sequence[Statement], document: Document, grid: Grid
+) -> None:
     before, after = _neighbours(document, grid)
-    near = _best([entry for entry in here if before <= entry.line <= after])
-    above = _best([entry for entry in near if entry.line < grid.line])
-    everywhere = _best(here)
-    here = next((some for some in (near, above, everywhere) if len({entry.value for entry in some}) == 1), everywhere)
+    near = _most_trusted([entry for entry in here if before <= entry.line <= after])
+    above = _most_trusted([entry for entry in near if entry.line < grid.line])
+    everywhere = _most_trusted(here)
+    candidates = (near, above, everywhere)
+    here = next((entries for entries in candidates if len({entry.value for entry in entries}) == 1), everywhere)
     if len({entry.value for entry in here}) > 1:
-        said = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
-        stated.ambiguous[quantity] = f"the text states the {quantity} as {said}"
+        values = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
+        stated.ambiguous[quantity] = f"the text states the {quantity} as {values}"
     else:
         nearest = min(here, key=lambda entry: abs(entry.line - grid.line))
         stated.constants[quantity] = Constant(nearest.value, f"line {nearest.line}")
 
 
-def _best(entries: Sequence[Statement]) -> list[Statement]:
-    """Those of the most trustworthy kind."""
+def _most_trusted(entries: Sequence[Statement]) -> list[Statement]:
+    """The statements of the most trusted kind."""
     best = min((entry.rank for entry in entries), default=0)
     return [entry for entry in entries if entry.rank == best]
 
 
 def _scopes(headings: Sequence[Heading], line: int, last_line: int) -> list[tuple[int, int]]:
-    """The stretches of lines around a table, from the nearest on.
+    """The ranges of lines around a table whose statements apply to it, from the nearest on.
 
     They are the text under the table's own heading, then its whole section, then the text under each heading above it
-    in the outline (what a chapter says before its sections holds for them; what one section says does not hold for the
-    next).
+    in the outline (the text of a chapter before its first section applies to all of its sections; the text of one
+    section does not apply to the next).
     """
     scopes: list[tuple[int, int]] = []
     level = _BELOW_ALL
     for heading in reversed([heading for heading in headings if heading.line <= line]):
         if heading.level >= level:
             continue
-        later = [other for other in headings if other.line > heading.line]
-        own_end = min((other.line for other in later), default=last_line + 1) - 1
+        following = [later for later in headings if later.line > heading.line]
+        own_end = min((later.line for later in following), default=last_line + 1) - 1
         scopes.append((heading.line, own_end))
         if level == _BELOW_ALL:
             section_end = (
-                min((other.line for other in later if other.level <= heading.level), default=last_line + 1) - 1
+                min((later.line for later in following if later.level <= heading.level), default=last_line + 1) - 1
             )
             scopes.append((heading.line, section_end))
         level = heading.level
@@ -148,14 +154,14 @@ def _scopes(headings: Sequence[Heading], line: int, last_line: int) -> list[tupl
 
 
 def _neighbours(document: Document, grid: Grid) -> tuple[int, int]:
-    """The stretch from the table before to the table after."""
-    before = max((other.last_line for other in document.grids if other.last_line < grid.line), default=0)
+    """The first and the last line between the table before and the table after."""
+    before = max((table.last_line for table in document.grids if table.last_line < grid.line), default=0)
     after = min(
-        (other.line for other in document.grids if other.line > grid.last_line), default=len(document.lines) + 1
+        (table.line for table in document.grids if table.line > grid.last_line), default=len(document.lines) + 1
     )
     return before + 1, after - 1
 
 
-def _says_dp_is_gpus(document: Document, grid: Grid) -> bool:
+def _states_dp_is_gpus(document: Document, grid: Grid) -> bool:
     _, after = _neighbours(document, grid)
     return any(_DP_IS_GPUS.search(line) for line in document.lines[grid.last_line : after])

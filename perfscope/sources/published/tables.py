@@ -1,4 +1,4 @@
-"""Markdown and CSV files as published tables: which columns mean what, and the figures of every row."""
+"""Markdown and CSV files as published tables: the quantity of every column, and the figures of every row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
-from perfscope.sources.published import headings as cells_of
-from perfscope.sources.published.headings import Column
-from perfscope.sources.published.markdown import Cell, Document, Grid, read_markdown, read_text
-from perfscope.sources.published.stated import stated_for, statements
+from perfscope.files import read_text
+from perfscope.sources.published.cells import leading_number, read_changes, read_figure
+from perfscope.sources.published.headings import Column, describe_columns
+from perfscope.sources.published.markdown import Cell, Document, Grid, read_markdown
+from perfscope.sources.published.stated import find_statements, state_constants
 from perfscope.tables.published import DERIVED, Constant, Figure, PublishedTable, Quantity, Row, Span
 
 _LABELS = (
@@ -38,7 +39,7 @@ class PublishedFile:
         path: The file.
         document: The markdown around them; absent for CSV.
         tables: Those tables in order.
-        unread: What looks like a table and is none, and tables that nothing can be recomputed in, in words.
+        unread: Lines that only look like a table, and tables without a column that can be recomputed, in words.
     """
 
     path: str
@@ -47,28 +48,32 @@ class PublishedFile:
     unread: tuple[str, ...]
 
 
-def read_published(path: Path, given: Mapping[Quantity, Constant], wanted: Sequence[Quantity] = ()) -> PublishedFile:
+def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Sequence[Quantity] = ()) -> PublishedFile:
     """Read the tables of a markdown file, or the one of a CSV file.
 
     Args:
         path: The file; ``.csv`` is read as CSV, anything else as markdown.
-        given: Constants that hold whatever the text says.
-        wanted: Derived quantities that are to be added: tables without a derived column are kept too.
+        constants: Values that hold for every table, whatever its text states.
+        added: Derived quantities that will be added: with them, tables without a derived column are read, too.
 
     Raises:
         SourceError: The file cannot be read, or is no text.
     """
     if path.suffix.lower() == ".csv":
-        table = understand(_read_csv(path), given, {}, keep=bool(wanted))
+        table = read_table(_read_csv(path), constants, {}, required=bool(added))
         return PublishedFile(os.fspath(path), None, (table,) if table else (), ())
     document = read_markdown(path)
-    found = statements(document)
+    statements = find_statements(document)
     tables = []
     unread = list(document.unread)
     for grid in document.grids:
-        stated = stated_for(document, grid, found)
-        table = understand(
-            grid, {**stated.constants, **given}, stated.ambiguous, keep=bool(wanted), dp_is_gpus=stated.dp_is_gpus
+        stated = state_constants(document, grid, statements)
+        table = read_table(
+            grid,
+            {**stated.constants, **constants},
+            stated.ambiguous,
+            required=bool(added),
+            dp_is_gpus=stated.dp_is_gpus,
         )
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
@@ -78,82 +83,83 @@ def read_published(path: Path, given: Mapping[Quantity, Constant], wanted: Seque
 
 
 def read_runs(path: Path) -> PublishedTable:
-    """Read a CSV whatever it states.
+    """Read a CSV file, whatever its columns state.
 
     Raises:
         SourceError: It cannot be read.
     """
-    table = understand(_read_csv(path), {}, {}, keep=True)
+    table = read_table(_read_csv(path), {}, {}, required=True)
     assert table is not None
     return table
 
 
-def understand(
+def read_table(
     grid: Grid,
     constants: Mapping[Quantity, Constant],
     ambiguous: Mapping[Quantity, str],
     *,
-    keep: bool = False,
+    required: bool = False,
     dp_is_gpus: bool = False,
 ) -> PublishedTable | None:
-    """Read a table's figures; None where nothing in it can be recomputed or checked, unless it is to be kept."""
+    """Read a table's figures; None if nothing in it can be recomputed or checked, unless the table is required."""
     headings = [cell.text for cell in grid.headings]
-    understood = cells_of.understand(headings, grid.rows)
-    places, notes = _places(understood, headings)
+    columns = describe_columns(headings, grid.rows)
+    indices, notes = _index_quantities(columns, headings)
     rows = [
         row
-        for line, cells in zip(grid.rows_lines, grid.rows, strict=True)
+        for line, cells in zip(grid.row_lines, grid.rows, strict=True)
         if any(cell.text for cell in cells)
-        for row in (_row(line, cells, headings, understood, places),)
+        for row in (_read_row(line, cells, headings, columns, indices),)
     ]
-    derived = any(quantity in places for quantity in DERIVED) or any(row.changes for row in rows)
-    checkable = sum(quantity in places for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in places
-    if not derived and not checkable and not keep and not _doubles_a_result(notes):
+    derived = any(quantity in indices for quantity in DERIVED) or any(row.changes for row in rows)
+    checkable = sum(quantity in indices for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in indices
+    if not derived and not checkable and not required and not _has_ambiguous_result(notes):
         return None
-    if dp_is_gpus and Quantity.GPUS in places and Quantity.DATA_PARALLEL not in places:
-        places = {**places, Quantity.DATA_PARALLEL: places[Quantity.GPUS]}
+    if dp_is_gpus and Quantity.GPUS in indices and Quantity.DATA_PARALLEL not in indices:
+        indices = {**indices, Quantity.DATA_PARALLEL: indices[Quantity.GPUS]}
         rows = [_with_dp(row) for row in rows]
     return PublishedTable(
-        grid.title, grid.line, tuple(headings), places, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
+        grid.title, grid.line, tuple(headings), indices, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
     )
 
 
-def _doubles_a_result(notes: Sequence[str]) -> bool:
-    """Whether a result stands in two columns: then the table is listed with that reason."""
+def _has_ambiguous_result(notes: Sequence[str]) -> bool:
+    """Whether two columns state one derived quantity: then the table is listed with that reason."""
     return any(note.endswith(f"both state {quantity}: neither is used") for note in notes for quantity in DERIVED)
 
 
-def _places(understood: Sequence[Column], headings: Sequence[str]) -> tuple[dict[Quantity, int], list[str]]:
-    places: dict[Quantity, int] = {}
+def _index_quantities(columns: Sequence[Column], headings: Sequence[str]) -> tuple[dict[Quantity, int], list[str]]:
+    """The column of each quantity, and notes about quantities of two columns."""
+    indices: dict[Quantity, int] = {}
     doubled: dict[Quantity, list[int]] = {}
-    for index, column in enumerate(understood):
+    for index, column in enumerate(columns):
         if column.quantity is None:
             continue
-        if column.quantity in places:
-            doubled.setdefault(column.quantity, [places[column.quantity]]).append(index)
+        if column.quantity in indices:
+            doubled.setdefault(column.quantity, [indices[column.quantity]]).append(index)
         else:
-            places[column.quantity] = index
+            indices[column.quantity] = index
     notes = []
-    for quantity, indices in doubled.items():
-        names = " and ".join(f"{headings[index]!r}" for index in indices)
-        del places[quantity]
+    for quantity, repeated in doubled.items():
+        names = " and ".join(f"{headings[index]!r}" for index in repeated)
+        del indices[quantity]
         notes.append(f"the columns {names} both state {quantity}: neither is used")
-    return places, notes
+    return indices, notes
 
 
-def _row(
+def _read_row(
     line: int,
     cells: Sequence[Cell],
     headings: Sequence[str],
-    understood: Sequence[Column],
-    places: Mapping[Quantity, int],
+    columns: Sequence[Column],
+    indices: Mapping[Quantity, int],
 ) -> Row:
     figures: dict[Quantity, Figure] = {}
     blanks: dict[Quantity, Span] = {}
     absent: dict[Quantity, str] = {}
     problems: dict[Quantity, str] = {}
     usable = _usable(cells, headings, problems)
-    for quantity, index in places.items():
+    for quantity, index in indices.items():
         if quantity in problems or index >= len(usable):
             problems.setdefault(quantity, "the row ends before this column")
         elif usable[index].text == "" and quantity in DERIVED:
@@ -162,15 +168,17 @@ def _row(
             absent[quantity] = usable[index].text or "the cell is empty"
         else:
             try:
-                figures[quantity] = cells_of.read_figure(quantity, usable[index], understood[index].unit)
+                figures[quantity] = read_figure(quantity, usable[index], columns[index].unit)
             except UsageError as error:
                 problems[quantity] = error.problem
-    numbers = tuple(cells_of.leading_number(cell) for cell in usable)
-    changes = tuple(change for index, cell in enumerate(usable) for change in cells_of.changes(cell, index))
+    numbers = tuple(leading_number(cell) for cell in usable)
+    changes = tuple(change for index, cell in enumerate(usable) for change in read_changes(cell, index))
     group = tuple(
-        _group_key(usable[index]) for index, column in enumerate(understood) if _groups(column, index, usable)
+        _group_key(usable[index])
+        for index, column in enumerate(columns)
+        if index < len(usable) and _separates_groups(column)
     )
-    label = _label(usable, headings, understood, places) or " ".join(cell.text for cell in cells[:4] if cell.text)
+    label = _label(usable, headings, columns, indices) or " ".join(cell.text for cell in cells[:4] if cell.text)
     texts = tuple(cell.text for cell in cells)
     return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 
@@ -185,23 +193,23 @@ def _usable(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quant
     return ()
 
 
-def _groups(column: Column, index: int, cells: Sequence[Cell]) -> bool:
-    grouping = column.is_group or column.quantity in (Quantity.MICRO_BATCH, Quantity.PARAMETERS, Quantity.SEQ_LEN)
-    return grouping and index < len(cells)
+def _separates_groups(column: Column) -> bool:
+    """Whether rows that differ in this column have no common baseline."""
+    return column.is_group or column.quantity in (Quantity.MICRO_BATCH, Quantity.PARAMETERS, Quantity.SEQ_LEN)
 
 
 def _group_key(cell: Cell) -> str:
     """``16(max)`` and ``16`` are one batch size."""
-    number = cells_of.leading_number(cell)
+    number = leading_number(cell)
     return str(number.number) if number else cell.text
 
 
 def _label(
-    cells: Sequence[Cell], headings: Sequence[str], understood: Sequence[Column], places: Mapping[Quantity, int]
+    cells: Sequence[Cell], headings: Sequence[str], columns: Sequence[Column], indices: Mapping[Quantity, int]
 ) -> str:
-    named = [index for index, column in enumerate(understood) if column.is_label]
-    chosen = named + [places[quantity] for quantity in _LABELS if quantity in places]
-    parts = [f"{headings[i]} {cells[i].text}" for i in dict.fromkeys(chosen) if i < len(cells) and cells[i].text]
+    labels = [index for index, column in enumerate(columns) if column.is_label]
+    labels += [indices[quantity] for quantity in _LABELS if quantity in indices]
+    parts = [f"{headings[i]} {cells[i].text}" for i in dict.fromkeys(labels) if i < len(cells) and cells[i].text]
     return ", ".join(parts) or " ".join(cell.text for cell in cells[:4] if cell.text)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.sources.published.markdown import read_text
+from perfscope.files import read_text
 
 _GPU_LINE = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: .*\))?")
 _VERSIONS = (

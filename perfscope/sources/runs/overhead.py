@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.errors import SourceError
-from perfscope.sources.published.markdown import read_text
+from perfscope.files import read_text
 
 #: What perfscope may cost.
 OUTSIDE_PERCENT, WINDOW_PERCENT, STALL_RATIO, MEMORY_MB, GROWTH_MB = 0.3, 2.0, 0.5, 20.0, 5.0

@@ -1,4 +1,4 @@
-"""What ``perfscope report build`` found, as the neutral document."""
+"""The report of ``perfscope report build``: which blocks of which reports differ from their raw files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfscope.units import format_count
 
 
 def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
-    """Write which blocks of which reports differ from their raw files, cell by cell."""
+    """The neutral document, which lists the stale cells one by one."""
     blocks = [(page, block) for page in pages for block in page.blocks]
     stale = [(page, block) for page, block in blocks if block.is_stale]
     verb = "rewritten" if written else "stale"
@@ -24,13 +24,13 @@ def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
     if stale and not written:
         if any(block.cells for _, block in stale):
             sections.append(_cells(stale))
-        others = tuple(
+        lines = tuple(
             f"{page.page.path}, block at line {block.block.line}: {line}"
             for page, block in stale
             for line in block.lines
         )
-        if others:
-            sections.append(Section("Other lines that differ", notes=tuple(f"`{line}`" for line in others)))
+        if lines:
+            sections.append(Section("Other lines that differ", notes=tuple(f"`{line}`" for line in lines)))
     return Report(title, data, tuple(sections))
 
 

@@ -1,0 +1,16 @@
+"""``perfscope report``: published tables that check themselves, and reports that regenerate themselves."""
+
+from __future__ import annotations
+
+import typer
+
+from perfscope.commands.report.build import build
+from perfscope.commands.report.environment import environment
+from perfscope.commands.report.overhead import overhead
+from perfscope.commands.report.refresh import refresh
+from perfscope.commands.report.runs import runs
+from perfscope.commands.report.table import table
+
+app = typer.Typer(help="Keep published tables right: recompute their cells, regenerate their blocks.")
+for command in (refresh, build, table, runs, environment, overhead):
+    app.command()(command)

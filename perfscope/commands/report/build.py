@@ -1,0 +1,82 @@
+"""``perfscope report build``: reports whose blocks hold what perfscope commands answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from perfscope.commands.options.common import FormatOption
+from perfscope.errors import ExitCode, PerfscopeError
+from perfscope.outcome import Outcome
+from perfscope.regenerate.build import Answer, Commits, build_pages, write_pages
+from perfscope.regenerate.build_report import to_report
+from perfscope.renderers import Format
+from perfscope.report import Report
+
+#: Commands that only read; any other command in a marker is refused.
+READING = ("analyze", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
+_READING_REPORTS = ("table", "runs", "environment", "overhead")
+_WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg")
+_ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
+#: What typer raises about what was typed: it exports only this one of the subclasses.
+_TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def build(
+    context: typer.Context,
+    path: Annotated[Path, typer.Argument(metavar="FILE.md | FOLDER", help="A report, or a folder of reports.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Dry run: list the stale cells, and exit with status 3 if there are any.")
+    ] = False,
+    commits: Annotated[bool, typer.Option("--commits", help="Look up the commits of unchanged files, too.")] = False,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Write the blocks between <!-- perfscope: COMMAND --> and <!-- /perfscope --> again from their raw files."""
+    group = context.find_root().command
+    assert isinstance(group, TyperGroup)
+    pages = build_pages(path, answer_with(group), Commits.LOOKED_UP if commits else Commits.KEPT)
+    if not check:
+        write_pages(pages)
+    is_stale = any(page.stale for page in pages)
+    report = to_report(pages, written=not check)
+    return Outcome(report, format, exit_code=ExitCode.DIFFERENCE if check and is_stale else ExitCode.OK)
+
+
+def answer_with(group: TyperGroup) -> Answer:
+    """A function that runs a command of a group in this process, and returns its report."""
+
+    def answer(words: Sequence[str], folder: Path) -> Report:
+        _refuse_writing(words)
+        name, *arguments = words
+        command = group.get_command(typer.Context(group), name)
+        assert command is not None, f"perfscope {name} does not exist"
+        with contextlib.chdir(folder):
+            try:
+                outcome = command.main(arguments, prog_name=f"perfscope {name}", standalone_mode=False)
+            except _TYPER_USAGE_ERROR as error:
+                raise PerfscopeError(str(error)) from None
+        if not isinstance(outcome, Outcome) or outcome.report is None:
+            raise PerfscopeError("the command gives no report")
+        if outcome.format is not Format.MARKDOWN:
+            raise PerfscopeError("a block holds markdown", hint="leave out --format")
+        if outcome.exit_code not in _ANSWERED:
+            raise PerfscopeError(f"the command exits with status {outcome.exit_code}")
+        return outcome.report
+
+    return answer
+
+
+def _refuse_writing(words: Sequence[str]) -> None:
+    only_reads = words[0] in READING and (words[0] != "report" or (words[1:2] and words[1] in _READING_REPORTS))
+    if not only_reads:
+        raise PerfscopeError(
+            f"{' '.join(words[:2])!r} is no command that only reads", hint=f"allowed: {', '.join(READING)}"
+        )
+    writing = [word for word in words if word.split("=")[0] in _WRITING_OPTIONS]
+    if writing:
+        raise PerfscopeError(f"{writing[0]} writes a file", hint="a block holds what a command prints")
