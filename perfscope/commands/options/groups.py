@@ -35,11 +35,15 @@ def expand_groups(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     for parameter in inspect.signature(command).parameters.values():
         options.extend(_list_options(parameter.name, types[parameter.name], parameter.default))
 
-    @wraps(command)
-    def command_of_options(**values: object) -> Outcome:
-        return command(**{name: _pick_value(name, kind, values) for name, kind in types.items() if name != "return"})
-
     signature = inspect.Signature(options, return_annotation=types["return"])
+
+    @wraps(command)
+    def command_of_options(**typed: object) -> Outcome:
+        values = signature.bind(**typed)
+        values.apply_defaults()
+        groups = {name: _pick_value(name, kind, values.arguments) for name, kind in types.items() if name != "return"}
+        return command(**groups)
+
     command_of_options.__signature__ = signature  # type: ignore[attr-defined]  # what inspect reads first
     command_of_options.__annotations__ = {option.name: option.annotation for option in options}
     return command_of_options
