@@ -1,8 +1,8 @@
-"""How much of a pipeline's time no stage was working, and why.
+"""The share of a pipeline's time in which its stages were idle, and why.
 
 The bubble is 1 - useful / (p x T): p stages, T from the first forward pass of stage 0 to the end of the last backward
-pass on any stage. It is split into what the schedule costs, what unequal stages cost, transfers, and gaps in which the
-host did not keep the device fed; with the useful time they add up to p x T exactly.
+pass on any stage. It is split into the costs of the schedule, of unequal stages, of transfers, and of gaps in which the
+host did not keep the device busy; with the useful time they add up to p x T exactly.
 """
 
 from __future__ import annotations
@@ -15,55 +15,54 @@ from perfscope.errors import MissingInput
 from perfscope.tables.trace import Trace
 from perfscope.wire import PASS_RANGE
 
-if TYPE_CHECKING:
-    from perfscope.analyzers.pipelines.pieces import RankPieces
-    from perfscope.analyzers.pipelines.result import MeasuredBubble
+if TYPE_CHECKING:  # importing what measures pipelines takes 40 ms in every worker, and most traces have no pipeline
+    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+    from perfscope.analyzers.pipelines.rank_passes import RankPasses
 
-# Most traces know of no pipeline: what measures one is not even imported for them.
-_SPEAKS_OF_A_PIPELINE = re.compile(rf"sendrecv|^{PASS_RANGE}|^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
+#: Names that occur in the traces of pipelines only.
+PIPELINE_NAMES = re.compile(rf"sendrecv|^{PASS_RANGE}|^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
 
 
-def measure(trace: Trace) -> RankPieces | None:
-    """The passes of micro-batches in one trace; None where nothing in it speaks of a pipeline."""
-    if not any(map(_SPEAKS_OF_A_PIPELINE.search, trace.names)):
+def measure(trace: Trace) -> RankPasses | None:
+    """The passes of micro-batches in one trace; None for a trace that shows no sign of a pipeline."""
+    if not any(map(PIPELINE_NAMES.search, trace.names)):
         return None
-    from perfscope.analyzers.pipelines.pieces import pieces_of
+    # Takes 40 ms, which only traces of pipelines need.
+    from perfscope.analyzers.pipelines.extraction import extract_passes
 
-    return pieces_of(trace)
+    return extract_passes(trace)
 
 
-def analyze(partials: Sequence[RankPieces]) -> MeasuredBubble:
+def analyze(partials: Sequence[RankPasses]) -> BubbleReport:
     """Put the traces of a pipeline together.
 
     Raises:
-        MissingInput: There is no pipeline in the traces, or they do not tell which ranks make one.
+        MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
     """
     return analyze_pipelines(partials, ())
 
 
-def analyze_pipelines(partials: Sequence[RankPieces], given: Sequence[Sequence[int]]) -> MeasuredBubble:
+def analyze_pipelines(partials: Sequence[RankPasses], pipelines: Sequence[Sequence[int]]) -> BubbleReport:
     """As ``analyze``, with the ranks of each pipeline in the order of stages, where they are known.
 
     Raises:
-        MissingInput: There is no pipeline in the traces, or they do not tell which ranks make one.
+        MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
     """
     if not partials:
         raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
+    # As above: runs without a pipeline end before.
+    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
     from perfscope.analyzers.pipelines.layout import find_pipelines
     from perfscope.analyzers.pipelines.measurement import measure_pipelines
 
-    return measure_pipelines(find_pipelines(_joined(partials), given))
+    return BubbleReport(measure_pipelines(find_pipelines(_join_windows(partials), pipelines)))
 
 
-def _joined(partials: Sequence[RankPieces]) -> list[RankPieces]:
-    """The traces of each rank as one, in the order of time: a run has a trace for every window."""
-    by_rank: dict[object, RankPieces] = {}
-    for one in sorted(partials, key=_began_ns):
-        key = one.rank if one.rank is not None else object()
-        before = by_rank.get(key)
-        by_rank[key] = one if before is None else before.followed_by(one)
+def _join_windows(partials: Sequence[RankPasses]) -> list[RankPasses]:
+    """The traces of each rank as one, in the order of time: a run has a trace for every profiler window."""
+    by_rank: dict[object, RankPasses] = {}
+    for partial in sorted(partials, key=lambda partial: partial.start_ns):
+        key = partial.rank if partial.rank is not None else object()
+        earlier = by_rank.get(key)
+        by_rank[key] = partial if earlier is None else earlier.followed_by(partial)
     return list(by_rank.values())
-
-
-def _began_ns(one: RankPieces) -> int:
-    return min(piece.start_ns for step in one.steps for piece in step.pieces)

@@ -1,38 +1,47 @@
-"""The pipeline bubble of every training step, from the micro-batches that the hooks timed: no trace is needed.
+"""The pipeline bubble of every training step, from the passes that the hooks timed, without a trace.
 
-A pass is timed on the device from when its inputs have arrived to when its last kernel has run, so gaps inside a pass
-count as work here, and T is the longest time of one stage from its first to its last pass; for all but zero-bubble
-schedules that is stage 0. The bubble is 1 - passes / (p x T). What schedule and imbalance leave is transfers and host
-gaps between passes together.
+A pass is timed on the device from the arrival of its inputs to the end of its last kernel, so gaps inside a pass count
+as work, and T is the longest time of a stage from its first to its last pass (except in zero-bubble schedules that
+stage is 0). The bubble is 1 - passes / (p x T). Idle time beyond schedule and imbalance is transfers and host gaps
+between passes, which are not separated.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from perfscope.analyzers.pipelines.recognition import Recognised, of_order
+from perfscope.analyzers.pipelines.recognition import RecognisedSchedule, recognise_order
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section
-from perfscope.schedules.orders import Kind, Op
-from perfscope.schedules.simulator import Deadlock, simulate
+from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.schedules.operations import Op, PassKind
+from perfscope.schedules.simulator import Deadlock, Timing, simulate
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.run import Run
+from perfscope.wire import PROFILED
 
 
 @dataclass(frozen=True, slots=True)
 class StageMean:
-    """One stage in a mean step, in nanoseconds; what the schedule tells is absent where it was not recognised."""
+    """One stage in a mean step, in nanoseconds.
+
+    Attributes:
+        ranks: The ranks of the stage, one for each pipeline that ran side by side.
+        useful: Time of its passes.
+        idle: The rest of the section.
+        schedule, imbalance, transfer_and_host: The parts of the idle time; absent where the schedule was not
+            recognised.
+    """
 
     ranks: tuple[int, ...]
     useful: int
     idle: int
     schedule: int | None
     imbalance: int | None
-    rest: int | None
+    transfer_and_host: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +49,13 @@ class PipelineSteps:
     """The bubble of a run.
 
     Attributes:
-        section_ns: T, the mean of the undisturbed steps.
+        section_ns: T, the mean of the steady-state steps.
         profiled_section_ns: The mean of the steps inside profiler windows; absent without a window.
-        stages: Each stage.
+        stages: The mean of each stage.
         theory: Idle share for equal stages; absent where the schedule was not recognised.
         schedule: Its name; absent likewise.
-        microbatches: How many in a step.
-        steps: The numbers of the steps that the means are over.
+        microbatches: Micro-batches in a step.
+        steps: The numbers of the steady-state steps.
         shares: The bubble of each of them.
         notes: What a reader must know.
     """
@@ -66,10 +75,10 @@ class PipelineSteps:
         """Idle time over p x T."""
         return Fraction(sum(stage.idle for stage in self.stages), len(self.stages) * self.section_ns)
 
-    def share(self, name: str) -> float | None:
-        """One part of all stages over p x T."""
-        parts = [getattr(stage, name) for stage in self.stages]
-        return None if None in parts else sum(parts) / (len(parts) * self.section_ns)
+    def share(self, part: str) -> float | None:
+        """One part of the idle time of all stages over p x T."""
+        times = [getattr(stage, part) for stage in self.stages]
+        return None if None in times else sum(times) / (len(times) * self.section_ns)
 
     def data(self) -> Json:
         """The value of ``results.pipeline_steps``."""
@@ -78,10 +87,10 @@ class PipelineSteps:
             "theory_fraction_of_total": None if self.theory is None else float(self.theory),
             "schedule_fraction_of_total": self.share("schedule"),
             "imbalance_fraction_of_total": self.share("imbalance"),
-            "transfer_and_host_fraction_of_total": self.share("rest"),
+            "transfer_and_host_fraction_of_total": self.share("transfer_and_host"),
             "stages": [self._stage_data(stage, mean) for stage, mean in enumerate(self.stages)],
             "section_us": self.section_ns / NS_PER_US,
-            "profiled_section_us": _us(self.profiled_section_ns),
+            "profiled_section_us": in_unit(self.profiled_section_ns, NS_PER_US),
             "microbatches": self.microbatches,
             "schedule": self.schedule,
             "p": len(self.stages),
@@ -98,9 +107,9 @@ class PipelineSteps:
             "rank": mean.ranks[0],
             "useful_us": mean.useful / NS_PER_US,
             "idle_us": mean.idle / NS_PER_US,
-            "schedule_us": _us(mean.schedule),
-            "imbalance_us": _us(mean.imbalance),
-            "transfer_and_host_us": _us(mean.rest),
+            "schedule_us": in_unit(mean.schedule, NS_PER_US),
+            "imbalance_us": in_unit(mean.imbalance, NS_PER_US),
+            "transfer_and_host_us": in_unit(mean.transfer_and_host, NS_PER_US),
         }
         return {**row, "ranks": list(mean.ranks)} if len(mean.ranks) > 1 else row
 
@@ -113,9 +122,9 @@ class PipelineSteps:
                 str(stage),
                 ", ".join(map(str, mean.ranks)),
                 mean.useful / NS_PER_MS,
-                _ms(mean.schedule),
-                _ms(mean.imbalance),
-                _ms(mean.rest),
+                in_unit(mean.schedule, NS_PER_MS),
+                in_unit(mean.imbalance, NS_PER_MS),
+                in_unit(mean.transfer_and_host, NS_PER_MS),
                 100 * mean.idle / self.section_ns,
             )
             for stage, mean in enumerate(self.stages)
@@ -123,63 +132,87 @@ class PipelineSteps:
         return (Section("Pipeline bubble of every step", columns, rows, notes=(*self._headline(), *self.notes)),)
 
     def _headline(self) -> list[str]:
-        share, low, high = (
-            float(100 * value) for value in (self.fraction_of_total, min(self.shares), max(self.shares))
-        )
-        theory = "" if self.theory is None else f"; the schedule alone would leave {float(100 * self.theory):.1f} %"
+        bubble, low, high = percent(self.fraction_of_total), percent(min(self.shares)), percent(max(self.shares))
+        theory = "" if self.theory is None else f"; {percent(self.theory):.1f} % is due to the schedule alone"
         return [
-            f"{share:.1f} % of p x T is bubble ({low:.1f} to {high:.1f} % in {len(self.steps)} undisturbed "
+            f"{bubble:.1f} % of p x T is bubble ({low:.1f} to {high:.1f} % in {len(self.steps)} steady-state "
             f"steps){theory}.",
             f"Schedule: {self.schedule or 'not recognised'}, {len(self.stages)} stages, {self.microbatches} "
-            f"micro-batches. T is {self.section_ns / NS_PER_MS:.2f} ms{self._profiled()}.",
-            "From the hooks' own times: gaps inside a pass count as work, and transfers are not told from host gaps.",
+            f"micro-batches. T is {self.section_ns / NS_PER_MS:.2f} ms{self._profiled_section()}.",
+            "From the hooks' own times: gaps inside a pass count as work; transfers and host gaps are not separated.",
         ]
 
-    def _profiled(self) -> str:
+    def _profiled_section(self) -> str:
         if self.profiled_section_ns is None:
             return ""
-        slower = 100 * (self.profiled_section_ns / self.section_ns - 1)
-        return f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slower:+.1f} %)"
+        slowdown = percent(self.profiled_section_ns / self.section_ns - 1)
+        return f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slowdown:+.1f} %)"
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedPipeline:
+    """The timed steps of every rank, and the ranks of each stage.
+
+    Attributes:
+        by_rank: The steps of each rank's last process, by number.
+        stages: The ranks of each stage, one for each pipeline that ran side by side.
+    """
+
+    by_rank: Mapping[int, Mapping[int, MicroBatches]]
+    stages: tuple[tuple[int, ...], ...]
+
+    def section(self, step: int) -> int:
+        """T of one step: the longest span of a stage, a mean over the pipelines that ran side by side."""
+        return max(_mean([self.by_rank[rank][step].span_ns for rank in ranks]) for ranks in self.stages)
+
+    def busy(self, ranks: tuple[int, ...], steps: Sequence[int]) -> int:
+        """Mean time of the passes of a stage."""
+        return _mean([self.by_rank[rank][step].busy_ns for rank in ranks for step in steps])
+
+    def share(self, step: int) -> Fraction:
+        """The bubble of one step."""
+        busy = sum(self.busy(ranks, [step]) for ranks in self.stages)
+        return 1 - Fraction(busy, len(self.stages) * self.section(step))
 
 
 def analyze(run: Run) -> PipelineSteps:
-    """Average the undisturbed steps of every stage.
+    """Average the steady-state steps of every stage.
 
     Raises:
-        MissingInput: The run has no pipeline, a stage told nothing, or no step is whole.
+        MissingInput: The run has no pipeline, a stage timed nothing, or no step was timed on every stage.
     """
     by_rank = _last_attempts(run.micro_batches)
     if not by_rank:
         raise MissingInput("no pipeline: no rank timed micro-batches")
-    places: dict[int, list[int]] = defaultdict(list)
-    for rank, steps in by_rank.items():
-        places[next(iter(steps.values())).device].append(rank)
+    ranks_of: dict[int, list[int]] = defaultdict(list)
+    for rank, records in by_rank.items():
+        ranks_of[next(iter(records.values())).device].append(rank)
     devices = next(iter(next(iter(by_rank.values())).values())).devices
-    missing = sorted(set(range(devices)) - set(places))
+    missing = sorted(set(range(devices)) - set(ranks_of))
     if missing:
         raise MissingInput(f"stages {', '.join(map(str, missing))} of the pipeline timed no micro-batches")
-    whole = sorted(set.intersection(*(set(steps) for steps in by_rank.values())))
-    windows = _windows(run)
-    kept = [step for step in whole if step > 1 and not windows.get(step)] or whole
-    if not kept:
+    common = sorted(set.intersection(*(set(records) for records in by_rank.values())))
+    windows = _profiler_windows(run)
+    steady = [step for step in common if step > 1 and not windows.get(step)] or common
+    if not steady:
         raise MissingInput("no step was timed on every stage")
-    profiled = [step for step in whole if windows.get(step) == "profiled"]
-    return _result(by_rank, [tuple(places[device]) for device in range(devices)], kept, profiled)
+    pipeline = _TimedPipeline(by_rank, tuple(tuple(ranks_of[device]) for device in range(devices)))
+    return _average(pipeline, steady, [step for step in common if windows.get(step) == PROFILED])
 
 
 def _last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:
     """The steps of each rank's last process by number."""
     attempts: dict[int, int] = {}
-    for one in records:
-        attempts[one.rank] = max(attempts.get(one.rank, 0), one.attempt)
-    found: dict[int, dict[int, MicroBatches]] = defaultdict(dict)
-    for one in records:
-        if one.attempt == attempts[one.rank]:
-            found[one.rank][one.step] = one
-    return dict(sorted(found.items()))
+    for record in records:
+        attempts[record.rank] = max(attempts.get(record.rank, 0), record.attempt)
+    by_rank: dict[int, dict[int, MicroBatches]] = defaultdict(dict)
+    for record in records:
+        if record.attempt == attempts[record.rank]:
+            by_rank[record.rank][record.step] = record
+    return dict(sorted(by_rank.items()))
 
 
-def _windows(run: Run) -> dict[int, str]:
+def _profiler_windows(run: Run) -> dict[int, str]:
     """How a profiler disturbed each step, on any rank."""
     return {
         int(step): str(window)
@@ -189,50 +222,36 @@ def _windows(run: Run) -> dict[int, str]:
     }
 
 
-def _result(
-    by_rank: Mapping[int, Mapping[int, MicroBatches]],
-    places: Sequence[tuple[int, ...]],
-    kept: Sequence[int],
-    profiled: Sequence[int],
-) -> PipelineSteps:
-    sections = [_section(by_rank, places, step) for step in kept]
-    section = round(sum(sections) / len(sections))
-    useful = [_mean([by_rank[rank][step].busy_ns for rank in ranks for step in kept]) for ranks in places]
-    found, theory, schedule, as_they_are = _simulated(by_rank, places, kept)
-    stages = tuple(
-        StageMean(
-            ranks=ranks,
-            useful=busy,
-            idle=section - busy,
-            schedule=None if schedule is None else schedule[device],
-            imbalance=None if schedule is None else as_they_are - busy - schedule[device],
-            rest=None if schedule is None else section - as_they_are,
+def _average(pipeline: _TimedPipeline, steady: Sequence[int], profiled: Sequence[int]) -> PipelineSteps:
+    section = _mean([pipeline.section(step) for step in steady])
+    recognised, simulation = _simulate(pipeline, steady)
+    stages = []
+    for device, ranks in enumerate(pipeline.stages):
+        busy = pipeline.busy(ranks, steady)
+        schedule = simulation.schedule[device] if simulation else None
+        stages.append(
+            StageMean(
+                ranks=ranks,
+                useful=busy,
+                idle=section - busy,
+                schedule=schedule,
+                imbalance=simulation.section - busy - schedule if simulation and schedule is not None else None,
+                transfer_and_host=section - simulation.section if simulation else None,
+            )
         )
-        for device, (ranks, busy) in enumerate(zip(places, useful, strict=True))
-    )
-    shares = tuple(_share(by_rank, places, step) for step in kept)
-    forwards = sum(total.count for total in by_rank[places[0][0]][kept[-1]].totals if total.kind == Kind.FORWARD)
+    last_step = pipeline.by_rank[pipeline.stages[0][0]][steady[-1]]
+    forwards = sum(total.count for total in last_step.totals if total.kind == PassKind.FORWARD)
     return PipelineSteps(
         section_ns=section,
-        profiled_section_ns=_mean([_section(by_rank, places, step) for step in profiled]) if profiled else None,
-        stages=stages,
-        theory=theory,
-        schedule=found.name if found else None,
-        microbatches=found.plan.microbatches if found else forwards,
-        steps=tuple(kept),
-        shares=shares,
+        profiled_section_ns=_mean([pipeline.section(step) for step in profiled]) if profiled else None,
+        stages=tuple(stages),
+        theory=simulation.theory if simulation else None,
+        schedule=recognised.name if recognised else None,
+        microbatches=recognised.plan.microbatches if recognised else forwards,
+        steps=tuple(steady),
+        shares=tuple(pipeline.share(step) for step in steady),
         notes=(),
     )
-
-
-def _section(by_rank: Mapping[int, Mapping[int, MicroBatches]], places: Sequence[tuple[int, ...]], step: int) -> int:
-    """T of one step: the longest span of a stage, a mean over the pipelines that ran side by side."""
-    return max(_mean([by_rank[rank][step].span_ns for rank in ranks]) for ranks in places)
-
-
-def _share(by_rank: Mapping[int, Mapping[int, MicroBatches]], places: Sequence[tuple[int, ...]], step: int) -> Fraction:
-    busy = sum(_mean([by_rank[rank][step].busy_ns for rank in ranks]) for ranks in places)
-    return 1 - Fraction(busy, len(places) * _section(by_rank, places, step))
 
 
 def _mean(values: Sequence[int]) -> int:
@@ -240,49 +259,54 @@ def _mean(values: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _MeanTimes:
-    """Each kind of pass on each virtual stage takes its mean: a Timing of the simulator."""
+class _MeanTiming(Timing):
+    """The mean time of each kind of pass on each virtual stage."""
 
-    work: dict[tuple[Kind, int], int]
+    work: dict[tuple[PassKind, int], int]
 
-    def of(self, op: Op) -> int:
+    def time_of(self, op: Op) -> int:
         return self.work[op.kind, op.stage]
 
-    def transfer_of(self, op: Op, sender: int) -> int:  # noqa: ARG002 - a part of Timing
-        return 0
 
-    def held_by(self, op: Op) -> int:  # noqa: ARG002 - a part of Timing
-        return 0
+@dataclass(frozen=True, slots=True)
+class _Simulation:
+    """The recognised schedule, simulated with mean times.
+
+    Attributes:
+        theory: Idle share for equal stages.
+        schedule: Each stage's idle time for equal stages.
+        section: T for the stages with their own times.
+    """
+
+    theory: Fraction
+    schedule: tuple[int, ...]
+    section: int
 
 
-def _simulated(
-    by_rank: Mapping[int, Mapping[int, MicroBatches]], places: Sequence[tuple[int, ...]], kept: Sequence[int]
-) -> tuple[Recognised | None, Fraction | None, list[int] | None, int]:
-    """The schedule, the theory, each stage's idle time with equal stages, and the section of the stages as they are."""
-    found = of_order([by_rank[ranks[0]][kept[-1]].order for ranks in places])
-    if found is None:
-        return None, None, None, 0
-    times: dict[tuple[Kind, int], list[int]] = defaultdict(lambda: [0, 0])
-    for steps in by_rank.values():
-        for total in (total for step in kept for total in steps[step].totals):
-            time = times[Kind(total.kind), total.stage]
-            time[0] += total.count
-            time[1] += total.time_ns
-    own = {key: round(time / count) for key, (count, time) in times.items()}
-    kinds = {kind for kind, _ in own}
-    equal = {kind: _mean([time for (other, _), time in own.items() if other is kind]) for kind in kinds}
+def _simulate(
+    pipeline: _TimedPipeline, steady: Sequence[int]
+) -> tuple[RecognisedSchedule, _Simulation] | tuple[None, None]:
+    recognised = recognise_order([pipeline.by_rank[ranks[0]][steady[-1]].order for ranks in pipeline.stages])
+    if recognised is None:
+        return None, None
+    mean_times = _average_passes(pipeline, steady)
+    kinds = {kind for kind, _ in mean_times}
+    equal = {kind: _mean([time for (of_kind, _), time in mean_times.items() if of_kind is kind]) for kind in kinds}
     try:
-        ideal = simulate(found.plan, _MeanTimes({(kind, stage): equal[kind] for kind, stage in own}))
-        as_they_are = simulate(found.plan, _MeanTimes(own)).section
+        ideal = simulate(recognised.plan, _MeanTiming({(kind, stage): equal[kind] for kind, stage in mean_times}))
+        section = simulate(recognised.plan, _MeanTiming(mean_times)).section
     except (Deadlock, KeyError):
-        return None, None, None, 0
-    schedule = [ideal.section - ideal.busy(device) for device in range(len(places))]
-    return found, ideal.fraction_of_total, schedule, as_they_are
+        return None, None
+    schedule = tuple(ideal.section - ideal.busy(device) for device in range(len(pipeline.stages)))
+    return recognised, _Simulation(ideal.fraction_of_total, schedule, section)
 
 
-def _us(value: int | None) -> float | None:
-    return None if value is None else value / NS_PER_US
-
-
-def _ms(value: int | None) -> float | None:
-    return None if value is None else value / NS_PER_MS
+def _average_passes(pipeline: _TimedPipeline, steady: Sequence[int]) -> dict[tuple[PassKind, int], int]:
+    """The mean time of each kind of pass on each virtual stage."""
+    counts: Counter[tuple[PassKind, int]] = Counter()
+    times: Counter[tuple[PassKind, int]] = Counter()
+    for records in pipeline.by_rank.values():
+        for total in (total for step in steady for total in records[step].totals):
+            counts[PassKind(total.kind), total.stage] += total.count
+            times[PassKind(total.kind), total.stage] += total.time_ns
+    return {key: round(times[key] / counts[key]) for key in counts}

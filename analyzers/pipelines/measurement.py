@@ -1,7 +1,7 @@
-"""Measured pipelines put together: the mean over complete steps and over pipelines, stage by stage.
+"""Measures pipelines: every complete step, decomposed, of every pipeline that ran side by side.
 
 A step is complete where every stage ran it with as many forward as backward passes. A stage's figures are means over
-the complete steps and over the pipelines that ran side by side.
+the complete steps and over the pipelines.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perfscope.analyzers.pipelines.clocks import Clocks, align
-from perfscope.analyzers.pipelines.decomposition import StepParts, decompose, equal_stages, without_schedule
+from perfscope.analyzers.pipelines.bubble import MeasuredBubble, MeasuredStep
+from perfscope.analyzers.pipelines.clocks import Clocks, align_clocks
+from perfscope.analyzers.pipelines.decomposition import StepParts, compare_with_theory, decompose, sum_idle_time
 from perfscope.analyzers.pipelines.layout import Pipeline
-from perfscope.analyzers.pipelines.pieces import Piece, RankPieces, RankStep
-from perfscope.analyzers.pipelines.recognition import Recognised, recognise
-from perfscope.analyzers.pipelines.result import MeasuredBubble, MeasuredStep
+from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankPasses, RankStep
+from perfscope.analyzers.pipelines.recognition import RecognisedSchedule, recognise_passes
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.schedules.lanes import Bar, Chart, Lane, scaled_chart_of
-from perfscope.schedules.orders import Block, Kind
+from perfscope.schedules.gantt import Bar, GanttChart, Lane, draw_scaled_timeline
+from perfscope.schedules.operations import Block, PassKind
 from perfscope.schedules.simulator import Deadlock
 
 
@@ -30,144 +31,140 @@ def measure_pipelines(pipelines: Sequence[Pipeline]) -> MeasuredBubble:
     steps: list[MeasuredStep] = []
     notes: list[str] = []
     for pipeline in pipelines:
-        found, said = _measure(pipeline)
-        steps.extend(found)
-        notes.extend(line for line in said if line not in notes)
+        pipeline_steps, pipeline_notes = _measure_pipeline(pipeline)
+        steps.extend(pipeline_steps)
+        notes.extend(note for note in pipeline_notes if note not in notes)
     if not steps:
-        raise MissingInput("no training step is whole on every stage" + "".join(f"; {line}" for line in notes))
-    usual = Counter(step.shape for step in steps).most_common(1)[0][0]
-    kept = tuple(step for step in steps if step.shape == usual)
-    if len(kept) < len(steps):
-        notes.append(f"{len(steps) - len(kept)} steps with other micro-batches than most are left out.")
+        raise MissingInput("no training step is complete on every stage" + "".join(f"; {note}" for note in notes))
+    usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
+    usual_steps = tuple(step for step in steps if step.shape == usual_shape)
+    if len(usual_steps) < len(steps):
+        notes.append(f"{len(steps) - len(usual_steps)} steps with unusual micro-batches are excluded.")
     ranks = tuple(
         tuple(rank for pipeline in pipelines if (rank := pipeline.ranks[stage]) is not None)
         for stage in range(len(pipelines[0].ranks))
     )
-    return MeasuredBubble(ranks=ranks, steps=kept, notes=tuple(notes))
+    return MeasuredBubble(ranks=ranks, steps=usual_steps, notes=tuple(notes))
 
 
-def _measure(pipeline: Pipeline) -> tuple[list[MeasuredStep], list[str]]:
-    present = [one for one in pipeline.pieces if one is not None]
-    clocks = align(present)
+def _measure_pipeline(pipeline: Pipeline) -> tuple[list[MeasuredStep], list[str]]:
+    clocks = align_clocks(pipeline.traced)
     offsets = iter(clocks.offset_ns)
-    stages = [None if one is None else _on_the_clock(one, next(offsets)) for one in pipeline.pieces]
-    steps: list[MeasuredStep] = []
+    stages = [None if stage is None else _index_steps(stage, next(offsets)) for stage in pipeline.stages]
+    traced = [steps for steps in stages if steps is not None]
+    measured: list[MeasuredStep] = []
     incomplete = 0
-    for key in dict.fromkeys(key for stage in stages if stage is not None for key in stage):
-        row = [None if stage is None else stage.get(key) for stage in stages]
-        if any(step is None for step, stage in zip(row, stages, strict=True) if stage is not None):
+    for key in dict.fromkeys(key for steps in traced for key in steps):
+        if all(key in steps for steps in traced) and _is_complete([steps[key] for steps in traced]):
+            label, _ = key
+            measured.append(_measure_step(label, [None if steps is None else steps[key] for steps in stages]))
+        else:
             incomplete += 1
-            continue
-        if not _is_complete([step for step in row if step is not None]):
-            incomplete += 1
-            continue
-        steps.append(_step(key[0], row))
-    return steps, _notes(pipeline, present, clocks, incomplete)
+    return measured, _notes(pipeline, clocks, incomplete)
 
 
-def _on_the_clock(one: RankPieces, offset_ns: int) -> dict[tuple[str, int], RankStep]:
+def _index_steps(stage: RankPasses, offset_ns: int) -> dict[tuple[str, int], RankStep]:
     """The steps of a rank that have passes, by label and count, on the common clock."""
     counts: Counter[str] = Counter()
-    found = {}
-    for step in one.steps:
-        if step.pieces:
-            found[step.label, counts[step.label]] = step.shifted(offset_ns) if offset_ns else step
+    steps = {}
+    for step in stage.steps:
+        if step.passes:
+            steps[step.label, counts[step.label]] = step.shifted(offset_ns) if offset_ns else step
             counts[step.label] += 1
-    return found
+    return steps
 
 
 def _is_complete(steps: Sequence[RankStep]) -> bool:
-    counts = {
-        (
-            sum(piece.kind is Kind.FORWARD for piece in step.pieces),
-            sum(piece.kind in (Kind.BACKWARD, Kind.INPUT) for piece in step.pieces),
-        )
-        for step in steps
-    }
+    counts = {(step.count(PassKind.FORWARD), step.count(PassKind.BACKWARD, PassKind.INPUT_GRADIENT)) for step in steps}
     return len(counts) == 1 and all(forwards == backwards > 0 for forwards, backwards in counts)
 
 
-def _step(label: str, row: Sequence[RankStep | None]) -> MeasuredStep:
-    pieces = [None if step is None else step.pieces for step in row]
-    found = recognise(pieces)
-    parts = _parts(found, row)
+def _measure_step(label: str, stages: Sequence[RankStep | None]) -> MeasuredStep:
+    passes = [None if stage is None else stage.passes for stage in stages]
+    recognised = recognise_passes(passes)
+    parts = _decompose_step(recognised, stages)
     if parts.theory is None:
-        found = None
-    forwards = next(sum(piece.kind is Kind.FORWARD for piece in own) for own in pieces if own is not None)
+        recognised = None
+    forwards = next(stage.count(PassKind.FORWARD) for stage in stages if stage is not None)
     return MeasuredStep(
         label=label,
-        schedule=found.name if found else None,
-        chunks=found.chunks if found else None,
-        microbatches=found.plan.microbatches if found else forwards,
+        schedule=recognised.name if recognised else None,
+        chunks=recognised.chunks if recognised else None,
+        microbatches=recognised.plan.microbatches if recognised else forwards,
         parts=parts,
-        measured=_chart(label, pieces, parts, found),
-        ideal=scaled_chart_of("equal stages, no transfers", parts.ideal, parts.ticks_per_ns) if parts.ideal else None,
+        measured=_chart_step(label, passes, parts, recognised),
+        ideal=draw_scaled_timeline("equal stages, no transfers", parts.ideal, parts.ticks_per_ns)
+        if parts.ideal
+        else None,
     )
 
 
-def _parts(found: Recognised | None, row: Sequence[RankStep | None]) -> StepParts:
-    pieces = [None if step is None else step.pieces for step in row]
-    if found is None:
-        return without_schedule(pieces)
-    whole = [step for step in row if step is not None]
+def _decompose_step(recognised: RecognisedSchedule | None, stages: Sequence[RankStep | None]) -> StepParts:
+    passes = [None if stage is None else stage.passes for stage in stages]
+    if recognised is None:
+        return sum_idle_time(passes)
+    traced = [stage for stage in stages if stage is not None]
     try:
-        if len(whole) < len(row):
-            return equal_stages(found.plan, pieces)
-        return decompose(found.plan, [step.pieces for step in whole], [step.transfers for step in whole])
+        if len(traced) < len(stages):
+            return compare_with_theory(recognised.plan, passes)
+        return decompose(recognised.plan, traced)
     except Deadlock:
-        return without_schedule(pieces)
+        return sum_idle_time(passes)
 
 
-def _chart(label: str, stages: Sequence[Sequence[Piece] | None], parts: StepParts, found: Recognised | None) -> Chart:
+def _chart_step(
+    label: str,
+    stages: Sequence[Sequence[MeasuredPass] | None],
+    parts: StepParts,
+    recognised: RecognisedSchedule | None,
+) -> GanttChart:
     start = parts.start_ns
     lanes = []
-    for stage, pieces in enumerate(stages):
-        numbers = _microbatches(pieces or (), found.plan.orders[stage] if found else ())
+    for stage, passes in enumerate(stages):
+        numbers = _number_microbatches(passes or (), recognised.plan.orders[stage] if recognised else ())
         bars = tuple(
-            Bar(piece.kind, number, max(piece.start_ns - start, 0), max(piece.end_ns - start, 0))
-            for piece, number in zip(pieces or (), numbers, strict=True)
+            Bar(measured.kind, number, max(measured.start_ns - start, 0), max(measured.end_ns - start, 0))
+            for measured, number in zip(passes or (), numbers, strict=True)
         )
         lanes.append(Lane(f"stage {stage}", bars))
-    return Chart(f"measured, step {label}", tuple(lanes), max(parts.section_ns or 0, _reach(lanes)))
+    last_end = max((bar.end for lane in lanes for bar in lane.bars), default=0)
+    return GanttChart(f"measured, step {label}", tuple(lanes), max(parts.section_ns or 0, last_end))
 
 
-def _microbatches(pieces: Sequence[Piece], order: Sequence[Block]) -> list[int]:
-    """Which micro-batch each pass of a stage is: as marked, as the schedule has it, or in the order of its kind."""
+def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block]) -> list[int]:
+    """The micro-batch of each pass of a stage: by the schedule, else as marked, else counted by kind."""
     ops = [op for block in order for op in block]
-    if len(ops) == len(pieces):
+    if len(ops) == len(passes):
         return [op.microbatch for op in ops]
-    counts: Counter[Kind] = Counter()
+    counts: Counter[PassKind] = Counter()
     numbers = []
-    for piece in pieces:
-        numbers.append(counts[piece.kind] if piece.microbatch is None else piece.microbatch)
-        counts[piece.kind] += 1
+    for measured in passes:
+        numbers.append(counts[measured.kind] if measured.microbatch is None else measured.microbatch)
+        counts[measured.kind] += 1
     return numbers
 
 
-def _reach(lanes: Sequence[Lane]) -> int:
-    return max((bar.end for lane in lanes for bar in lane.bars), default=0)
-
-
-def _notes(pipeline: Pipeline, present: Sequence[RankPieces], clocks: Clocks, incomplete: int) -> list[str]:
+def _notes(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> list[str]:
     notes = []
     if pipeline.missing:
         stages = ", ".join(str(stage) for stage in pipeline.missing)
         ranks = ", ".join(str(pipeline.ranks[stage]) for stage in pipeline.missing)
-        notes.append(
-            f"Stages {stages} (ranks {ranks}) have no trace: what the others say is given, and the bubble is over them."
-        )
+        notes.append(f"Stages {stages} (ranks {ranks}) have no trace: the bubble covers the remaining stages.")
         if 0 in pipeline.missing:
-            notes.append("Without stage 0 nobody knows when the section began, so there is no share of it.")
+            notes.append("Without stage 0 the beginning of the section is unknown, so no share of it is given.")
     if incomplete:
-        notes.append(f"{incomplete} steps are not whole on every stage and are left out.")
+        notes.append(f"{incomplete} steps are not complete on every stage and are excluded.")
     if clocks.is_doubtful:
-        notes.append("The stages are on several hosts and no collective tells how their clocks differ.")
+        notes.append("The stages are on several hosts, and no collective shows how their clocks differ.")
     elif any(clocks.offset_ns):
         notes.append(
-            f"Clocks of hosts were aligned by the ends of collectives, to about {clocks.error_ns / 1000:.0f} us."
+            f"Clocks of hosts were aligned by the ends of collectives, to about {clocks.error_ns / NS_PER_US:.0f} us."
         )
-    if not any(step.transfers for one in present for step in one.steps):
-        notes.append("No transfer is seen in these traces: what transfers took is among the host gaps.")
-    if not all(one.is_marked for one in present):
-        notes.append("Passes were told by who launched the kernels, and micro-batches by the transfers between them.")
+    if not any(step.transfers for trace in pipeline.traced for step in trace.steps):
+        notes.append("These traces show no transfer between stages: the time of transfers is among the host gaps.")
+    if not all(trace.is_marked for trace in pipeline.traced):
+        notes.append(
+            "Passes were inferred from the threads that launched the kernels, micro-batches from the transfers between "
+            "them."
+        )
     return notes

@@ -1,1 +1,1 @@
-"""Pipeline schedules as facts: their order of work, their closed forms, an event simulator and two ways to draw one."""
+"""Pipeline schedules as facts: the order of passes, closed forms, an event simulator, and drawings."""

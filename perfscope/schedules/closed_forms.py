@@ -2,7 +2,7 @@
 
 Two denominators are in use and differ by a factor of 2 where m is about p: *of the total* is idle time over the whole
 step, *of the ideal* is idle time over the useful time, (p - 1) / m for 1F1B. F, B and W are the times of one
-micro-batch on one stage: forward, gradient of the input, gradient of the weights.
+micro-batch on one stage: forward pass, gradient of the input, weight gradient.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from perfscope.schedules.orders import Schedule
+from perfscope.schedules.catalog import Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Times of one micro-batch on one of p equal stages: forward F, gradient of the input B, of the weights W."""
+    """Times of one micro-batch on each of p equal stages: F, B and W."""
 
     forward: Fraction
     input_gradient: Fraction
     weight_gradient: Fraction
 
     @property
-    def whole(self) -> Fraction:
+    def total(self) -> Fraction:
         """F + B + W."""
         return self.forward + self.input_gradient + self.weight_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """A formula for the bubble and what it gives.
+    """A formula for the bubble, evaluated.
 
     Attributes:
         formula: Idle time of a stage.
@@ -81,17 +81,17 @@ def closed_form(schedule: Schedule, devices: int, microbatches: int, times: Stag
     """The idle time of a stage by the schedule's formula.
 
     Args:
-        schedule: Which one.
+        schedule: The schedule's name.
         devices: Pipeline stages, p.
         microbatches: Micro-batches of a step, m.
         times: Of every stage.
         chunks: Virtual stages on a device, v.
     """
-    reason = _reason(schedule, devices, microbatches, times, chunks)
+    reason = _find_limitation(schedule, devices, microbatches, times, chunks)
     return ClosedForm(
         formula=_FORMULAS[schedule],
         source=_SOURCES[schedule],
-        useful=microbatches * times.whole,
+        useful=microbatches * times.total,
         bubble=_bubble(schedule, devices, times, chunks) if reason is None else None,
         reason=reason,
     )
@@ -106,11 +106,11 @@ def _bubble(schedule: Schedule, devices: int, times: StageTimes, chunks: int) ->
     if schedule is Schedule.ZBV:
         return Fraction(0)
     if schedule is Schedule.DUALPIPE:
-        return (Fraction(devices, 2) - 1) * (times.whole + inputs + weights - 3 * weights)
-    return (devices - 1) * times.whole / chunks
+        return (Fraction(devices, 2) - 1) * (times.total + inputs + weights - 3 * weights)
+    return (devices - 1) * times.total / chunks
 
 
-def _reason(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int) -> str | None:
+def _find_limitation(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int) -> str | None:
     if schedule is Schedule.INTERLEAVED and chunks > 1 and microbatches % devices:
         return f"it holds where the micro-batches are a multiple of the stages, not for {microbatches} and {devices}"
     if schedule is Schedule.ZBV and not times.forward == times.input_gradient == times.weight_gradient:

@@ -1,51 +1,52 @@
-"""When each piece of work of a pipeline runs: an event simulation of a plan with given times.
+"""When each pass of a pipeline runs: an event simulation of a plan, with the time of every pass.
 
 A device takes its blocks in the plan's order. A block starts when the device is free and its inputs have arrived: a
-forward needs the forward of the stage before, a backward its own forward and the backward of the stage after, a
-weight gradient its own input gradient. What crosses devices arrives its transfer time later.
-Times are integers in any one unit, so that every sum is exact.
+forward pass needs the forward pass of the stage before, a backward pass its own forward pass and the backward pass of
+the stage after, a weight gradient its own input gradient. A result for a different device arrives after a transfer.
+Times are integers in a common unit, so that every sum is exact.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from perfscope.schedules.orders import Block, Kind, Op, Plan
+from perfscope.schedules.operations import Block, Op, PassKind, Plan
 
 
 class Deadlock(ValueError):
     """The order can never run: devices wait for each other."""
 
 
-class Timing(Protocol):
-    """How long everything takes; ``Costs`` is the simple case in which micro-batches are alike."""
+class Timing(ABC):
+    """Times of passes and transfers; by default transfers take no time."""
 
-    def of(self, op: Op) -> int:
-        """Time of one operation."""
-        ...
+    @abstractmethod
+    def time_of(self, op: Op) -> int:
+        """Time of a pass."""
 
-    def transfer_of(self, op: Op, sender: int) -> int:
-        """Time for which what an operation made is under way from the device that made it to another one."""
-        ...
+    def transfer_time(self, _op: Op, _sender: int) -> int:
+        """Time from the end of a pass on its device until its result has arrived on the receiving device."""
+        return 0
 
-    def held_by(self, op: Op) -> int:
-        """Time for which sending what an operation made keeps its own device from working on."""
-        ...
+    def send_blocking_time(self, _op: Op) -> int:
+        """Time for which sending the result of a pass keeps its own device from computing."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What one micro-batch costs; every one costs the same, and sending keeps nobody from working.
+class UniformTiming(Timing):
+    """Micro-batches that all take the same time, and sends that run beside computation.
 
     Attributes:
         forward: Time of the forward pass on each virtual stage.
         backward: Time of the backward pass on each virtual stage, the weight gradient included.
         weight: The part of it that is the weight gradient.
-        transfer: Time for which what each device sends is under way, by sending device.
+        transfer: Transfer time by sending device.
     """
 
     forward: tuple[int, ...]
@@ -53,23 +54,19 @@ class Costs:
     weight: tuple[int, ...]
     transfer: tuple[int, ...]
 
-    def of(self, op: Op) -> int:
-        """Time of one operation."""
-        if op.kind is Kind.FORWARD:
+    def time_of(self, op: Op) -> int:
+        """Time of a pass."""
+        if op.kind is PassKind.FORWARD:
             return self.forward[op.stage]
-        if op.kind is Kind.BACKWARD:
+        if op.kind is PassKind.BACKWARD:
             return self.backward[op.stage]
-        if op.kind is Kind.WEIGHT:
+        if op.kind is PassKind.WEIGHT_GRADIENT:
             return self.weight[op.stage]
         return self.backward[op.stage] - self.weight[op.stage]
 
-    def transfer_of(self, op: Op, sender: int) -> int:  # noqa: ARG002 - a part of Timing
-        """Time for which what a device sends is under way."""
+    def transfer_time(self, _op: Op, sender: int) -> int:
+        """Transfer time of the sending device."""
         return self.transfer[sender]
-
-    def held_by(self, op: Op) -> int:  # noqa: ARG002 - a part of Timing
-        """Nothing: a send runs beside the work."""
-        return 0
 
 
 class Span(NamedTuple):
@@ -97,20 +94,20 @@ class Timeline:
 
     @property
     def period(self) -> int:
-        """The longest time of one device from its first to its last work: how often a step can begin.
+        """The longest time of one device from its first to its last pass: the interval at which steps can begin.
 
         It is the section for schedules that begin and end on one device (GPipe, 1F1B, interleaved, DualPipe).
-        Zero-bubble papers count against it, because a device whose work is done begins its next step.
+        Zero-bubble papers count the bubble over it, because a device that is done begins its next step.
         """
         return max((spans[-1].end - spans[0].start for spans in self.devices if spans), default=0)
 
     def busy(self, device: int) -> int:
-        """Time for which a device works."""
+        """Time for which a device computes."""
         return sum(span.end - span.start for span in self.devices[device])
 
     @property
     def useful(self) -> int:
-        """Time of work over all devices."""
+        """Time of computation over all devices."""
         return sum(self.busy(device) for device in range(len(self.devices)))
 
     @property
@@ -126,104 +123,104 @@ class Timeline:
         return 1 - Fraction(self.useful, total) if total else Fraction(0)
 
 
-def of_ideal(fraction_of_total: Fraction) -> Fraction:
-    """The same idle time over the useful time instead of over the total.
+def to_fraction_of_ideal(fraction_of_total: Fraction) -> Fraction:
+    """Convert idle time over the total time into the same idle time over the useful time.
 
-    >>> of_ideal(Fraction(3, 11))
+    >>> to_fraction_of_ideal(Fraction(3, 11))
     Fraction(3, 8)
     """
     return fraction_of_total / (1 - fraction_of_total)
 
 
-def simulate(plan: Plan, costs: Timing) -> Timeline:
+def simulate(plan: Plan, timing: Timing) -> Timeline:
     """Run a plan.
 
     Raises:
         Deadlock: The order can never run to its end.
     """
-    run = _Run(plan, costs)
+    run = _Simulation(plan, timing)
     ready = deque(range(plan.devices))
     while ready:
         ready.extend(run.advance(ready.popleft()))
     for device, spans in enumerate(run.spans):
         if len(spans) < len(plan.orders[device]):
             stuck = plan.orders[device][len(spans)]
-            raise Deadlock(f"device {device} waits for ever before {_name(stuck)}")
+            raise Deadlock(f"device {device} waits for ever before {_describe(stuck)}")
     return Timeline(tuple(tuple(spans) for spans in run.spans))
 
 
 def peak_in_flight(order: Sequence[Block]) -> int:
-    """The most micro-batches whose activations a device holds at once, chunks counted one by one."""
-    held = peak = 0
+    """The most micro-batches whose activations a device stores at once, virtual stages counted one by one."""
+    in_flight = peak = 0
     for block in order:
-        held += sum(op.kind is Kind.FORWARD for op in block)
-        peak = max(peak, held)
-        held -= sum(op.kind in (Kind.BACKWARD, Kind.WEIGHT) for op in block)
+        in_flight += sum(op.kind is PassKind.FORWARD for op in block)
+        peak = max(peak, in_flight)
+        in_flight -= sum(op.kind in (PassKind.BACKWARD, PassKind.WEIGHT_GRADIENT) for op in block)
     return peak
 
 
-def _name(block: Block) -> str:
+def _describe(block: Block) -> str:
     return " with ".join(f"{op.kind}{op.microbatch} of stage {op.stage}" for op in block)
 
 
-class _Run:
-    """The state of a simulation: how far each device is, and what has been produced when and where.
+class _Simulation:
+    """The state of a simulation: how far each device is, and when and where each result was produced.
 
-    What an operation produces has a number: twice its micro-batch and stage, plus 1 for a gradient of the input.
-    Integers in place of operations make a simulation three times as fast.
+    The result of a pass has a number: twice its micro-batch and stage, plus 1 for a gradient of the input. Integers in
+    place of operations make a simulation three times as fast.
     """
 
-    def __init__(self, plan: Plan, costs: Timing) -> None:
+    def __init__(self, plan: Plan, timing: Timing) -> None:
         self.plan = plan
-        self.costs = costs
+        self.timing = timing
         self.spans: list[list[Span]] = [[] for _ in plan.orders]
-        self.free = [0] * plan.devices
+        self.free_at = [0] * plan.devices
         results = 2 * plan.microbatches * plan.stages
         self.end: list[int | None] = [None] * results
         self.arrival = [0] * results
-        self.maker = [0] * results
-        self.waiting: defaultdict[int, list[int]] = defaultdict(list)
+        self.producer = [0] * results
+        self.waiting_devices: defaultdict[int, list[int]] = defaultdict(list)
 
     def advance(self, device: int) -> list[int]:
-        """Run a device until it must wait; returns the devices that its results wake."""
+        """Run a device until it must wait; returns the devices that were waiting for its results."""
         woken: list[int] = []
         order, spans = self.plan.orders[device], self.spans[device]
         while len(spans) < len(order):
             block = order[len(spans)]
-            start = self._start(block, device)
+            start = self._find_start(block, device)
             if start is None:
                 break
-            end = start + sum([self.costs.of(op) for op in block])
+            end = start + sum([self.timing.time_of(op) for op in block])
             spans.append(Span(block, start, end))
-            self.free[device] = end
+            self.free_at[device] = end
             for op in block:
-                if op.kind is not Kind.WEIGHT:
-                    woken.extend(self._produce(op, device, end))
+                if op.kind is not PassKind.WEIGHT_GRADIENT:
+                    woken.extend(self._add_result(op, device, end))
         return woken
 
-    def _produce(self, op: Op, device: int, end: int) -> list[int]:
-        result = 2 * (op.microbatch * self.plan.stages + op.stage) + (op.kind is not Kind.FORWARD)
+    def _add_result(self, op: Op, device: int, end: int) -> list[int]:
+        result = 2 * (op.microbatch * self.plan.stages + op.stage) + (op.kind is not PassKind.FORWARD)
         self.end[result] = end
-        self.arrival[result] = end + self.costs.transfer_of(op, device)
-        self.maker[result] = device
-        self.free[device] = max(self.free[device], end + self.costs.held_by(op))
-        return self.waiting.pop(result, [])
+        self.arrival[result] = end + self.timing.transfer_time(op, device)
+        self.producer[result] = device
+        self.free_at[device] = max(self.free_at[device], end + self.timing.send_blocking_time(op))
+        return self.waiting_devices.pop(result, [])
 
-    def _start(self, block: Block, device: int) -> int | None:
-        start = self.free[device]
+    def _find_start(self, block: Block, device: int) -> int | None:
+        start = self.free_at[device]
         for op in block:
-            for need in self._needs(op):
-                end = self.end[need]
+            for result in self._list_inputs(op):
+                end = self.end[result]
                 if end is None:
-                    self.waiting[need].append(device)
+                    self.waiting_devices[result].append(device)
                     return None
-                start = max(start, end if self.maker[need] == device else self.arrival[need])
+                start = max(start, end if self.producer[result] == device else self.arrival[result])
         return start
 
-    def _needs(self, op: Op) -> tuple[int, ...]:
+    def _list_inputs(self, op: Op) -> tuple[int, ...]:
         own = 2 * (op.microbatch * self.plan.stages + op.stage)
-        if op.kind is Kind.FORWARD:
+        if op.kind is PassKind.FORWARD:
             return (own - 2,) if op.stage else ()
-        if op.kind is Kind.WEIGHT:
+        if op.kind is PassKind.WEIGHT_GRADIENT:
             return (own + 1,)
         return (own,) if op.stage == self.plan.stages - 1 else (own, own + 3)

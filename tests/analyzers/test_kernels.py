@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers import kernels, overlap, pipeline_bubble
 from perfscope.analyzers.communication.process_groups import role_of
-from perfscope.analyzers.pipelines.marks import marks_in
+from perfscope.analyzers.pipelines.marks import find_marks
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_classes import classify, classify_copy, short_name
 from perfscope.tables.trace import Work
@@ -185,6 +185,6 @@ def test_names_are_shortened_for_tables_only() -> None:
 )
 def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> None:
     """What measures pipelines is imported for such traces alone; whatever it knows must therefore be noticed."""
-    assert marks_in((name,)) or "SendRecv" in name
-    assert pipeline_bubble._SPEAKS_OF_A_PIPELINE.search(name)
-    assert not pipeline_bubble._SPEAKS_OF_A_PIPELINE.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+    assert find_marks((name,)) or "SendRecv" in name
+    assert pipeline_bubble.PIPELINE_NAMES.search(name)
+    assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")

@@ -10,14 +10,15 @@ import pytest
 
 from perfscope.analyzers.pipeline_steps import analyze
 from perfscope.errors import MissingInput
-from perfscope.schedules.orders import Plan, Schedule, plan
-from perfscope.schedules.simulator import Costs, simulate
+from perfscope.schedules.catalog import Schedule, make_plan
+from perfscope.schedules.operations import Plan
+from perfscope.schedules.simulator import UniformTiming, simulate
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 
-def _records(work: Plan, costs: Costs, steps: range, first_rank: int = 0) -> list[MicroBatches]:
+def _records(work: Plan, costs: UniformTiming, steps: range, first_rank: int = 0) -> list[MicroBatches]:
     timeline = simulate(work, costs)
     found = []
     for device, spans in enumerate(timeline.devices):
@@ -46,8 +47,8 @@ def _run(records: list[MicroBatches], steps: tuple[Steps, ...] = ()) -> Run:
     return Run("RUN", (), None, (), steps, (), (), micro_batches=tuple(records))
 
 
-def _equal(work: Plan) -> Costs:
-    return Costs((4000,) * work.stages, (8000,) * work.stages, (4000,) * work.stages, (0,) * work.devices)
+def _equal(work: Plan) -> UniformTiming:
+    return UniformTiming((4000,) * work.stages, (8000,) * work.stages, (4000,) * work.stages, (0,) * work.devices)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def _equal(work: Plan) -> Costs:
     ],
 )
 def test_equal_stages_give_the_published_share(schedule: Schedule, chunks: int, share: float) -> None:
-    work = plan(schedule, 4, 8, chunks)
+    work = make_plan(schedule, 4, 8, chunks)
     found = analyze(_run(_records(work, _equal(work), range(1, 6))))
     assert float(found.fraction_of_total) == share
     assert (found.schedule, found.microbatches) == (schedule, 8)
@@ -70,20 +71,20 @@ def test_equal_stages_give_the_published_share(schedule: Schedule, chunks: int, 
 
 
 def test_unequal_stages_and_waiting_add_up() -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
-    costs = Costs((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (500,) * 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
+    costs = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (500,) * 4)
     found = analyze(_run(_records(work, costs, range(2, 4))))
     for stage in found.stages:
         assert stage.schedule is not None
         assert stage.imbalance is not None
-        assert stage.rest is not None
-        assert stage.useful + stage.schedule + stage.imbalance + stage.rest == found.section_ns
-        assert stage.rest > 0
+        assert stage.transfer_and_host is not None
+        assert stage.useful + stage.schedule + stage.imbalance + stage.transfer_and_host == found.section_ns
+        assert stage.transfer_and_host > 0
     assert found.stages[3].imbalance == min(stage.imbalance or 0 for stage in found.stages) < 0
 
 
 def test_pipelines_side_by_side_are_averaged_stage_by_stage() -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     records = _records(work, _equal(work), range(1, 4)) + _records(work, _equal(work), range(1, 4), first_rank=2)
     found = analyze(_run(records))
     assert [stage.ranks for stage in found.stages] == [(0, 2), (1, 3)]
@@ -91,8 +92,8 @@ def test_pipelines_side_by_side_are_averaged_stage_by_stage() -> None:
 
 
 def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
-    slow = Costs((8000,) * 2, (16000,) * 2, (0,) * 2, (0,) * 2)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
+    slow = UniformTiming((8000,) * 2, (16000,) * 2, (0,) * 2, (0,) * 2)
     records = _records(work, _equal(work), range(1, 4)) + _records(work, slow, range(4, 6))
     nothing = np.ma.MaskedArray(np.zeros(5, np.int64), mask=True)
     windows = np.array(["", "", "", "profiled", "profiled"])
@@ -119,14 +120,14 @@ def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
 def test_a_run_without_a_pipeline_or_with_a_silent_stage_says_so() -> None:
     with pytest.raises(MissingInput, match="no rank timed micro-batches"):
         analyze(_run([]))
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     records = [one for one in _records(work, _equal(work), range(1, 4)) if one.device != 2]
     with pytest.raises(MissingInput, match="stages 2 of the pipeline"):
         analyze(_run(records))
 
 
 def test_an_order_that_misses_passes_gives_the_total_alone() -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     records = [replace(one, order=one.order[:-1]) for one in _records(work, _equal(work), range(1, 4))]
     found = analyze(_run(records))
     assert found.schedule is None

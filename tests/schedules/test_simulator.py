@@ -10,24 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
+from perfscope.schedules.catalog import SPLIT_BACKWARD, Schedule, make_plan
 from perfscope.schedules.closed_forms import StageTimes, closed_form
-from perfscope.schedules.orders import SPLITTING, Kind, Op, Plan, Schedule, plan, single
-from perfscope.schedules.prediction import Setup, Times, simulated
-from perfscope.schedules.simulator import Costs, Deadlock, peak_in_flight, simulate
+from perfscope.schedules.operations import Op, PassKind, Plan, single_block
+from perfscope.schedules.prediction import PassTimes, Setup, simulate_setup
+from perfscope.schedules.simulator import Deadlock, UniformTiming, peak_in_flight, simulate
 
 
-def _equal(stages: int, devices: int, fbw: tuple[int, int, int], transfer: int = 0) -> Costs:
+def _equal(stages: int, devices: int, fbw: tuple[int, int, int], transfer: int = 0) -> UniformTiming:
     forward, inputs, weights = fbw
-    return Costs((forward,) * stages, (inputs + weights,) * stages, (weights,) * stages, (transfer,) * devices)
+    return UniformTiming((forward,) * stages, (inputs + weights,) * stages, (weights,) * stages, (transfer,) * devices)
 
 
 def _setup(schedule: Schedule, devices: int, microbatches: int, fbw: tuple[int, int, int], chunks: int = 1) -> Setup:
     forward, inputs, weights = fbw
-    times = Times((forward,) * devices, (inputs + weights,) * devices, (weights,) * devices, (0,) * devices)
+    times = PassTimes((forward,) * devices, (inputs + weights,) * devices, (weights,) * devices, (0,) * devices)
     return Setup(schedule, devices, microbatches, chunks, times)
 
 
-def _slowly(work: Plan, costs: Costs) -> dict[Op, int]:
+def _slowly(work: Plan, costs: UniformTiming) -> dict[Op, int]:
     """End of every operation, by relaxing every constraint until nothing moves: another algorithm than the simulator's.
 
     Only for blocks of one operation.
@@ -44,7 +45,7 @@ def _slowly(work: Plan, costs: Costs) -> dict[Op, int]:
                 for need in _inputs(op, work.stages, device_of):
                     crosses = device_of[need] != device
                     start = max(start, ends[need] + (costs.transfer[device_of[need]] if crosses else 0))
-                free = start + costs.of(op)
+                free = start + costs.time_of(op)
                 moved = moved or ends[op] != free
                 ends[op] = free
     return ends
@@ -52,26 +53,26 @@ def _slowly(work: Plan, costs: Costs) -> dict[Op, int]:
 
 def _inputs(op: Op, stages: int, known: dict[Op, int]) -> list[Op]:
     def gradient(stage: int) -> Op:
-        whole = Op(Kind.BACKWARD, op.microbatch, stage)
-        return whole if whole in known else Op(Kind.INPUT, op.microbatch, stage)
+        whole = Op(PassKind.BACKWARD, op.microbatch, stage)
+        return whole if whole in known else Op(PassKind.INPUT_GRADIENT, op.microbatch, stage)
 
-    if op.kind is Kind.FORWARD:
-        return [Op(Kind.FORWARD, op.microbatch, op.stage - 1)] if op.stage else []
-    if op.kind is Kind.WEIGHT:
+    if op.kind is PassKind.FORWARD:
+        return [Op(PassKind.FORWARD, op.microbatch, op.stage - 1)] if op.stage else []
+    if op.kind is PassKind.WEIGHT_GRADIENT:
         return [gradient(op.stage)]
     after = [] if op.stage == stages - 1 else [gradient(op.stage + 1)]
-    return [Op(Kind.FORWARD, op.microbatch, op.stage), *after]
+    return [Op(PassKind.FORWARD, op.microbatch, op.stage), *after]
 
 
 def test_four_stages_and_eight_micro_batches_idle_for_three_elevenths_of_the_time() -> None:
     for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
-        timeline = simulate(plan(schedule, 4, 8), _equal(4, 4, (1, 1, 1)))
+        timeline = simulate(make_plan(schedule, 4, 8), _equal(4, 4, (1, 1, 1)))
         assert timeline.section == 33
         assert timeline.fraction_of_total == Fraction(3, 11)
 
 
 def test_one_f_one_b_of_two_stages_by_hand() -> None:
-    timeline = simulate(plan(Schedule.ONE_F_ONE_B, 2, 2), _equal(2, 2, (1, 1, 1)))
+    timeline = simulate(make_plan(Schedule.ONE_F_ONE_B, 2, 2), _equal(2, 2, (1, 1, 1)))
     starts = [[(f"{span.block[0].kind}{span.block[0].microbatch}", span.start) for span in d] for d in timeline.devices]
     assert starts == [[("F0", 0), ("F1", 1), ("B0", 4), ("B1", 7)], [("F0", 1), ("B0", 2), ("F1", 4), ("B1", 5)]]
 
@@ -82,7 +83,7 @@ def test_the_simulator_gives_the_closed_form_exactly_for_any_number_of_micro_bat
     schedule: Schedule, devices: int
 ) -> None:
     for microbatches, fbw in product((1, 2, 3, 8, 17, 64), ((1, 1, 1), (7, 5, 3), (3, 11, 0))):
-        timeline = simulate(plan(schedule, devices, microbatches), _equal(devices, devices, fbw))
+        timeline = simulate(make_plan(schedule, devices, microbatches), _equal(devices, devices, fbw))
         assert timeline.fraction_of_total == Fraction(devices - 1, microbatches + devices - 1)
 
 
@@ -92,7 +93,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks_where_m_is_a_multiple_of_
     for factor in (1, 2, 5):
         setup = _setup(Schedule.INTERLEAVED, devices, factor * devices, (7, 5, 3), chunks)
         expected = Fraction(devices - 1, chunks * factor * devices + devices - 1)
-        assert simulated(setup).timeline.fraction_of_total == expected
+        assert simulate_setup(setup).timeline.fraction_of_total == expected
         form = closed_form(Schedule.INTERLEAVED, devices, factor * devices, setup.times.mean, chunks)
         assert form.fraction_of_total == expected
 
@@ -100,7 +101,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks_where_m_is_a_multiple_of_
 def test_interleaving_runs_for_micro_batches_that_are_no_multiple_of_the_stages() -> None:
     for devices, chunks in product(range(2, 7), (2, 3)):
         for microbatches in range(devices, 3 * devices + 2):
-            order = plan(Schedule.INTERLEAVED, devices, microbatches, chunks)
+            order = make_plan(Schedule.INTERLEAVED, devices, microbatches, chunks)
             timeline = simulate(order, _equal(devices * chunks, devices, (1, 1, 1)))
             assert timeline.useful == 3 * chunks * devices * microbatches
 
@@ -123,7 +124,7 @@ def test_zero_bubble_schedules_reach_the_bubble_that_is_published_for_them(
         for microbatches in (2 * devices, 3 * devices, 6 * devices + 2):
             setup = _setup(schedule, devices, microbatches, fbw)
             form = closed_form(schedule, devices, microbatches, setup.times.mean)
-            assert form.fraction_of_total == simulated(setup).timeline.fraction_of_period
+            assert form.fraction_of_total == simulate_setup(setup).timeline.fraction_of_period
 
 
 def test_published_forms_by_hand() -> None:
@@ -171,10 +172,10 @@ _TIMES = st.integers(min_value=0, max_value=20)
 )
 def test_another_algorithm_finds_the_same_times(schedule: Schedule, devices: int, extra: int, times: list[int]) -> None:
     chunks = 2 if schedule is Schedule.INTERLEAVED else 1
-    work = plan(schedule, devices, devices + extra, chunks)
+    work = make_plan(schedule, devices, devices + extra, chunks)
     forward, inputs, weights = (tuple(times[8 * part : 8 * part + work.stages]) for part in range(3))
     backward = tuple(one + other for one, other in zip(inputs, weights, strict=True))
-    costs = Costs(forward, backward, weights, tuple(times[24 : 24 + devices]))
+    costs = UniformTiming(forward, backward, weights, tuple(times[24 : 24 + devices]))
     timeline = simulate(work, costs)
     found = {span.block[0]: span.end for spans in timeline.devices for span in spans}
     assert found == _slowly(work, costs)
@@ -183,40 +184,40 @@ def test_another_algorithm_finds_the_same_times(schedule: Schedule, devices: int
 @pytest.mark.parametrize("schedule", list(Schedule))
 def test_every_micro_batch_passes_every_stage_forward_and_back_once(schedule: Schedule) -> None:
     chunks = 2 if schedule is Schedule.INTERLEAVED else 1
-    work = plan(schedule, 4, 8, chunks)
+    work = make_plan(schedule, 4, 8, chunks)
     found = [op for order in work.orders for block in order for op in block]
     assert len(found) == len(set(found))
-    whole = {(op.microbatch, op.stage) for op in found if op.kind is Kind.BACKWARD}
-    inputs = {(op.microbatch, op.stage) for op in found if op.kind is Kind.INPUT}
-    weights = {(op.microbatch, op.stage) for op in found if op.kind is Kind.WEIGHT}
+    whole = {(op.microbatch, op.stage) for op in found if op.kind is PassKind.BACKWARD}
+    inputs = {(op.microbatch, op.stage) for op in found if op.kind is PassKind.INPUT_GRADIENT}
+    weights = {(op.microbatch, op.stage) for op in found if op.kind is PassKind.WEIGHT_GRADIENT}
     every = set(product(range(8), range(work.stages)))
-    assert {(op.microbatch, op.stage) for op in found if op.kind is Kind.FORWARD} == every
+    assert {(op.microbatch, op.stage) for op in found if op.kind is PassKind.FORWARD} == every
     assert whole | inputs == every
     assert not whole & inputs
     assert inputs == weights
-    assert bool(inputs) == (schedule in SPLITTING)
+    assert bool(inputs) == (schedule in SPLIT_BACKWARD)
 
 
 def test_memory_one_f_one_b_holds_p_micro_batches_and_gpipe_all_of_them() -> None:
-    assert [peak_in_flight(order) for order in plan(Schedule.ONE_F_ONE_B, 4, 8).orders] == [4, 3, 2, 1]
-    assert [peak_in_flight(order) for order in plan(Schedule.GPIPE, 4, 8).orders] == [8, 8, 8, 8]
-    assert max(peak_in_flight(order) for order in plan(Schedule.ZB_H1, 4, 8).orders) == 4
-    assert max(peak_in_flight(order) for order in plan(Schedule.ZB_H2, 4, 8).orders) == 7
+    assert [peak_in_flight(order) for order in make_plan(Schedule.ONE_F_ONE_B, 4, 8).orders] == [4, 3, 2, 1]
+    assert [peak_in_flight(order) for order in make_plan(Schedule.GPIPE, 4, 8).orders] == [8, 8, 8, 8]
+    assert max(peak_in_flight(order) for order in make_plan(Schedule.ZB_H1, 4, 8).orders) == 4
+    assert max(peak_in_flight(order) for order in make_plan(Schedule.ZB_H2, 4, 8).orders) == 7
 
 
 def test_a_transfer_delays_every_hop_of_the_first_micro_batch() -> None:
-    timeline = simulate(plan(Schedule.GPIPE, 3, 1), _equal(3, 3, (10, 10, 10), transfer=4))
+    timeline = simulate(make_plan(Schedule.GPIPE, 3, 1), _equal(3, 3, (10, 10, 10), transfer=4))
     assert timeline.section == 3 * 30 + 4 * 4
 
 
 def test_a_slow_stage_sets_the_pace() -> None:
-    costs = Costs((1, 3, 1), (2, 6, 2), (0, 0, 0), (0, 0, 0))
-    few, many = (simulate(plan(Schedule.ONE_F_ONE_B, 3, count), costs).section for count in (10, 11))
+    costs = UniformTiming((1, 3, 1), (2, 6, 2), (0, 0, 0), (0, 0, 0))
+    few, many = (simulate(make_plan(Schedule.ONE_F_ONE_B, 3, count), costs).section for count in (10, 11))
     assert many - few == 9
 
 
 def test_an_order_that_can_never_run_is_named() -> None:
-    backwards_first = Plan(1, 1, ((single(Kind.BACKWARD, 0, 0), single(Kind.FORWARD, 0, 0)),))
+    backwards_first = Plan(1, 1, ((single_block(PassKind.BACKWARD, 0, 0), single_block(PassKind.FORWARD, 0, 0)),))
     with pytest.raises(Deadlock, match="device 0 waits for ever before B0 of stage 0"):
         simulate(backwards_first, _equal(1, 1, (1, 1, 0)))
 
@@ -235,4 +236,4 @@ def test_a_schedule_that_does_not_exist_for_the_numbers_says_so(
     schedule: Schedule, devices: int, microbatches: int, chunks: int
 ) -> None:
     with pytest.raises(UsageError):
-        plan(schedule, devices, microbatches, chunks)
+        make_plan(schedule, devices, microbatches, chunks)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules
 
-from perfscope.analyzers.pipelines.pieces import Piece
-from perfscope.analyzers.pipelines.recognition import recognise
-from perfscope.schedules.orders import Kind
+from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
+from perfscope.analyzers.pipelines.recognition import recognise_passes
+from perfscope.schedules.operations import PassKind
 
 
 class _Stage:
@@ -17,7 +17,7 @@ class _Stage:
         self.stage_index = index
 
 
-def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -> list[Piece]:
+def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -> list[MeasuredPass]:
     """What torch would run on a rank, without a process group: only the order's own inputs are filled in."""
     schedule: Any = object.__new__(getattr(schedules, name))
     rounds = max(1, microbatches // devices)
@@ -36,7 +36,9 @@ def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -
         setattr(schedule, key, value)
     actions = [action for action in schedule._calculate_single_rank_operations(rank) if action is not None]
     return [
-        Piece(Kind(action.computation_type.value), action.microbatch_index, action.stage_index, 0, 0, 0, 0, 0)
+        MeasuredPass(
+            PassKind(action.computation_type.value), action.microbatch_index, action.stage_index, 0, 0, 0, 0, 0
+        )
         for action in actions
     ]
 
@@ -56,7 +58,7 @@ def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -
 def test_torch_orders_are_recognised(
     name: str, chunks: int, expected: str | None, devices: int, microbatches: int
 ) -> None:
-    found = recognise([_order(name, rank, devices, microbatches, chunks) for rank in range(devices)])
+    found = recognise_passes([_order(name, rank, devices, microbatches, chunks) for rank in range(devices)])
     assert found is not None
     assert found.schedule == expected
     assert found.chunks == chunks

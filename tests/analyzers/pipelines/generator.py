@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfscope.schedules.orders import Kind, Op, Plan
+from perfscope.schedules.operations import Op, PassKind, Plan
 from perfscope.schedules.simulator import Timing, simulate
 from tests.sources.traces import making
 
@@ -147,7 +147,7 @@ def _step(job: Job, device: int, writer: _Writer, zero: int, timeline: Any) -> N
 
 
 def _pass(job: Job, writer: _Writer, op: Op, start: int, end: int) -> None:
-    forward = op.kind is Kind.FORWARD
+    forward = op.kind is PassKind.FORWARD
     names: tuple[str, ...] = _FORWARD if forward else _BACKWARD
     began = writer.launched + _LAUNCH
     if op == job.silent:
@@ -161,34 +161,34 @@ def _pass(job: Job, writer: _Writer, op: Op, start: int, end: int) -> None:
 
 
 def _gradient(op: Op, stage: int, made: Mapping[Op, Any]) -> Op:
-    whole = Op(Kind.BACKWARD, op.microbatch, stage)
-    return whole if whole in made else Op(Kind.INPUT, op.microbatch, stage)
+    whole = Op(PassKind.BACKWARD, op.microbatch, stage)
+    return whole if whole in made else Op(PassKind.INPUT_GRADIENT, op.microbatch, stage)
 
 
 def _receive(job: Job, device: int, writer: _Writer, op: Op, made: Mapping[Op, Any]) -> None:
     """NCCL's kernel spins from when the device is free, at least for the transfer itself, until the data is there."""
-    if op.kind is Kind.FORWARD and op.stage:
-        source = Op(Kind.FORWARD, op.microbatch, op.stage - 1)
-    elif op.kind in (Kind.BACKWARD, Kind.INPUT) and op.stage + 1 < job.plan.stages:
+    if op.kind is PassKind.FORWARD and op.stage:
+        source = Op(PassKind.FORWARD, op.microbatch, op.stage - 1)
+    elif op.kind in (PassKind.BACKWARD, PassKind.INPUT_GRADIENT) and op.stage + 1 < job.plan.stages:
         source = _gradient(op, op.stage + 1, made)
     else:
         return
     end, owner = made[source]
     if owner != device:
-        moving = job.timing.transfer_of(source, owner)
+        moving = job.timing.transfer_time(source, owner)
         arrival = writer.zero + end + moving
         told = {"Collective name": "recv", "Src Rank": job.rank(owner)} if job.names_peers else {}
         writer.launch(SEND_RECV, min(writer.free, arrival - moving), arrival, args=told)
 
 
 def _send(job: Job, device: int, writer: _Writer, op: Op, made: Mapping[Op, Any]) -> None:
-    if op.kind is Kind.FORWARD and op.stage + 1 < job.plan.stages:
-        reader = Op(Kind.FORWARD, op.microbatch, op.stage + 1)
-    elif op.kind in (Kind.BACKWARD, Kind.INPUT) and op.stage:
+    if op.kind is PassKind.FORWARD and op.stage + 1 < job.plan.stages:
+        reader = Op(PassKind.FORWARD, op.microbatch, op.stage + 1)
+    elif op.kind in (PassKind.BACKWARD, PassKind.INPUT_GRADIENT) and op.stage:
         reader = _gradient(op, op.stage - 1, made)
     else:
         return
     owner = made[reader][1]
     if owner != device:
         told = {"Collective name": "send", "Dst Rank": job.rank(owner)} if job.names_peers else {}
-        writer.launch(SEND_RECV, writer.free, writer.free + job.timing.transfer_of(op, device), args=told)
+        writer.launch(SEND_RECV, writer.free, writer.free + job.timing.transfer_time(op, device), args=told)

@@ -16,8 +16,9 @@ from perfscope.engine.run import Plan as Analyzers
 from perfscope.engine.run import analyze
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.renderers import Format, render
-from perfscope.schedules.orders import Kind, Op, Plan, Schedule, plan, single
-from perfscope.schedules.simulator import Costs, simulate
+from perfscope.schedules.catalog import Schedule, make_plan
+from perfscope.schedules.operations import Op, PassKind, Plan, single_block
+from perfscope.schedules.simulator import UniformTiming, simulate
 from tests.analyzers.pipelines.generator import ALL_REDUCE, Job, pytorch_marks, write_job
 from tests.sources.traces import making
 
@@ -41,9 +42,11 @@ def _reason(*paths: Path) -> str:
     return next(str(one["reason"]) for one in _document(*paths)["skipped"] if one["analyzer"] == "pipeline_bubble")
 
 
-def _equal(work: Plan, forward: int = 4000, backward: int = 8000, transfer: int = 0) -> Costs:
+def _equal(work: Plan, forward: int = 4000, backward: int = 8000, transfer: int = 0) -> UniformTiming:
     stages = work.stages
-    return Costs((forward,) * stages, (backward,) * stages, (backward // 2,) * stages, (transfer,) * work.devices)
+    return UniformTiming(
+        (forward,) * stages, (backward,) * stages, (backward // 2,) * stages, (transfer,) * work.devices
+    )
 
 
 def _adds_up(bubble: dict[str, Any]) -> None:
@@ -76,7 +79,7 @@ def _adds_up(bubble: dict[str, Any]) -> None:
 def test_the_trace_of_a_simulated_schedule_gives_the_theory_exactly(
     tmp_path: Path, schedule: Schedule, devices: int, microbatches: int, chunks: int
 ) -> None:
-    work = plan(schedule, devices, microbatches, chunks)
+    work = make_plan(schedule, devices, microbatches, chunks)
     write_job(Job(work, _equal(work)), tmp_path)
     found = _bubble(tmp_path)
     expected = Fraction(devices - 1, chunks * microbatches + devices - 1)
@@ -93,7 +96,7 @@ def test_the_trace_of_a_simulated_schedule_gives_the_theory_exactly(
 
 @pytest.mark.parametrize("schedule", [one for one in Schedule if one is not Schedule.DUALPIPE])
 def test_marked_passes_name_their_schedule_and_give_its_simulation(tmp_path: Path, schedule: Schedule) -> None:
-    work = plan(schedule, 4, 8, 2 if schedule is Schedule.INTERLEAVED else 1)
+    work = make_plan(schedule, 4, 8, 2 if schedule is Schedule.INTERLEAVED else 1)
     write_job(Job(work, _equal(work), mark=pytorch_marks), tmp_path)
     found = _bubble(tmp_path)
     assert found["schedule"] == schedule
@@ -104,8 +107,8 @@ def test_marked_passes_name_their_schedule_and_give_its_simulation(tmp_path: Pat
 
 
 def test_a_pass_that_launches_nothing_is_a_pass_all_the_same(tmp_path: Path) -> None:
-    work = plan(Schedule.ZB_H1, 2, 4)
-    write_job(Job(work, _equal(work), mark=pytorch_marks, silent=Op(Kind.INPUT, 1, 0)), tmp_path)
+    work = make_plan(Schedule.ZB_H1, 2, 4)
+    write_job(Job(work, _equal(work), mark=pytorch_marks, silent=Op(PassKind.INPUT_GRADIENT, 1, 0)), tmp_path)
     found = _bubble(tmp_path)
     assert (found["schedule"], found["microbatches"]) == ("zb-h1", 4)
     assert found["stages"][0]["useful_us"] == 48 - 4
@@ -115,9 +118,9 @@ def test_a_pass_that_launches_nothing_is_a_pass_all_the_same(tmp_path: Path) -> 
 def test_a_marked_order_without_a_name_is_simulated_as_it_ran(tmp_path: Path) -> None:
     orders = tuple(
         tuple(
-            single(kind, microbatch, device)
+            single_block(kind, microbatch, device)
             for start in (0, 2)
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for kind in (PassKind.FORWARD, PassKind.BACKWARD)
             for microbatch in (start, start + 1)
         )
         for device in range(2)
@@ -131,8 +134,8 @@ def test_a_marked_order_without_a_name_is_simulated_as_it_ran(tmp_path: Path) ->
 
 
 def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
-    costs = Costs((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (0,) * 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
+    costs = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (0,) * 4)
     write_job(Job(work, costs), tmp_path)
     found = _bubble(tmp_path)
     mean = (3 * 12 + 18) / 4
@@ -150,7 +153,7 @@ def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Pat
 @pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
 @pytest.mark.parametrize("names_peers", [True, False])
 def test_transfers_are_told_from_waiting(tmp_path: Path, schedule: Schedule, names_peers: bool) -> None:
-    work = plan(schedule, 4, 8)
+    work = make_plan(schedule, 4, 8)
     costs = _equal(work, transfer=500)
     write_job(Job(work, costs, names_peers=names_peers), tmp_path)
     found = _bubble(tmp_path)
@@ -164,7 +167,7 @@ def test_transfers_are_told_from_waiting(tmp_path: Path, schedule: Schedule, nam
 
 
 def test_gaps_in_front_of_every_pass_are_the_hosts(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     write_job(Job(work, _equal(work, 5000, 9000), idle=1000), tmp_path)
     found = _bubble(tmp_path)
     section = (8 + 3) * 14 - 1  # the section begins with the first kernel, behind the first gap
@@ -177,7 +180,7 @@ def test_gaps_in_front_of_every_pass_are_the_hosts(tmp_path: Path) -> None:
 
 
 def test_names_of_files_and_folders_and_their_order_change_nothing(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     paths = write_job(Job(work, _equal(work)), tmp_path)
     moved = tmp_path / "gpipe_pp16_m4"
     moved.mkdir()
@@ -187,13 +190,13 @@ def test_names_of_files_and_folders_and_their_order_change_nothing(tmp_path: Pat
 
 
 def test_nothing_around_the_passes_is_part_of_the_section(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     write_job(Job(work, _equal(work)), tmp_path)
     assert _bubble(tmp_path)["section_us"] == simulate(work, _equal(work)).section / 1000
 
 
 def test_gradient_synchronisation_at_the_end_is_neither_work_nor_section(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
 
     def synchronise(writer: Any, zero: int, end: int) -> None:
         writer.launch(ALL_REDUCE, end - 2000, end + 900_000, making.AUTOGRAD)
@@ -205,7 +208,7 @@ def test_gradient_synchronisation_at_the_end_is_neither_work_nor_section(tmp_pat
 
 
 def test_the_section_is_the_mean_of_the_complete_steps(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     write_job(Job(work, _equal(work), steps=3), tmp_path)
     found = _bubble(tmp_path)
     assert [step["step"] for step in found["steps"]] == ["6", "7", "8"]
@@ -213,22 +216,22 @@ def test_the_section_is_the_mean_of_the_complete_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_that_one_stage_lacks_is_left_out_and_said(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     (tmp_path / "more").mkdir()
     short = write_job(Job(work, _equal(work), steps=2), tmp_path)
     longer = write_job(Job(work, _equal(work), steps=3), tmp_path / "more")
     found = _bubble(short[0], longer[1])
     assert [step["step"] for step in found["steps"]] == ["6", "7"]
-    assert any("1 steps are not whole" in note for note in found["notes"])
+    assert any("1 steps are not complete" in note for note in found["notes"])
 
 
 def test_an_order_that_no_schedule_has_gives_the_total_without_parts(tmp_path: Path) -> None:
     # Two forwards, two backwards, and again: no schedule that is known does that, and nothing is marked.
     orders = tuple(
         tuple(
-            single(kind, microbatch, device)
+            single_block(kind, microbatch, device)
             for start in (0, 2)
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            for kind in (PassKind.FORWARD, PassKind.BACKWARD)
             for microbatch in (start, start + 1)
         )
         for device in range(2)
@@ -241,14 +244,14 @@ def test_an_order_that_no_schedule_has_gives_the_total_without_parts(tmp_path: P
     assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
     assert found["stages"][0]["schedule_us"] is None
     assert found["stages"][0]["useful_us"] == 48
-    assert any("no schedule that is known" in note for note in found["notes"])
+    assert any("matches no supported schedule" in note for note in found["notes"])
 
 
 def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
     paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
-    outcome = bubble([paths[0], paths[1], paths[3]], format=Format.JSON)
+    outcome = bubble(paths=[paths[0], paths[1], paths[3]], format=Format.JSON)
     assert outcome.exit_code == 4
     found = json.loads(outcome.output())["pipeline_bubble"]
     assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
@@ -260,7 +263,7 @@ def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
 
 
 def test_without_stage_0_there_is_no_section_but_its_schedule_is_known(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     paths = write_job(Job(work, _equal(work)), tmp_path)
     found = _bubble(*paths[1:])
     assert found["section_us"] is None
@@ -281,7 +284,7 @@ def test_traces_without_a_pipeline_say_so(tmp_path: Path) -> None:
 
 def _pipelines_of(folder: Path, groups: list[dict[str, Any]]) -> None:
     """Two pipelines of two stages: ranks 0 and 2, 1 and 3."""
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     for first in (0, 1):
         write_job(Job(work, _equal(work), groups=groups, rank_of={0: first, 1: first + 2}, world_size=4), folder)
 
@@ -307,7 +310,7 @@ def test_pipelines_that_ran_side_by_side_are_found_by_their_groups(tmp_path: Pat
 
 
 def test_pipelines_are_found_by_the_peers_of_their_transfers(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 2, 4)
+    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     for first in (0, 1):
         write_job(Job(work, _equal(work), names_peers=True, rank_of={0: first, 1: first + 2}, world_size=4), tmp_path)
     assert [row["ranks"] for row in _bubble(tmp_path)["stages"]] == [[0, 1], [2, 3]]
@@ -322,7 +325,7 @@ def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
     sizes: Any
     for sizes in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
-        document = json.loads(bubble([tmp_path], format=Format.JSON, **sizes).output())
+        document = json.loads(bubble(paths=[tmp_path], format=Format.JSON, **sizes).output())
         assert [row["ranks"] for row in document["pipeline_bubble"]["stages"]] == [[0, 1], [2, 3]]
         assert document["pipeline_bubble"]["fraction_of_total"] == 1 / 5
 
@@ -330,13 +333,13 @@ def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
 def test_a_layout_that_does_not_divide_the_job_is_an_error(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [])
     with pytest.raises(UsageError, match="make 3 ranks, but the job has 4"):
-        bubble([tmp_path], pp=3)
+        bubble(paths=[tmp_path], pp=3)
 
 
 def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [])
     with pytest.raises(UsageError, match="a run is measured"):
-        bubble([tmp_path], microbatches=4)
+        bubble(paths=[tmp_path], microbatches=4)
     with pytest.raises(UsageError, match="--pp and --microbatches are missing"):
         bubble()
     with pytest.raises(UsageError, match="--tp and --dp"):
@@ -346,16 +349,16 @@ def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) ->
 def test_a_place_that_holds_no_pipeline_is_an_error(tmp_path: Path) -> None:
     path = making.write(tmp_path / "single.json", [making.step(1, 0, 100)], **making.distributed(0))
     with pytest.raises(MissingInput, match="no pipeline"):
-        bubble([path])
+        bubble(paths=[path])
     with pytest.raises(SourceError, match="does not exist"):
-        bubble([tmp_path / "missing"])
+        bubble(paths=[tmp_path / "missing"])
 
 
 def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path: Path) -> None:
     for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
         folder = tmp_path / schedule
         folder.mkdir()
-        work = plan(schedule, 4, 8)
+        work = make_plan(schedule, 4, 8)
         write_job(Job(work, _equal(work), rank_of={0: 2, 1: 0, 2: 3, 3: 1}), folder)
         found = _bubble(folder)
         assert [row["rank"] for row in found["stages"]] == [2, 0, 3, 1]
@@ -363,7 +366,7 @@ def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path:
 
 
 def test_clocks_of_several_hosts_are_aligned_by_their_collectives(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 8)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     ahead = {2: 7_000_000_000, 3: 7_000_000_000}
     write_job(Job(work, _equal(work), clock_ns=ahead, hosts={0: "one", 1: "one", 2: "two", 3: "two"}), tmp_path)
     found = _bubble(tmp_path)
@@ -371,7 +374,7 @@ def test_clocks_of_several_hosts_are_aligned_by_their_collectives(tmp_path: Path
 
 
 def test_fewer_micro_batches_than_stages_are_measured_and_said(tmp_path: Path) -> None:
-    work = plan(Schedule.ONE_F_ONE_B, 4, 2)
+    work = make_plan(Schedule.ONE_F_ONE_B, 4, 2)
     write_job(Job(work, _equal(work)), tmp_path)
     found = _bubble(tmp_path)
     assert found["fraction_of_total"] == 3 / 5

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers.pipelines.marks import SPELLINGS
+from perfscope.analyzers.pipelines.marks import parse_hooks_range
 from perfscope.hooks.frameworks.megatron_passes import patch_schedules as patch_megatron_schedules
 from perfscope.hooks.frameworks.micro_batches import patch_deepspeed_instructions, patch_torch_stages
 from perfscope.hooks.timers.passes import Pass, PassTimer
-from perfscope.schedules.orders import Kind
+from perfscope.schedules.operations import PassKind
 from tests.conftest import ROOT, analysis, profile
 
 WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
@@ -147,9 +147,9 @@ def test_passes_are_ranges_only_while_a_window_is_open(device: Device) -> None:
 
 @pytest.mark.parametrize("kind", list(wire.PASS_KINDS))
 def test_the_trace_reader_understands_the_hooks_ranges(kind: str) -> None:
-    mark = SPELLINGS[0](Pass(kind, 3, 5, 8, 1, 4).span)
+    mark = parse_hooks_range(Pass(kind, 3, 5, 8, 1, 4).span)
     assert mark is not None
-    assert (mark.kind, mark.microbatch, mark.stage, mark.device, mark.devices) == (Kind(kind), 3, 5, 1, 4)
+    assert (mark.kind, mark.microbatch, mark.stage, mark.device, mark.devices) == (PassKind(kind), 3, 5, 1, 4)
 
 
 def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:

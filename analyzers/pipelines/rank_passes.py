@@ -1,0 +1,127 @@
+"""What the trace of one rank says of a pipeline: its passes of micro-batches and its transfers, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfscope.schedules.operations import PassKind
+from perfscope.tables.trace import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPass:
+    """One pass of one micro-batch as it ran.
+
+    Attributes:
+        kind: Which pass.
+        microbatch, stage: Its micro-batch and its virtual stage; absent in a trace without marks.
+        start_ns, end_ns: From its first to its last device work, on the wall clock.
+        work_ns: Time for which the device worked for it.
+        first, last: Positions of its first and last event in the order of launch.
+    """
+
+    kind: PassKind
+    microbatch: int | None
+    stage: int | None
+    start_ns: int
+    end_ns: int
+    work_ns: int
+    first: int
+    last: int
+
+    def shifted(self, offset_ns: int) -> MeasuredPass:
+        """The same pass on a clock that is ahead by ``offset_ns``."""
+        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One kernel that moves activations or gradients between stages; it may send and receive at once.
+
+    Attributes:
+        start_ns, end_ns: When it ran, on the wall clock.
+        position: Its position in the order of launch.
+        operation: ``send`` or ``recv``; ``""`` where the trace does not name it.
+        peer: The rank that it sends to or receives from; absent where the trace does not name it.
+    """
+
+    start_ns: int
+    end_ns: int
+    position: int
+    operation: str
+    peer: int | None
+
+    def shifted(self, offset_ns: int) -> Transfer:
+        """The same transfer on a clock that is ahead by ``offset_ns``."""
+        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One training step of one rank.
+
+    Attributes:
+        label: The profiler's name of the step.
+        passes: Its passes in the order of launch.
+        transfers: Its transfers in the order of launch.
+        collective_ends: When collectives ended, by name and count: all ranks leave one at nearly the same time.
+    """
+
+    label: str
+    passes: tuple[MeasuredPass, ...]
+    transfers: tuple[Transfer, ...]
+    collective_ends: dict[tuple[str, int], int]
+
+    def shifted(self, offset_ns: int) -> RankStep:
+        """The same step on a clock that is ahead by ``offset_ns``."""
+        return RankStep(
+            self.label,
+            tuple(measured.shifted(offset_ns) for measured in self.passes),
+            tuple(transfer.shifted(offset_ns) for transfer in self.transfers),
+            {key: end_ns + offset_ns for key, end_ns in self.collective_ends.items()},
+        )
+
+    def count(self, *kinds: PassKind) -> int:
+        """How many passes are of some kinds."""
+        return sum(measured.kind in kinds for measured in self.passes)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPasses:
+    """What one trace says of a pipeline.
+
+    Attributes:
+        rank: The rank that wrote the trace; absent where the trace itself does not name it.
+        world_size: Ranks of the job; absent likewise.
+        host: The machine; ``""`` where the trace does not name it.
+        groups: The process groups that the trace describes.
+        device, devices: The rank's position in the pipeline and the pipeline's length; absent without marks.
+        is_marked: Whether marks name the passes, which are inferred otherwise.
+        steps: Its training steps.
+    """
+
+    rank: int | None
+    world_size: int | None
+    host: str
+    groups: tuple[ProcessGroup, ...]
+    device: int | None
+    devices: int | None
+    is_marked: bool
+    steps: tuple[RankStep, ...]
+
+    @property
+    def start_ns(self) -> int:
+        """When the first pass began."""
+        return min(measured.start_ns for step in self.steps for measured in step.passes)
+
+    @property
+    def position(self) -> int | None:
+        """The rank's position in the pipeline: as marked, or the first of its virtual stages; absent without marks."""
+        if self.device is not None:
+            return self.device
+        stages = {measured.stage for step in self.steps for measured in step.passes}
+        return None if None in stages else min((stage for stage in stages if stage is not None), default=None)
+
+    def followed_by(self, later: RankPasses) -> RankPasses:
+        """The same rank with the steps of a later trace as well."""
+        return replace(self, steps=self.steps + later.steps)

@@ -1,0 +1,79 @@
+"""The pipeline schedules that have a name: which exist for which numbers, and the plan of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from perfscope.errors import UsageError
+from perfscope.schedules.one_f_one_b import gpipe_order, interleaved_plan, one_f_one_b_order
+from perfscope.schedules.operations import Plan, linear_plan
+from perfscope.schedules.zero_bubble import dualpipe_plan, zb_h1_order, zb_h2_order, zbv_plan
+
+
+class Schedule(StrEnum):
+    """The pipeline schedules that are planned here."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    ZB_H2 = "zb-h2"
+    ZBV = "zbv"
+    DUALPIPE = "dualpipe"
+
+
+#: Schedules that run the weight-gradient pass apart from the gradient of the input.
+SPLIT_BACKWARD = frozenset({Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZBV, Schedule.DUALPIPE})
+
+
+def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> Plan:
+    """Plan one training step.
+
+    Args:
+        schedule: The schedule's name.
+        devices: Pipeline stages, p.
+        microbatches: Micro-batches of one pipeline in a step, m.
+        chunks: Virtual stages on a device, v; only the interleaved schedule takes more than one (ZB-V always has two).
+
+    Raises:
+        UsageError: The schedule does not exist for these numbers.
+    """
+    require_possible(schedule, devices, microbatches, chunks)
+    make: Callable[[], Plan] = {
+        Schedule.GPIPE: lambda: linear_plan(gpipe_order, devices, microbatches),
+        Schedule.ONE_F_ONE_B: lambda: linear_plan(one_f_one_b_order, devices, microbatches),
+        Schedule.INTERLEAVED: lambda: interleaved_plan(devices, microbatches, chunks),
+        Schedule.ZB_H1: lambda: linear_plan(zb_h1_order, devices, microbatches),
+        Schedule.ZB_H2: lambda: linear_plan(zb_h2_order, devices, microbatches),
+        Schedule.ZBV: lambda: zbv_plan(devices, microbatches),
+        Schedule.DUALPIPE: lambda: dualpipe_plan(devices, microbatches),
+    }[schedule]
+    return make()
+
+
+def require_possible(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> None:
+    """Say why a schedule does not exist for these numbers.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if chunks > 1 and schedule is not Schedule.INTERLEAVED:
+        raise UsageError(
+            f"the schedule {schedule} has no virtual stages to choose",
+            hint="--virtual-stages is for --schedule interleaved",
+        )
+    if schedule is Schedule.INTERLEAVED and chunks > 1 and microbatches < devices:
+        raise UsageError(
+            f"the interleaved schedule needs at least as many micro-batches as stages, not {microbatches} for {devices}"
+        )
+    if schedule is Schedule.DUALPIPE and (devices % 2 or microbatches % 2 or microbatches < 2 * devices):
+        raise UsageError(
+            f"DualPipe does not exist for {devices} stages and {microbatches} micro-batches",
+            hint="it needs an even number of stages and an even number of micro-batches, at least twice the stages",
+        )
+
+
+def chunks_per_device(schedule: Schedule, chunks: int) -> int:
+    """Virtual stages on a device: ZB-V has two, whatever number was chosen."""
+    return 2 if schedule is Schedule.ZBV else chunks

@@ -1,0 +1,74 @@
+"""The vocabulary of a pipeline schedule: passes of micro-batches, and the order in which each device runs them.
+
+A model is cut into ``p * v`` virtual stages on p devices. A device runs one block after the other in a fixed order,
+each as soon as its inputs have arrived; that order is the schedule. Times play no part here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+
+class PassKind(StrEnum):
+    """Which pass of a micro-batch.
+
+    BACKWARD is a whole backward pass; INPUT_GRADIENT and WEIGHT_GRADIENT are its two parts where a schedule splits it.
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+class Op(NamedTuple):
+    """One pass of one micro-batch through one virtual stage.
+
+    Attributes:
+        kind: Which pass.
+        microbatch: Which micro-batch, from 0.
+        stage: The virtual stage, counted along the micro-batch's own way through the model, from 0 to p * v - 1.
+    """
+
+    kind: PassKind
+    microbatch: int
+    stage: int
+
+
+#: Operations that start together and end together; a single one except for DualPipe's overlapped pairs.
+Block: TypeAlias = tuple[Op, ...]
+#: Makes a device's order from the device, the number of devices and the number of micro-batches.
+DeviceOrder: TypeAlias = Callable[[int, int, int], Iterable[Block]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The order of all passes of one training step.
+
+    Attributes:
+        microbatches: Micro-batches in the step, m.
+        stages: Virtual stages that a micro-batch passes, p * v.
+        orders: For each of the p devices its blocks in order.
+    """
+
+    microbatches: int
+    stages: int
+    orders: tuple[tuple[Block, ...], ...]
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pipeline, p."""
+        return len(self.orders)
+
+
+def single_block(kind: PassKind, microbatch: int, stage: int) -> Block:
+    """A block of one operation."""
+    return (Op(kind, microbatch, stage),)
+
+
+def linear_plan(order: DeviceOrder, devices: int, microbatches: int) -> Plan:
+    """A plan with one virtual stage on each device."""
+    return Plan(microbatches, devices, tuple(tuple(order(device, devices, microbatches)) for device in range(devices)))
