@@ -1,10 +1,10 @@
-"""The energy of a training step, and how many tokens a joule buys.
+"""The energy of a training step, and the tokens per joule.
 
 A step's energy is the power of its GPUs, integrated from the step's beginning to its end by the trapezoidal rule over
 NVML's samples. NVML's power is itself a mean over up to a second, so that the energy of one short step is smoothed over
 its neighbours; the mean over many steps is not. The GPUs' own energy counters are an independent second measurement:
-both are taken over the same time, and a difference over 5 % is said. Processors, memory and fans of the host are in
-neither.
+both are taken over the same time, and a difference over 5 % is a warning. Processors, memory and fans of the host
+are in neither.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, intervals_ns, ranks_text, used_gpus
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, rank_cell, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.readings import PowerCurve, read_column
+from perfscope.analyzers.steps import analyze as analyze_steps
+from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, in_unit, percent
+from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Rank, Run
 
-#: A difference between counter and integrated power over this is said.
+#: A larger difference between counter and integrated power is a warning.
 DISAGREEMENT = 0.05
 #: Shorter than this, NVML's averaging at both ends can be 5 % of the energy by itself.
-_SHORTEST_COMPARED_NS = 10 * 10**9
-_LONGEST_GAP_NS = 2_500_000_000
-_MILLIJOULES_PER_MW_NS = 1e-9
+_SHORTEST_COMPARED_NS = 10 * NS_PER_S
+_MOST_RANKS_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,12 @@ class GpuEnergy:
     """The energy of one GPU.
 
     Attributes:
-        host, uuid, name: Which one.
+        host, uuid, name: The GPU.
         ranks: The ranks that trained on it.
-        steps: Undisturbed steps that the samples cover.
+        steps: Number of steady-state steps that the samples cover.
         step_j: Mean energy of these; absent where there is none.
         power_w: Mean power in these; absent with it.
-        counter_j: What the energy counter moved by over ``compared_s``; absent where there is none.
+        counter_j: Change of the energy counter over ``compared_s``; absent without a counter.
         integrated_j: The integral of power over the same time.
         compared_s: That time; absent where it would be too short to compare.
         reason: Why the step's energy is absent.
@@ -112,7 +114,7 @@ class Energy:
             Column("Host"),
             Column("Rank"),
             Column("GPU"),
-            Column("Energy a step (J)"),
+            Column("Energy (J/step)"),
             Column("Power (W)"),
             Column("Counter (kJ)", 2),
             Column("Power x time (kJ)", 2),
@@ -122,13 +124,13 @@ class Energy:
         rows: list[tuple[Cell, ...]] = [
             (
                 gpu.host,
-                ranks_text(gpu.ranks),
+                rank_cell(gpu.ranks),
                 gpu.name,
                 gpu.step_j,
                 gpu.power_w,
-                _scaled(gpu.counter_j, 1e-3),
-                _scaled(gpu.integrated_j, 1e-3),
-                _scaled(gpu.difference, 100),
+                in_unit(gpu.counter_j, KILO),
+                in_unit(gpu.integrated_j, KILO),
+                percent(gpu.difference),
                 gpu.steps,
             )
             for gpu in self.gpus
@@ -139,27 +141,27 @@ class Energy:
 
     def _rates(self) -> tuple[str, ...]:
         rates = [
-            f"{rate:,.3g} {unit} a joule"
+            f"{rate:,.3g} {unit}/J"
             for rate, unit in ((self.tokens_per_j, "tokens"), (self.samples_per_j, "samples"))
             if rate is not None
         ]
-        return (f"{', '.join(rates)}, over all GPUs.",) if rates else ()
+        return (f"Over all GPUs: {', '.join(rates)}.",) if rates else ()
 
 
 def analyze(run: Run) -> Energy:
     """Integrate power over the steps of every GPU that a rank trained on.
 
     Raises:
-        MissingInput: No such GPU was sampled, or none told its power.
+        MissingInput: No such GPU was sampled, or none reported its power.
     """
     used = used_gpus(run)
-    gpus = tuple(_energy(gpu, run) for gpu in used)
+    gpus = tuple(_integrate_steps(gpu, run) for gpu in used)
     if all(gpu.step_j is None and gpu.counter_j is None for gpu in gpus):
-        raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU told its power"))
+        raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU reported its power"))
     uncovered = _uncovered_ranks(run, used)
-    known = [gpu.step_j for gpu in gpus if gpu.step_j is not None]
-    step_j = sum(known) if len(known) == len(gpus) and not uncovered else None
-    times = step_times.analyze(run)
+    energies_j = [gpu.step_j for gpu in gpus if gpu.step_j is not None]
+    step_j = sum(energies_j) if len(energies_j) == len(gpus) and not uncovered else None
+    times = analyze_steps(run)
     return Energy(
         gpus=gpus,
         step_j=step_j,
@@ -169,22 +171,22 @@ def analyze(run: Run) -> Energy:
     )
 
 
-def _energy(used: UsedGpu, run: Run) -> GpuEnergy:
-    power = _PowerCurve(used)
-    reason = _why_no_energy(used, run)
-    starts, ends, rows = intervals_ns(used.steps)
-    chosen = power.covers(starts, ends) & used.steps.steady[rows]
-    joules = power.energy_j(starts[chosen], ends[chosen])
-    if reason is None and not chosen.any():
-        reason = "no undisturbed step lies between two samples of power"
-    counter_j, integrated_j, compared_s = _compare(used, power, starts, ends)
-    seconds = float((ends[chosen] - starts[chosen]).sum()) / 1e9
+def _integrate_steps(used: UsedGpu, run: Run) -> GpuEnergy:
+    power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
+    reason = _find_obstacle(used, run)
+    starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
+    covered = power.covers(starts_ns, ends_ns) & used.steps.steady[rows]
+    joules = power.energy_j(starts_ns[covered], ends_ns[covered])
+    if reason is None and not covered.any():
+        reason = "no steady-state step lies between two samples of power"
+    counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
+    seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
     return GpuEnergy(
         host=used.samples.host,
         uuid=used.samples.uuid,
         name=used.samples.name,
         ranks=used.ranks,
-        steps=int(chosen.sum()),
+        steps=int(covered.sum()),
         step_j=float(joules.mean()) if reason is None else None,
         power_w=float(joules.sum()) / seconds if reason is None and seconds > 0 else None,
         counter_j=counter_j,
@@ -194,70 +196,38 @@ def _energy(used: UsedGpu, run: Run) -> GpuEnergy:
     )
 
 
-def _why_no_energy(used: UsedGpu, run: Run) -> str | None:
+def _find_obstacle(used: UsedGpu, run: Run) -> str | None:
+    """Why the power of a GPU is not that of the run's steps; None where it is."""
     if not used.samples.power_mw.count():
-        return "NVML does not tell the power of this GPU"
-    ours = {uuid for rank in run.ranks for uuid in rank.device_uuids}
-    others = [one for one in used.samples.instances if one.uuid not in ours]
-    if others:
-        return f"power is the whole GPU's, and {len(others)} of its {used.instances} MIG instances are not this run's"
+        return "NVML does not report the power of this GPU"
+    run_uuids = {uuid for rank in run.ranks for uuid in rank.device_uuids}
+    foreign = [instance for instance in used.samples.instances if instance.uuid not in run_uuids]
+    if foreign:
+        return (
+            f"power is that of the full GPU, and {len(foreign)} of its {used.instances} MIG instances do not belong to "
+            "this run"
+        )
     return None
 
 
-class _PowerCurve:
-    """Power over time, integrated."""
-
-    def __init__(self, used: UsedGpu) -> None:
-        known = ~np.ma.getmaskarray(used.samples.power_mw)
-        self.t_ns = used.samples.t_ns[known]
-        power_mw = np.asarray(used.samples.power_mw.data[known], float)
-        spans_ns = np.diff(self.t_ns)
-        pieces = (power_mw[1:] + power_mw[:-1]) / 2 * spans_ns * _MILLIJOULES_PER_MW_NS
-        self._energy_mj = np.concatenate([[0.0], np.cumsum(pieces)]) if len(self.t_ns) else np.zeros(0)
-        # A second sampled every five is sampled; a silence among dense samples is a hole.
-        longest = max(_LONGEST_GAP_NS, 3 * float(np.median(spans_ns))) if len(spans_ns) else 0
-        self._holes = np.concatenate([[0], np.cumsum(spans_ns > longest)]) if len(self.t_ns) else np.zeros(0, int)
-
-    def covers(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Which intervals lie between samples, without a hole."""
-        if len(self.t_ns) < 2:  # noqa: PLR2004 - a line has two ends
-            return np.zeros(len(starts), bool)
-        inside = (starts >= self.t_ns[0]) & (ends <= self.t_ns[-1])
-        before = np.clip(np.searchsorted(self.t_ns, starts, "right") - 1, 0, len(self.t_ns) - 1)
-        after = np.clip(np.searchsorted(self.t_ns, ends, "left"), 0, len(self.t_ns) - 1)
-        return np.asarray(inside & (self._holes[before] == self._holes[after]))
-
-    def energy_j(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """The energy of intervals that are covered."""
-        if not len(starts):
-            return np.zeros(0)
-        origin = self.t_ns[0]
-        known = (self.t_ns - origin).astype(float)
-        begun, ended = (np.interp((times - origin).astype(float), known, self._energy_mj) for times in (starts, ends))
-        return np.asarray((ended - begun) / 1e3)
-
-
-def _compare(
-    used: UsedGpu, power: _PowerCurve, starts: np.ndarray, ends: np.ndarray
+def _compare_with_counter(
+    used: UsedGpu, power: PowerCurve, starts_ns: Int64, ends_ns: Int64
 ) -> tuple[float | None, float | None, float | None]:
-    """Counter and integral between the first and the last reading of the counter while training went on."""
+    """Joules by the counter and by integrated power, and the seconds between two readings during training."""
+    absent = (None, None, None)
     samples = used.samples
-    read = ~np.ma.getmaskarray(samples.energy_mj)
-    if not read.any() or not len(starts):
-        return None, None, None
-    times = np.asarray(np.where(np.ma.getmaskarray(samples.energy_t_ns), samples.t_ns, samples.energy_t_ns.data)[read])
-    values = np.asarray(samples.energy_mj.data[read])
-    training = (times >= starts.min()) & (times <= ends.max())
+    if not samples.energy_mj.count() or not len(starts_ns):
+        return absent
+    read_ns = np.where(present(samples.energy_t_ns), samples.energy_t_ns.data, samples.t_ns)
+    counter = read_column(read_ns, samples.energy_mj).during(int(starts_ns.min()), int(ends_ns.max()))
     if len(power.t_ns):
-        training &= (times >= power.t_ns[0]) & (times <= power.t_ns[-1])
-    times, values = times[training], values[training]
-    if len(times) < 2 or times[-1] - times[0] < _SHORTEST_COMPARED_NS:  # noqa: PLR2004 - a difference has two ends
-        return None, None, None
-    first, last = times[:1], times[-1:]
-    moved_j = float(values[-1] - values[0]) / 1e3
-    if moved_j <= 0 or (np.diff(values) < 0).any() or not power.covers(first, last)[0]:
-        return None, None, None
-    return moved_j, float(power.energy_j(first, last)[0]), float(times[-1] - times[0]) / 1e9
+        counter = counter.during(int(power.t_ns[0]), int(power.t_ns[-1]))
+    if counter.span_ns < _SHORTEST_COMPARED_NS:
+        return absent
+    first, last = counter.t_ns[:1], counter.t_ns[-1:]
+    if counter.change <= 0 or counter.decreases or not power.covers(first, last)[0]:
+        return absent
+    return counter.change / KILO, float(power.energy_j(first, last)[0]), counter.span_ns / NS_PER_S
 
 
 def _uncovered_ranks(run: Run, used: Sequence[UsedGpu]) -> list[int]:
@@ -272,30 +242,26 @@ def _work_per_joule(rate: float | None, step_s: float | None, step_j: float | No
 
 def _notes(gpus: Sequence[GpuEnergy], uncovered: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:
     notes = [
-        "The energy of GPU boards alone, without their host: power integrated over the undisturbed steps, which NVML "
-        "averages over up to a second."
+        "Energy of the GPU boards, without their hosts: NVML power, itself a mean over up to 1 s, integrated over the "
+        "steady-state steps."
     ]
     if uncovered:
-        notes.append(f"No energy of all GPUs, because it is not known for ranks {uncovered[:16]}.")
+        notes.append(f"No total: the energy is unknown for ranks {uncovered[:_MOST_RANKS_SHOWN]}.")
     notes += [f"{gpu.host}, ranks {list(gpu.ranks)}: {gpu.reason}." for gpu in gpus if gpu.reason]
     compared = [gpu for gpu in gpus if gpu.difference is not None]
     for gpu in compared:
         if gpu.difference is not None and abs(gpu.difference) > DISAGREEMENT:
             notes.append(
-                f"Warning: over {gpu.compared_s:.0f} s of training {gpu.host} {gpu.uuid} drew {gpu.counter_j:,.0f} J "
-                f"by its energy counter and {gpu.integrated_j:,.0f} J by integrated power: "
-                f"{100 * gpu.difference:+.1f} %, more than 5 % apart, so one of them is wrong."
+                f"Warning: over {gpu.compared_s:.0f} s of training {gpu.host} {gpu.uuid} consumed "
+                f"{gpu.counter_j:,.0f} J by its energy counter and {gpu.integrated_j:,.0f} J by integrated power "
+                f"({gpu.difference:+.1%}). A difference over {DISAGREEMENT:.0%} means that one of them is wrong."
             )
     if compared:
         seconds = min(gpu.compared_s or 0.0 for gpu in compared)
-        notes.append(f"Counter and power x time are over the same {seconds:.0f} s of training, windows included.")
+        notes.append(f"Counter and power x time cover the same {seconds:.0f} s of training, windows included.")
     else:
-        shortest = _SHORTEST_COMPARED_NS // 10**9
-        notes.append(f"The energy counter was not compared: it was read for less than {shortest} s of training.")
+        shortest = _SHORTEST_COMPARED_NS // NS_PER_S
+        notes.append(f"The energy counter was not compared: its readings span less than {shortest} s of training.")
     if len({rank.host for rank in ranks}) > len({gpu.host for gpu in gpus}):
         notes.append("Not every host was sampled.")
     return tuple(notes)
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

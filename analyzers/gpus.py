@@ -1,8 +1,8 @@
-"""What each GPU drew, how busy NVML saw it, how fast it ran and what its links carried while training went on.
+"""Power, utilisation, clock, temperature, memory and link traffic of each GPU during training.
 
 Means are over the samples between the first and the last training step of the host's ranks. NVML's utilisation is the
 share of its own sampling period in which any kernel ran: 100 % says that the GPU was never left alone, not that it was
-used well. Links are counters of bytes, taken apart by time: both directions, all NVLinks of a GPU together.
+used well. Link rates are the change of byte counters over time: each direction, all NVLinks of a GPU together.
 """
 
 from __future__ import annotations
@@ -12,39 +12,43 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import ranks_of_devices, ranks_on, ranks_text
+from perfscope.analyzers.shared.gpu_steps import find_device_ranks, rank_cell, ranks_on_gpu, require_samples
+from perfscope.analyzers.shared.readings import Readings, read_column
+from perfscope.analyzers.shared.statistics import maximum, mean
+from perfscope.constants import GB, KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, in_unit
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 
-_KIB = 1024
-_PCIE = ("pcie_tx_bytes", "pcie_rx_bytes")
+_PCIE_COUNTERS = ("pcie_tx_bytes", "pcie_rx_bytes")
 #: As seen on H200 with driver 580.
 _PCIE_WRAP = 2**32
+_NO_READINGS = Readings(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. What NVML does not tell is absent.
+    """One GPU. What NVML does not report is absent.
 
     Attributes:
-        host, uuid, name: Which one.
+        host, uuid, name: The GPU.
         ranks: The ranks that trained on it; empty where none did, or where the ranks' devices are not known.
         mig_instances: Its MIG instances; 0 without MIG.
         samples: How many samples the means are over.
         power_w: Mean power.
         power_limit_w: The enforced limit.
-        power_limit_default_w: The limit that it was built with.
+        power_limit_default_w: Its default limit.
         util_percent: Mean utilisation.
         sm_clock_mhz: Mean clock of its multiprocessors.
-        sm_clock_max_mhz: The fastest that they have.
-        temperature_c: Highest temperature.
+        sm_clock_max_mhz: Their maximum clock.
+        temperature_c: Maximum temperature.
         memory_used_bytes: Most memory in use, other processes included.
         memory_total_bytes: Its memory.
         nvlink_tx_bytes_per_s, nvlink_rx_bytes_per_s: Mean rate over all its NVLinks.
         pcie_tx_bytes_per_s, pcie_rx_bytes_per_s: Mean rate over PCIe.
-        lost: It stopped to answer.
+        lost: It stopped answering.
     """
 
     host: str
@@ -76,12 +80,12 @@ class Gpus:
     Attributes:
         gpus: The GPUs.
         notes: What a reader must know.
-        most_of_pcie_bytes_per_s: PCIe rates above this are shown too low; absent where no counter was read.
+        pcie_rate_limit_bytes_per_s: PCIe rates above this are measured too low; absent where no counter was read.
     """
 
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...]
-    most_of_pcie_bytes_per_s: float | None
+    pcie_rate_limit_bytes_per_s: float | None
 
     def data(self) -> Json:
         """The value of ``results.gpus``."""
@@ -97,30 +101,30 @@ class Gpus:
             Column("Limit (W)", 0),
             Column("NVML util. (%)"),
             Column("SM clock (MHz)", 0),
-            Column("Hottest (C)", 0),
-            Column("Memory used (GB)"),
-            Column("of (GB)"),
+            Column("Max temp. (C)", 0),
+            Column("Max memory (GB)"),
+            Column("Total memory (GB)"),
             Column("Samples"),
         )
         rows = tuple(
             (
                 gpu.host,
-                ranks_text(gpu.ranks),
+                rank_cell(gpu.ranks),
                 gpu.name + (f" ({gpu.mig_instances} MIG)" if gpu.mig_instances else ""),
                 gpu.power_w,
                 gpu.power_limit_w,
                 gpu.util_percent,
                 gpu.sm_clock_mhz,
                 gpu.temperature_c,
-                _gigabytes(gpu.memory_used_bytes),
-                _gigabytes(gpu.memory_total_bytes),
+                in_unit(gpu.memory_used_bytes, GB),
+                in_unit(gpu.memory_total_bytes, GB),
                 gpu.samples,
             )
             for gpu in self.gpus
         )
         note = (
-            "NVML, from the first to the last training step: mean power, clock and utilisation, most memory in use. "
-            "Utilisation says that some kernel ran, not that the GPU was used well. GB is 10^9 bytes."
+            "NVML, from the first to the last training step: mean power, clock and utilisation; maximum memory in use. "
+            "Utilisation is the share of time in which any kernel ran, not how well the GPU was used. GB is 10^9 bytes."
         )
         return (Section("GPUs", columns, rows, notes=(note, *self.notes)), *self._links())
 
@@ -142,55 +146,52 @@ class Gpus:
         columns = (
             Column("Host"),
             Column("Rank"),
-            Column("NVLink sent (GB/s)", 2),
-            Column("received (GB/s)", 2),
-            Column("PCIe sent (GB/s)", 2),
-            Column("received (GB/s)", 2),
+            Column("NVLink tx (GB/s)", 2),
+            Column("NVLink rx (GB/s)", 2),
+            Column("PCIe tx (GB/s)", 2),
+            Column("PCIe rx (GB/s)", 2),
         )
         cells: tuple[tuple[Cell, ...], ...] = tuple(
-            (gpu.host, ranks_text(gpu.ranks), *(_gigabytes(rate) for rate in rates)) for gpu, rates in rows
+            (gpu.host, rank_cell(gpu.ranks), *(in_unit(rate, GB) for rate in rates)) for gpu, rates in rows
         )
         notes = ["Means over training, windows included."]
-        if self.most_of_pcie_bytes_per_s is not None:
-            most = self.most_of_pcie_bytes_per_s / 1e9
+        if self.pcie_rate_limit_bytes_per_s is not None:
+            limit = self.pcie_rate_limit_bytes_per_s / GB
             notes.append(
-                f"PCIe's counters begin again at 4.3 GB (2^32 bytes): as they were read here, rates above {most:.1f} "
-                "GB/s would be shown too low."
+                f"PCIe counters wrap around at 4.3 GB (2^32 bytes): as often as they were read here, rates above "
+                f"{limit:.1f} GB/s would be measured too low."
             )
         return (Section("Links", columns, cells, notes=tuple(notes)),)
 
 
 def analyze(run: Run) -> Gpus:
-    """Summarise every GPU's samples over the training steps.
+    """Summarize every GPU's samples over the training steps.
 
     Raises:
         MissingInput: There are no samples between the first and the last step, or no rank could see a GPU.
     """
-    if not run.gpus:
-        raise MissingInput(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
-    visible = [gpu for gpu in run.gpus if _is_visible(gpu, run)]
+    visible = [gpu for gpu in require_samples(run) if _is_visible(gpu, run)]
     if not visible:
         raise MissingInput("CUDA_VISIBLE_DEVICES leaves the ranks none of the sampled GPUs")
-    on = ranks_of_devices(run.ranks)
-    gpus = [_summarise(gpu, run, ranks_on(gpu, on)) for gpu in visible]
+    ranks_by_device = find_device_ranks(run.ranks)
+    gpus = [_summarize(gpu, run, ranks_on_gpu(gpu, ranks_by_device)) for gpu in visible]
     sampled = tuple(gpu for gpu in gpus if gpu is not None)
     if not sampled:
         raise MissingInput("no NVML sample lies between the first and the last training step")
-    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)), _most_of_pcie(run))
+    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)), _pcie_rate_limit(run))
 
 
 def _is_visible(gpu: GpuSamples, run: Run) -> bool:
-    """Whether a rank of the host could see it; where that is not known of one rank, it could."""
+    """Whether a rank of the host could see it; assumed where that is unknown of one rank."""
     uuids = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
-    seen = [rank.visible_uuids for rank in run.ranks if rank.host == gpu.host]
-    return not seen or any(one is None or uuids & set(one) for one in seen)
+    visible_to = [rank.visible_uuids for rank in run.ranks if rank.host == gpu.host]
+    return not visible_to or any(visible is None or uuids & set(visible) for visible in visible_to)
 
 
-def _summarise(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> Gpu | None:
+def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> Gpu | None:
     during = _during_training(gpu.t_ns, run, gpu.host)
     if not during.any():
         return None
-    power_w = _mean(gpu.power_mw[during])
     return Gpu(
         host=gpu.host,
         uuid=gpu.uuid,
@@ -198,67 +199,65 @@ def _summarise(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> Gpu | None:
         ranks=ranks,
         mig_instances=len(gpu.instances),
         samples=int(during.sum()),
-        power_w=None if power_w is None else power_w / 1e3,
-        power_limit_w=None if gpu.power_limit_mw is None else gpu.power_limit_mw / 1e3,
-        power_limit_default_w=None if gpu.power_limit_default_mw is None else gpu.power_limit_default_mw / 1e3,
-        util_percent=_mean(gpu.util_percent[during]),
-        sm_clock_mhz=_mean(gpu.sm_clock_mhz[during]),
+        power_w=in_unit(mean(gpu.power_mw[during]), KILO),
+        power_limit_w=in_unit(gpu.power_limit_mw, KILO),
+        power_limit_default_w=in_unit(gpu.power_limit_default_mw, KILO),
+        util_percent=mean(gpu.util_percent[during]),
+        sm_clock_mhz=mean(gpu.sm_clock_mhz[during]),
         sm_clock_max_mhz=gpu.sm_clock_max_mhz,
-        temperature_c=_most(gpu.temperature_c[during]),
-        memory_used_bytes=_most(gpu.memory_used_bytes[during]),
+        temperature_c=maximum(gpu.temperature_c[during]),
+        memory_used_bytes=maximum(gpu.memory_used_bytes[during]),
         memory_total_bytes=gpu.memory_total_bytes,
-        nvlink_tx_bytes_per_s=_rate(gpu, "nvlink_tx_kib", during, _KIB),
-        nvlink_rx_bytes_per_s=_rate(gpu, "nvlink_rx_kib", during, _KIB),
-        pcie_tx_bytes_per_s=_pcie(gpu, 0, during),
-        pcie_rx_bytes_per_s=_pcie(gpu, 1, during),
+        nvlink_tx_bytes_per_s=_nvlink_rate(gpu, "nvlink_tx_kib", during),
+        nvlink_rx_bytes_per_s=_nvlink_rate(gpu, "nvlink_rx_kib", during),
+        pcie_tx_bytes_per_s=_pcie_rate(gpu, 0, during),
+        pcie_rx_bytes_per_s=_pcie_rate(gpu, 1, during),
         lost=gpu.lost_ns is not None,
     )
 
 
-def _during_training(t_ns: np.ndarray, run: Run, host: str) -> np.ndarray:
-    here = {(rank.rank, rank.attempt) for rank in run.ranks if rank.host == host}
-    ends: Sequence[np.ndarray] = [table.end_ns for table in run.steps if (table.rank, table.attempt) in here]
-    if not ends:
+def _during_training(t_ns: Int64, run: Run, host: str) -> Bool:
+    host_ranks = {(rank.rank, rank.attempt) for rank in run.ranks if rank.host == host}
+    step_ends = [table.end_ns for table in run.steps if (table.rank, table.attempt) in host_ranks]
+    if not step_ends:
         return np.zeros(len(t_ns), bool)
-    first, last = min(int(end[0]) for end in ends), max(int(end[-1]) for end in ends)
+    first, last = min(int(ends[0]) for ends in step_ends), max(int(ends[-1]) for ends in step_ends)
     return np.asarray((t_ns >= first) & (t_ns <= last))
 
 
-def _rate(gpu: GpuSamples, counter: str, during: np.ndarray, unit: int) -> float | None:
-    """Bytes a second between a counter's first and last reading; absent where it went back."""
-    times, counts = _readings(gpu, counter, during)
-    if len(times) < 2 or (np.diff(counts) < 0).any():  # noqa: PLR2004 - a difference has two ends
+def _nvlink_rate(gpu: GpuSamples, counter: str, during: Bool) -> float | None:
+    """Bytes/s between the first and the last reading of a counter in KiB; absent where it was reset."""
+    readings = _read_counter(gpu, counter, during)
+    if not readings.span_ns or readings.decreases:
         return None
-    return float(counts[-1] - counts[0]) * unit / (float(times[-1] - times[0]) / 1e9)
+    return float(readings.change) * KIB / (readings.span_ns / NS_PER_S)
 
 
-def _pcie(gpu: GpuSamples, direction: int, during: np.ndarray) -> float | None:
-    """By the counters, which begin again at 2^32 bytes, else the mean of what was sampled over 20 ms at a time."""
-    times, counts = _readings(gpu, _PCIE[direction], during)
-    if len(times) > 1:
-        moved = np.diff(counts) % _PCIE_WRAP if counts.max() < _PCIE_WRAP else np.diff(counts)
-        return float(moved.sum()) / (float(times[-1] - times[0]) / 1e9)
-    sampled = _mean(gpu.pcie_kb_per_s[direction][during])
-    return None if sampled is None else sampled * 1e3
+def _pcie_rate(gpu: GpuSamples, direction: int, during: Bool) -> float | None:
+    """Bytes/s by the counters, which wrap around at 2^32 bytes; else the mean of samples over 20 ms each."""
+    readings = _read_counter(gpu, _PCIE_COUNTERS[direction], during)
+    if readings.span_ns:
+        changes = np.diff(readings.value)
+        if readings.value.max() < _PCIE_WRAP:
+            changes %= _PCIE_WRAP
+        return float(changes.sum()) / (readings.span_ns / NS_PER_S)
+    kb_per_s = mean(gpu.pcie_kb_per_s[direction][during])
+    return None if kb_per_s is None else kb_per_s * KILO
 
 
-def _readings(gpu: GpuSamples, counter: str, during: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """When a counter was read while training went on, and what it was."""
-    values = gpu.counters.get(counter)
-    if values is None:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    told = during & ~np.ma.getmaskarray(values)
-    return gpu.t_ns[told], np.asarray(values.data)[told]
+def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:
+    """The readings of a counter during training."""
+    column = gpu.counters.get(counter)
+    return _NO_READINGS if column is None else read_column(gpu.t_ns[during], column[during])
 
 
-def _most_of_pcie(run: Run) -> float | None:
-    """The fastest rate, in bytes a second, at which PCIe's counters do not turn unseen between two readings."""
-    spans = [
-        int(np.diff(gpu.t_ns[~np.ma.getmaskarray(values)]).max())
-        for gpu in run.gpus
-        if (values := gpu.counters.get(_PCIE[0])) is not None and values.count() > 1
+def _pcie_rate_limit(run: Run) -> float | None:
+    """The fastest rate, in bytes/s, at which PCIe's counters do not wrap around unseen between two readings."""
+    readings = [
+        read_column(gpu.t_ns, gpu.counters[_PCIE_COUNTERS[0]]) for gpu in run.gpus if _PCIE_COUNTERS[0] in gpu.counters
     ]
-    return _PCIE_WRAP / (max(spans) / 1e9) if spans else None
+    spans_ns = [int(np.diff(counter.t_ns).max()) for counter in readings if counter.span_ns]
+    return _PCIE_WRAP / (max(spans_ns) / NS_PER_S) if spans_ns else None
 
 
 def _notes(gpus: Sequence[Gpu], run: Run, hidden: int) -> tuple[str, ...]:
@@ -270,26 +269,12 @@ def _notes(gpus: Sequence[Gpu], run: Run, hidden: int) -> tuple[str, ...]:
                 f"Power is capped at {limit:.0f} W on {len(capped)} GPUs, below their default of {default:.0f} W."
             )
     if any(gpu.mig_instances for gpu in gpus):
-        notes.append(
-            "Power, clock and temperature of a GPU with MIG are those of the whole GPU, shared by its instances."
-        )
-    notes += [f"{gpu.host} {gpu.uuid} stopped to answer NVML while training went on." for gpu in gpus if gpu.lost]
+        notes.append("With MIG, power, clock and temperature are those of the full GPU, shared by its instances.")
+    notes += [f"{gpu.host} {gpu.uuid} stopped answering NVML during training." for gpu in gpus if gpu.lost]
     if hidden:
-        notes.append(f"{hidden} GPUs of these hosts that no rank could see (CUDA_VISIBLE_DEVICES) are left out.")
+        notes.append(
+            f"{hidden} GPUs of these hosts are excluded, because no rank could see them (CUDA_VISIBLE_DEVICES)."
+        )
     lost = {gpu.uuid for gpu in gpus if gpu.lost}
     notes += [f"{note}." for note in run.gpu_notes if not any(uuid in note for uuid in lost)]
     return tuple(notes)
-
-
-def _most(column: np.ma.MaskedArray) -> int | None:
-    known = column.compressed()
-    return int(known.max()) if len(known) else None
-
-
-def _mean(column: np.ma.MaskedArray) -> float | None:
-    known = column.compressed()
-    return float(known.mean()) if len(known) else None
-
-
-def _gigabytes(count: float | None) -> float | None:
-    return None if count is None else count / 1e9

@@ -1,4 +1,4 @@
-"""Joins what NVML told of GPUs with the training steps of the ranks that used them.
+"""Joins the NVML samples of GPUs with the training steps of the ranks that used them.
 
 Both are on the host's monotonic clock. A GPU that several ranks share is one GPU, aligned to the steps of the first.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.errors import MissingInput
+from perfscope.tables.columns import Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
 from perfscope.tables.steps import Steps
@@ -22,7 +23,7 @@ class UsedGpu:
     """A GPU that ranks trained on.
 
     Attributes:
-        samples: What NVML told of it.
+        samples: Its samples.
         ranks: The ranks, in order.
         steps: The steps of the first of them.
         instances: How many of its MIG instances there are; 0 without MIG.
@@ -34,50 +35,59 @@ class UsedGpu:
     instances: int
 
 
+def require_samples(run: Run) -> tuple[GpuSamples, ...]:
+    """The samples of every GPU.
+
+    Raises:
+        MissingInput: There are none, with the reason.
+    """
+    if not run.gpus:
+        raise MissingInput(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
+    return run.gpus
+
+
 def used_gpus(run: Run) -> tuple[UsedGpu, ...]:
     """The sampled GPUs that a rank trained on, in the order of their ranks.
 
     Raises:
         MissingInput: There is none, with the reason.
     """
-    if not run.gpus:
-        raise MissingInput(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
     steps = {table.rank: table for table in last_attempts(run.steps)}
-    on = ranks_of_devices(run.ranks)
-    found = []
-    for gpu in run.gpus:
-        ranks = tuple(rank for rank in ranks_on(gpu, on) if rank in steps)
+    ranks_by_device = find_device_ranks(run.ranks)
+    used = []
+    for gpu in require_samples(run):
+        ranks = tuple(rank for rank in ranks_on_gpu(gpu, ranks_by_device) if rank in steps)
         if ranks:
-            found.append(UsedGpu(gpu, ranks, steps[ranks[0]], len(gpu.instances)))
-    if not found:
+            used.append(UsedGpu(gpu, ranks, steps[ranks[0]], len(gpu.instances)))
+    if not used:
         raise MissingInput("no rank is known to have trained on a sampled GPU")
-    return tuple(sorted(found, key=lambda used: (used.ranks, used.samples.index or 0)))
+    return tuple(sorted(used, key=lambda gpu: (gpu.ranks, gpu.samples.index or 0)))
 
 
-def ranks_of_devices(ranks: Sequence[Rank]) -> dict[tuple[str, str], set[int]]:
+def find_device_ranks(ranks: Sequence[Rank]) -> dict[tuple[str, str], set[int]]:
     """The ranks that trained on each device, by host and UUID."""
-    on: dict[tuple[str, str], set[int]] = {}
+    ranks_by_device: dict[tuple[str, str], set[int]] = {}
     for rank in ranks:
         for uuid in rank.device_uuids:
-            on.setdefault((rank.host, uuid), set()).add(rank.rank)
-    return on
+            ranks_by_device.setdefault((rank.host, uuid), set()).add(rank.rank)
+    return ranks_by_device
 
 
-def ranks_on(gpu: GpuSamples, on: Mapping[tuple[str, str], set[int]]) -> tuple[int, ...]:
+def ranks_on_gpu(gpu: GpuSamples, ranks_by_device: Mapping[tuple[str, str], set[int]]) -> tuple[int, ...]:
     """The ranks that trained on a GPU or on a MIG instance of it, in order."""
     uuids = [gpu.uuid, *(instance.uuid for instance in gpu.instances)]
-    return tuple(sorted(set().union(*(on.get((gpu.host, uuid), set()) for uuid in uuids))))
+    return tuple(sorted(set().union(*(ranks_by_device.get((gpu.host, uuid), set()) for uuid in uuids))))
 
 
-def intervals_ns(steps: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def step_intervals_ns(steps: Steps) -> tuple[Int64, Int64, Int64]:
     """The beginning and the end of each step whose time is known, and its row."""
-    rows = np.flatnonzero(~np.ma.getmaskarray(steps.wall_ns))
+    rows = np.flatnonzero(present(steps.wall_ns))
     ends = steps.end_ns[rows]
     return ends - np.asarray(steps.wall_ns.data)[rows], ends, rows
 
 
-def ranks_text(ranks: Sequence[int]) -> str | int | None:
-    """Ranks as a table's cell."""
+def rank_cell(ranks: Sequence[int]) -> str | int | None:
+    """Ranks as a cell of a table."""
     if not ranks:
         return None
     return ranks[0] if len(ranks) == 1 else ", ".join(str(rank) for rank in ranks)

@@ -1,4 +1,4 @@
-"""Energy, tokens a joule and throttled steps, on samples whose answers are known by hand."""
+"""Energy, tokens/J and throttled steps, on samples whose answers are known by hand."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = N
     return read_run(root)
 
 
-def test_energy_is_power_over_the_undisturbed_steps_and_the_counter_agrees(tmp_path: Path) -> None:
+def test_energy_is_power_over_the_steady_state_steps_and_the_counter_agrees(tmp_path: Path) -> None:
     """Power rises by 10 W a second from 200 W; the counter is its integral, 200 t + 5 t^2."""
     run = write(
         tmp_path, lambda gpu, t: {"power_mw": int(200e3 + 10e3 * t), "energy_mj": int((200 * t + 5 * t * t) * 1e3)}
     )
     result = energy.analyze(run)
     # Steps 2, 3 and 6 to 30; step n lies around second n - 0.5.
-    undisturbed = [2, 3, *range(6, STEPS + 1)]
-    expected = sum(200 + 10 * (step - 0.5) for step in undisturbed) / len(undisturbed)
+    steady = [2, 3, *range(6, STEPS + 1)]
+    expected = sum(200 + 10 * (step - 0.5) for step in steady) / len(steady)
     assert [gpu.step_j for gpu in result.gpus] == [pytest.approx(expected)] * 2
     assert [gpu.steps for gpu in result.gpus] == [27, 27]
     assert result.step_j == pytest.approx(2 * expected)
@@ -73,7 +73,7 @@ def test_a_counter_that_differs_by_more_than_5_percent_is_said(tmp_path: Path) -
     result = energy.analyze(run)
     assert result.gpus[0].difference == pytest.approx(1 / 0.9 - 1)
     (warning,) = [note for note in result.notes if "Warning" in note]
-    assert "+11.1 %, more than 5 % apart" in warning
+    assert "(+11.1%)" in warning
     assert "8,100 J by its energy counter and 9,000 J" in warning
 
 
@@ -90,7 +90,7 @@ def test_energy_of_all_gpus_is_unknown_where_a_ranks_gpu_was_not_sampled(tmp_pat
     result = energy.analyze(run)
     assert (result.step_j, result.tokens_per_j) == (None, None)
     assert result.gpus[0].step_j == pytest.approx(100)
-    assert any("not known for ranks [1]" in note for note in result.notes)
+    assert any("unknown for ranks [1]" in note for note in result.notes)
 
 
 def test_two_ranks_on_one_gpu_use_its_energy_once(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_two_ranks_on_one_gpu_use_its_energy_once(tmp_path: Path) -> None:
 
 def test_the_power_of_a_gpu_that_is_shared_by_mig_is_nobodys(tmp_path: Path) -> None:
     instances = [{"uuid": f"MIG-{n}", "name": "1g", "gpu_instance": n, "compute_instance": 0} for n in (1, 2)]
-    with pytest.raises(MissingInput, match="1 of its 2 MIG instances are not this run's"):
+    with pytest.raises(MissingInput, match="1 of its 2 MIG instances do not belong to this run"):
         energy.analyze(
             write(tmp_path, lambda gpu, t: {"power_mw": 100_000}, count=1, ranks=1, head={"mig_devices": instances})
         )
@@ -123,15 +123,15 @@ def test_throttling_is_on_the_steps_it_hit_and_says_why(tmp_path: Path) -> None:
             "sw_power_cap_ns": int(max(0, min(t, 12) - 9.5) * S) if gpu == 0 else 0,
         }
 
-    hit, clear = throttling.analyze(write(tmp_path, at)).gpus
-    assert hit.steps == (10, 11, 12)  # step 13 begins at second 12, where the cap ends
-    (cause,) = hit.causes
+    throttled, unthrottled = throttling.analyze(write(tmp_path, at)).gpus
+    assert throttled.steps == (10, 11, 12)  # step 13 begins at second 12, where the cap ends
+    (cause,) = throttled.causes
     assert (cause.cause, cause.steps) == ("software power cap", (10, 11, 12))
     assert cause.time_fraction == pytest.approx(2.5 / 30)
-    assert (hit.known, clear.known) == (30, 30)
-    assert (clear.steps, clear.causes) == ((), ())
-    assert hit.hit_mhz == pytest.approx(1200)
-    assert (hit.hit_s, hit.clear_s) == (1.0, 1.0)
+    assert (throttled.covered, unthrottled.covered) == (30, 30)
+    assert (unthrottled.steps, unthrottled.causes) == ((), ())
+    assert throttled.throttled_mhz == pytest.approx(1200)
+    assert (throttled.throttled_s, throttled.unthrottled_s) == (1.0, 1.0)
 
 
 def test_steps_between_two_samples_have_the_state_of_the_one_before(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_steps_between_two_samples_have_the_state_of_the_one_before(tmp_path: Pa
 
 def test_steps_far_from_any_sample_are_unknown(tmp_path: Path) -> None:
     run = write(tmp_path, lambda gpu, t: {"throttle": 0} if t < 5 else {})
-    assert throttling.analyze(run).gpus[0].known == 8  # the last sample is at 4.5 s, and held for 2.5 s
+    assert throttling.analyze(run).gpus[0].covered == 8  # the last sample is at 4.5 s, and held for 2.5 s
 
 
 def test_without_throttling_that_is_what_is_said(tmp_path: Path) -> None:
     (section,) = throttling.analyze(write(tmp_path, lambda gpu, t: {"throttle": 0x1})).sections()
-    assert section.notes[0] == "No GPU was throttled in the 30 steps that are known."
+    assert section.notes[0] == "No GPU was throttled in 30 steps."
 
 
 def test_a_power_cap_clocks_links_and_a_lost_gpu_are_in_the_table_of_gpus(tmp_path: Path) -> None:
@@ -177,8 +177,8 @@ def test_pcie_counters_begin_again_at_32_bits(tmp_path: Path) -> None:
     result = gpus.analyze(run)
     assert result.gpus[0].pcie_tx_bytes_per_s == pytest.approx(3e9)
     assert result.gpus[0].pcie_rx_bytes_per_s == pytest.approx(1e6)
-    assert result.most_of_pcie_bytes_per_s == pytest.approx(2**32 / 0.5)
-    assert "rates above 8.6 GB/s would be shown too low" in result.sections()[1].notes[1]
+    assert result.pcie_rate_limit_bytes_per_s == pytest.approx(2**32 / 0.5)
+    assert "rates above 8.6 GB/s would be measured too low" in result.sections()[1].notes[1]
 
 
 def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: Path) -> None:
