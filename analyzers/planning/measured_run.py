@@ -1,4 +1,4 @@
-"""What a run did of what a plan estimates: its layout, and the memory, step time and checkpoint that it measured."""
+"""What a run measured of what a plan estimates: its layout, memory, step time and checkpoint size."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from perfscope.tables.run import Run
 
 _16_BIT = ("bf16", "fp16")
 _DEEPSPEED, _MEGATRON = "deepspeed", "megatron"
-_FP32_BYTES = 4
 _COPYING = ("Float16", "DistributedOptimizer", "BF16_Optimizer", "FP16_", "DeepSpeedZeroOptimizer")
 
 
 class MeasuredRun(NamedTuple):
-    """What is known of a run; absent is what it did not tell.
+    """What a run recorded; None for what it did not record.
 
     Attributes:
         gpus: Ranks of the job.
-        tensor, pipeline, context: Degrees of parallelism, 1 where no rank told another place.
+        tensor, pipeline, context: Degrees of parallelism, 1 where no rank recorded a coordinate above 0.
         zero: Stage of ZeRO.
         seq_len: Tokens in a sequence.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         global_batch: Sequences of a step over all ranks.
-        states: What weights, gradients and optimizer are kept in: ``mixed``, ``autocast``, ``pure`` or ``fp32``.
-        gradient_bytes: Bytes of a gradient where ``mixed`` leaves it open: 4 under Megatron-core, by its default.
-        step_s: The median undisturbed step.
-        memory_peak_bytes: The most that tensors took on any rank.
-        memory_used_bytes: The most that NVML saw in use on any GPU.
-        checkpoint_bytes: What all ranks wrote in one save, the median of the saves.
-        notes: What is not known of these, and why.
+        states: Precision of weights, gradients and optimizer: ``mixed``, ``autocast``, ``pure`` or ``fp32``.
+        has_fp32_gradients: Whether gradients are in fp32 beside 16-bit weights, the default of Megatron-core.
+        step_s: The median steady-state step.
+        memory_peak_bytes: Peak memory of the tensors of any rank.
+        memory_used_bytes: Peak memory in use on any GPU by NVML.
+        checkpoint_bytes: Bytes that all ranks wrote in one save, the median of the saves.
+        notes: Which of these are unknown, and why.
     """
 
     gpus: int
@@ -45,7 +44,7 @@ class MeasuredRun(NamedTuple):
     micro_batch: int | None
     global_batch: int | None
     states: str | None
-    gradient_bytes: int | None
+    has_fp32_gradients: bool
     step_s: float | None
     memory_peak_bytes: int | None
     memory_used_bytes: int | None
@@ -53,8 +52,8 @@ class MeasuredRun(NamedTuple):
     notes: tuple[str, ...]
 
 
-def measured(run: Run) -> MeasuredRun:
-    """Gather what a run told.
+def measure_run(run: Run) -> MeasuredRun:
+    """Gather what a run recorded.
 
     Raises:
         MissingInput: No rank completed a training step.
@@ -70,9 +69,9 @@ def measured(run: Run) -> MeasuredRun:
     zero = next((model.zero_stage for model in run.models if model.zero_stage is not None), None)
     is_deepspeed, is_megatron = (times.source.startswith(framework) for framework in (_DEEPSPEED, _MEGATRON))
     if zero is None and is_deepspeed:
-        notes.append("The run did not tell its stage of ZeRO: 0 is taken where --zero does not state it.")
-    peaks = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
-    used = [int(gpu.memory_used_bytes.max()) for gpu in run.gpus if gpu.memory_used_bytes.count()]
+        notes.append("The run did not record its ZeRO stage: 0 is assumed unless --zero states it.")
+    peak_bytes = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
+    used_bytes = [int(gpu.memory_used_bytes.max()) for gpu in run.gpus if gpu.memory_used_bytes.count()]
     return MeasuredRun(
         gpus=max(rank.world_size for rank in run.ranks),
         tensor=_degree(run, "tp"),
@@ -83,10 +82,10 @@ def measured(run: Run) -> MeasuredRun:
         micro_batch=_micro_batch(run, times),
         global_batch=round(tokens / seq_len) if tokens and seq_len else None,
         states=_states(run, keeps_copies=is_deepspeed or is_megatron),
-        gradient_bytes=_FP32_BYTES if is_megatron else None,
+        has_fp32_gradients=is_megatron,
         step_s=times.median_s,
-        memory_peak_bytes=max(peaks, default=None),
-        memory_used_bytes=max(used, default=None),
+        memory_peak_bytes=max(peak_bytes, default=None),
+        memory_used_bytes=max(used_bytes, default=None),
         checkpoint_bytes=_checkpoint_bytes(run),
         notes=tuple(notes),
     )

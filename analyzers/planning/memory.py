@@ -1,10 +1,10 @@
-"""How much memory training takes on the fullest GPU, before it is tried: weights, gradients, optimizer, activations.
+"""How much memory training takes on the fullest GPU: an estimate of weights, gradients, optimizer and activations.
 
-The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): a stage shards one more of optimizer,
-gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass wants
+The states are counted by ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054): each stage shards one more of optimizer,
+gradients and weights over the data-parallel ranks. Activations are counted layer by layer as the backward pass needs
 them (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 34 s b h + 5 a s^2 b bytes for a GPT layer). Of a pipeline
-the fuller of two stages counts: the first, which holds the most micro-batches, or the last, which has the loss. What an
-allocator, a communication library and a CUDA context take besides is not counted: it is some percent of the GPU.
+the fuller of two stages counts: the first, which holds the most micro-batches, or the last, which has the loss. The
+memory of the allocator, the communication library and the CUDA context is not counted: some percent of the GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from math import ceil
+from typing import NamedTuple
 
 from perfscope.analyzers.flops.per_token import vocabulary_rows
 from perfscope.models.conventions import Checkpointing
@@ -25,7 +26,7 @@ LAST_STAGE = 3
 
 
 class Optimizer(StrEnum):
-    """What the optimizer keeps for each parameter."""
+    """The optimizer, which decides the bytes of its state per parameter."""
 
     ADAM = "adam"
     ADAM_8BIT = "adam8bit"
@@ -33,17 +34,17 @@ class Optimizer(StrEnum):
 
 
 class Attention(StrEnum):
-    """Whether the attention matrix is kept for the backward pass."""
+    """The attention implementation: only ``eager`` keeps the attention matrix for the backward pass."""
 
     FLASH = "flash"
     EAGER = "eager"
 
 
 class Loss(StrEnum):
-    """What of the logits is there at once when the backward pass begins.
+    """The cross-entropy implementation, which decides how many copies of the logits the backward pass starts with.
 
-    ``plain`` is PyTorch's cross-entropy in fp32: the logits, their fp32 logarithms of probabilities, and two gradients.
-    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``chunked`` never has them whole.
+    ``plain`` is PyTorch's cross-entropy in fp32: the logits, their log-probabilities in fp32, and two gradients.
+    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``chunked`` never stores all logits.
     """
 
     PLAIN = "plain"
@@ -56,14 +57,14 @@ _OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of one parameter in each state.
+    """Bytes per parameter of each state, and per element of the activations.
 
     Attributes:
         weights: The weights that the forward pass uses.
-        gradients: The gradients that are kept between micro-batches.
-        optimizer: What the optimizer keeps, the fp32 copy of the weights included.
+        gradients: The gradients, which accumulate over micro-batches.
+        optimizer: The state of the optimizer, with the fp32 copy of the weights.
         activations: One element of an activation.
-        cast: A copy of the weights that the backward pass keeps, as autocast makes it.
+        cast: The copy of the weights that autocast makes and the backward pass needs.
     """
 
     weights: int
@@ -74,7 +75,7 @@ class Precision:
 
     @property
     def checkpoint(self) -> int:
-        """A parameter in a checkpoint: weights and optimizer; gradients are not saved."""
+        """Bytes per parameter in a checkpoint: weights and optimizer; gradients are not saved."""
         return self.weights + self.optimizer
 
 
@@ -89,7 +90,7 @@ def autocast_precision(optimizer: Optimizer) -> Precision:
 
 
 def pure_16bit(optimizer: Optimizer) -> Precision:
-    """Everything in 16 bits, what the optimizer keeps too: ``model.to(bfloat16)`` with PyTorch's optimizers."""
+    """Everything in 16 bits, also the optimizer: ``model.to(bfloat16)`` with PyTorch's optimizers."""
     return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2)
 
 
@@ -105,15 +106,15 @@ class Layout:
     Attributes:
         data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
         zero: Stage of ZeRO, 0 to 3.
-        sequence_parallel: Whether what tensor parallelism leaves whole is split along the sequence.
+        sequence_parallel: Whether norms and dropout are split along the sequence over the tensor-parallel ranks.
         checkpointing: Which activations are recomputed.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
-        micro_batches: Forward passes of one step; absent where unknown.
-        offload: What is kept off the GPU: ``optimizer``, ``parameters``.
-        loss: What is kept of the logits.
+        micro_batches: Forward passes of one step; None where unknown.
+        offload: States that are kept off the GPU: ``optimizer``, ``parameters``.
+        loss: The cross-entropy implementation.
         context: Context-parallel degree: ranks that share a sequence. They hold the same weights, so ZeRO shards the
             states over them, too.
-        virtual: Virtual stages of each pipeline rank, 1 without interleaving.
+        virtual: Virtual stages per pipeline rank, 1 without interleaving.
     """
 
     data: int
@@ -132,14 +133,14 @@ class Layout:
 
     @property
     def in_flight(self) -> float:
-        """Micro-batches of all layers that the first stage holds at most.
+        """The largest number of micro-batches whose activations the first stage holds.
 
-        One for each stage, and with interleaving a little more, ``1 + (p - 1) / (p v)`` times as many (Korthikanti et
-        al. 2022, section 4.2.3); never more than there are.
+        One for each stage, and with interleaving ``1 + (p - 1) / (p v)`` times as many (Korthikanti et al. 2022,
+        section 4.2.3); never more than a step has.
         """
         stages = self.pipeline
-        most = stages + (stages - 1) / self.virtual if self.virtual > 1 else float(stages)
-        return most if self.micro_batches is None else min(most, self.micro_batches)
+        in_flight = stages + (stages - 1) / self.virtual if self.virtual > 1 else float(stages)
+        return in_flight if self.micro_batches is None else min(in_flight, self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Memory:
 
     Attributes:
         layout: How the model is spread.
-        weights, gradients, optimizer, activations: Its parts.
+        weights, gradients, optimizer, activations: The parts of the sum.
     """
 
     layout: Layout
@@ -163,7 +164,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def estimate(
+def estimate_memory(
     model: Transformer, layout: Layout, *, parameters: int, seq_len: int, precision: Precision, attention: Attention
 ) -> Memory:
     """Estimate the memory of the fullest GPU.
@@ -171,21 +172,21 @@ def estimate(
     Args:
         model: The dimensions.
         layout: How the model is spread.
-        parameters: All parameters; the model's own number, or the size it stands for.
+        parameters: All parameters: the model's own number, or the size that its shape stands for.
         seq_len: Tokens in a sequence.
-        precision: Bytes of each state.
-        attention: Whether the attention matrix is kept.
+        precision: Bytes per parameter of each state.
+        attention: The attention implementation.
     """
     scale = parameters / total_parameters(model)
     stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
-    each = [
+    estimates = [
         replace(
-            _states(scale, layout, precision, _parameters_on_a_gpu(model, layout, stage)),
-            activations=activations(model, seq_len, precision.activations, attention, layout, stage=stage),
+            _estimate_states(scale, layout, precision, _count_parameters(model, layout, stage)),
+            activations=activation_bytes(model, seq_len, precision.activations, attention, layout, stage=stage),
         )
         for stage in stages
     ]
-    return max(each, key=lambda memory: memory.total)
+    return max(estimates, key=lambda memory: memory.total)
 
 
 class Stage(Enum):
@@ -195,30 +196,37 @@ class Stage(Enum):
     LAST = "last"
 
 
-def _states(scale: float, layout: Layout, precision: Precision, held: tuple[float, float]) -> Memory:
-    """Weights, gradients and optimizer of a GPU that holds so many parameters, and so many of routed experts."""
-    dense, experts = held
+class _ParametersPerGpu(NamedTuple):
+    """Parameters of a GPU before ZeRO: those that data-parallel ranks share, and those of routed experts."""
 
-    def state(name: str, size: int) -> int:
+    shared: float
+    routed: float
+
+
+def _estimate_states(scale: float, layout: Layout, precision: Precision, parameters: _ParametersPerGpu) -> Memory:
+    """Weights, gradients and optimizer of a GPU."""
+
+    def state_bytes(name: str, bytes_per_parameter: int) -> int:
         if _OFFLOADED_AS[name] in layout.offload:
             return 0
         sharded = layout.zero >= _SHARDED_FROM[name]
         replicas = layout.data * layout.context
         dense_ranks = replicas if sharded else 1
         expert_ranks = max(1, replicas // layout.expert) if sharded else 1
-        return ceil(scale * size * (dense / dense_ranks + experts / expert_ranks))
+        local_parameters = parameters.shared / dense_ranks + parameters.routed / expert_ranks
+        return ceil(scale * bytes_per_parameter * local_parameters)
 
     return Memory(
         layout=layout,
-        weights=state(WEIGHTS, precision.weights + precision.cast),
-        gradients=state(GRADIENTS, precision.gradients),
-        optimizer=state(OPTIMIZER, precision.optimizer),
+        weights=state_bytes(WEIGHTS, precision.weights + precision.cast),
+        gradients=state_bytes(GRADIENTS, precision.gradients),
+        optimizer=state_bytes(OPTIMIZER, precision.optimizer),
         activations=0,
     )
 
 
-def _parameters_on_a_gpu(model: Transformer, layout: Layout, stage: Stage) -> tuple[float, float]:
-    """Parameters of a GPU before ZeRO: those that data-parallel ranks share, and routed experts.
+def _count_parameters(model: Transformer, layout: Layout, stage: Stage) -> _ParametersPerGpu:
+    """Parameters of a GPU of a stage, before ZeRO.
 
     The first pipeline stage has the embedding, the last one the output layer, which is a copy where they are tied;
     without a pipeline one GPU has both.
@@ -233,10 +241,10 @@ def _parameters_on_a_gpu(model: Transformer, layout: Layout, stage: Stage) -> tu
     in_layers = total_parameters(model) - tables - routed
     if layout.pipeline > 1:
         tables = embedding_parameters(model) + (position_parameters(model) if stage is Stage.FIRST else 0)
-    return in_layers * share + tables / layout.tensor, routed * share / layout.expert
+    return _ParametersPerGpu(in_layers * share + tables / layout.tensor, routed * share / layout.expert)
 
 
-def activations(
+def activation_bytes(
     model: Transformer,
     seq_len: int,
     element_bytes: int,
@@ -245,45 +253,45 @@ def activations(
     *,
     stage: Stage = Stage.FIRST,
 ) -> int:
-    """Bytes of activations on a pipeline stage."""
+    """Bytes of the activations of a GPU on a pipeline stage."""
     tokens = ceil(seq_len * layout.micro_batch / layout.context)
     layers = ceil(model.layers / layout.pipeline)
     in_flight = layout.in_flight if stage is Stage.FIRST else 1
-    kept = _layer_bytes(model, seq_len, element_bytes, attention, layout)
+    layer = _layer_bytes(model, seq_len, element_bytes, attention, layout)
     head = _head_bytes(model, tokens, element_bytes, layout) if layout.pipeline == 1 or stage is Stage.LAST else 0
     if layout.checkpointing is Checkpointing.FULL:
         split = layout.tensor if layout.sequence_parallel else 1
-        stored = layers * in_flight * element_bytes * model.hidden / split
-        # The loss is done before the first layer is recomputed.
-        return ceil(tokens * stored) + max(ceil(tokens * kept), head)
-    return ceil(tokens * layers * in_flight * kept) + head
+        layer_inputs = layers * in_flight * element_bytes * model.hidden / split
+        # The logits are freed before the first layer is recomputed.
+        return ceil(tokens * layer_inputs) + max(ceil(tokens * layer), head)
+    return ceil(tokens * layers * in_flight * layer) + head
 
 
 def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
-    """Bytes that one layer keeps for one token, with what is recomputed selectively left out."""
+    """Bytes that one layer keeps per token, without what selective checkpointing recomputes."""
     hidden = model.hidden
     dropout_masks = 0 if model.mlp_matrices == GATED_MATRICES else 2 * hidden
-    # Inputs of both norms, of the attention and of the MLP.
-    whole = 4 * element_bytes * hidden + dropout_masks
+    # The inputs of both norms, of the attention and of the MLP, which tensor parallelism alone does not split.
+    unsplit = 4 * element_bytes * hidden + dropout_masks
     kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
     split = element_bytes * (model.query_dim + 2 * kv_dim + model.value_dim) + _mlp_bytes(model, element_bytes)
     if attention is Attention.EAGER and layout.checkpointing is not Checkpointing.SELECTIVE:
         split += (2 * element_bytes + 1) * model.heads * seq_len
-    return split / layout.tensor + whole / (layout.tensor if layout.sequence_parallel else 1)
+    return split / layout.tensor + unsplit / (layout.tensor if layout.sequence_parallel else 1)
 
 
 def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
-    """Bytes inside the MLP for one token: before and after the activation, and with a gate the product too."""
+    """Bytes inside the MLP per token: before and after the activation function, and with a gate the product, too."""
     tensors = 4 if model.mlp_matrices == GATED_MATRICES else 2
     ffn: float = model.ffn
     if model.experts:
-        visited = model.experts.active * model.experts.ffn + model.experts.shared_ffn
-        ffn = (model.ffn * (model.layers - model.experts.layers) + visited * model.experts.layers) / model.layers
+        active_ffn = model.experts.active * model.experts.ffn + model.experts.shared_ffn
+        ffn = (model.ffn * (model.layers - model.experts.layers) + active_ffn * model.experts.layers) / model.layers
     return element_bytes * tensors * ffn
 
 
 def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout) -> int:
     """Bytes of the last norm, the output layer and the logits."""
-    bytes_of_a_logit = {Loss.PLAIN: element_bytes + 3 * 4, Loss.FUSED: 4, Loss.CHUNKED: 0}[layout.loss]
-    logits = bytes_of_a_logit * vocabulary_rows(model)
+    bytes_per_logit = {Loss.PLAIN: element_bytes + 3 * 4, Loss.FUSED: 4, Loss.CHUNKED: 0}[layout.loss]
+    logits = bytes_per_logit * vocabulary_rows(model)
     return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

@@ -13,8 +13,8 @@ from perfscope.analyzers.planning.memory import (
     Layout,
     Loss,
     Optimizer,
-    activations,
-    estimate,
+    activation_bytes,
+    estimate_memory,
     full_precision,
     mixed_precision,
 )
@@ -117,10 +117,12 @@ def test_a_gpt_layer_keeps_what_the_paper_counts(attention: Attention) -> None:
     # A pipeline of one layer a stage with one micro-batch leaves a single layer and no output layer.
     single = {"pipeline": model.layers, "micro_batches": 1, "micro_batch": batch}
     found = {
-        "alone": activations(model, seq_len, 2, attention, layout(**single)),
-        "tensor": activations(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
-        "sequence": activations(model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)),
-        "selective": activations(
+        "alone": activation_bytes(model, seq_len, 2, attention, layout(**single)),
+        "tensor": activation_bytes(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
+        "sequence": activation_bytes(
+            model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)
+        ),
+        "selective": activation_bytes(
             model, seq_len, 2, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
         ),
     }
@@ -145,7 +147,7 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
         tied=True,
     )
     spread = layout(tensor=2, pipeline=2, micro_batch=2, micro_batches=16)
-    memory = estimate(
+    memory = estimate_memory(
         model,
         spread,
         parameters=total_parameters(model),
@@ -181,7 +183,7 @@ def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> Non
     model = preset("gpt3-1.3b")
     sbh = 2048 * model.hidden
     kept = {
-        form: activations(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
+        form: activation_bytes(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
         for form in (Checkpointing.NONE, Checkpointing.FULL)
     }
     norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
@@ -194,8 +196,8 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
     """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
     model = preset("llama3-8b")
     head = {
-        loss: activations(model, 8192, 2, Attention.FLASH, layout(loss=loss))
-        - activations(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        loss: activation_bytes(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activation_bytes(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
         for loss in Loss
     }
     logits = 8192 * 128256
@@ -206,7 +208,7 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
     """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
     llama = preset("llama3-8b")
     few, many = (
-        estimate(
+        estimate_memory(
             llama,
             layout(pipeline=4, micro_batches=batches, checkpointing=form),
             parameters=total_parameters(llama),
@@ -217,23 +219,23 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
         for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
     )
     assert few.activations > 14 * 8192 * 128256
-    assert many.activations == activations(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+    assert many.activations == activation_bytes(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
 
 
 def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
     model = preset("gpt3-13b")
-    alone = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
-    filled = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+    alone = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
+    filled = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
     assert filled == 4 * alone
 
 
 def test_interleaving_holds_a_little_more_in_flight() -> None:
     """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
     model = preset("gpt3-13b")
-    plain = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
-    interleaved = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
+    plain = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
+    interleaved = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
     assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
-    few = activations(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
+    few = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
     assert few / plain == pytest.approx(2 / 4)
 
 
@@ -246,10 +248,10 @@ def test_context_parallelism_shares_sequences_and_shards_states() -> None:
 
 
 def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
-    llama = activations(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    llama = activation_bytes(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
     assert llama == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336)
     mixtral = preset("mixtral-8x7b")
-    visited = activations(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
     assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
 
 

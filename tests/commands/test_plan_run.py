@@ -47,7 +47,7 @@ def test_a_planned_speed_stands_beside_the_one_that_was_reached() -> None:
     assert document["gpus"] == 4
     assert document["gpu"]["name"] == "h200-sxm"
     assert document["assumptions"]["checkpointing"] == "none"
-    assert any("micro batch 8, global batch 64" in line for line in document["read"])
+    assert any("micro-batch 8, global batch 64" in line for line in document["read"])
 
 
 def test_without_a_speed_the_peak_bounds_the_step() -> None:
@@ -69,7 +69,7 @@ def test_what_is_typed_goes_before_what_the_run_told() -> None:
 
 
 def test_a_stage_of_zero_that_was_not_told_is_said() -> None:
-    assert "did not tell its stage of ZeRO" in ask("plan", "--run", H200_ZERO1).stdout
+    assert "did not record its ZeRO stage" in ask("plan", "--run", H200_ZERO1).stdout
 
 
 def test_an_attention_matrix_that_may_be_kept_is_said(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_run_that_cannot_be_held_against_a_plan_is_one_clear_line(tmp_path: Pa
     run = run_folder(tmp_path, "NVIDIA H200")
     for path in run.rglob(wire.MODEL_FILE):
         path.unlink()
-    assert "does not tell what model it trained" in refused("plan", "--run", run)
+    assert "does not record which model it trained" in refused("plan", "--run", run)
     # With a model that is typed, the rest is held against it.
     assert quantities(answer("plan", "--run", run, "--model", "gpt2-small"))["step_s"]["measured"] == pytest.approx(0.1)
     for path in run.rglob(wire.STEPS_FILE):

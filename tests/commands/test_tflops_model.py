@@ -52,7 +52,7 @@ def test_every_assumption_is_printed_and_none_that_was_given() -> None:
     for assumed in ("64 GPUs", "sequence length 1024", "activation checkpointing full"):
         assert assumed in bare
     given = ask(*SEED, "--time", 127, "--gpus", 64, "--seq-len", 1024, "--checkpointing", "full").stdout
-    assert "Assumed" not in given
+    assert "Assumptions" not in given
 
 
 def test_six_conventions_stand_side_by_side() -> None:

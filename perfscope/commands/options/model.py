@@ -1,64 +1,123 @@
-"""The options that tell a command which model: by size, by name, by file or by dimensions."""
+"""Which model a command is about: its options, and the order in which their sources are asked.
+
+``--model`` names a preset, a file or a size. Dimensions that were typed complete it or, without it, make the model. The
+model of a log is taken where neither is typed. ``--size`` alone gives the number of parameters, and is checked against
+the dimensions where there are any.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
+from perfscope.commands.options.dimensions import Dimensions
+from perfscope.commands.options.model_dimensions import check_size, complete_description, describe_dimensions
+from perfscope.errors import UsageError
+from perfscope.models.parameter_counts import active_parameters, total_parameters
+from perfscope.models.transformer import ModelDescription, Transformer
+from perfscope.sources.models.files import read_model
+from perfscope.sources.models.presets import find_preset, preset_names
+from perfscope.units import parse_parameters
+
 _PANEL = "Model"
-_DIMENSIONS = "Dimensions of the model"
-
-SizeOption = Annotated[
-    str | None,
-    typer.Option(help="Parameters of the model: 52B, 7.5B, 125M. B is 10**9.", rich_help_panel=_PANEL),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "--config",
-        help="A name (llama3-8b), a size (13B), a Hugging Face config.json or its folder, or a Megatron log.",
-        rich_help_panel=_PANEL,
-    ),
-]
+_FILE_SUFFIXES = (".json", ".log", ".out", ".txt")
 
 
-def _dimension(text: str, *names: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(*names, help=text, rich_help_panel=_DIMENSIONS, show_default=False)
-    return option
+class ModelOptions(NamedTuple):
+    """A model by its size, its name or a file."""
+
+    size: Annotated[
+        str | None,
+        typer.Option(help="Number of parameters: 52B, 7.5B, 125M. B is 10**9.", rich_help_panel=_PANEL),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "--config",
+            help="A name (llama3-8b), a size (13B), a Hugging Face config.json or its folder, or a Megatron log.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
 
 
-LayersOption = Annotated[int | None, _dimension("Transformer layers.", "--layers", "--num-layers")]
-HiddenOption = Annotated[int | None, _dimension("Hidden size.", "--hidden", "--hidden-size")]
-HeadsOption = Annotated[int | None, _dimension("Attention heads.", "--heads", "--num-attention-heads")]
-KvHeadsOption = Annotated[
-    int | None, _dimension("Key-value heads, if grouped.", "--kv-heads", "--num-query-groups", "--num-key-value-heads")
-]
-HeadDimOption = Annotated[int | None, _dimension("Dimensions of a head.", "--head-dim", "--kv-channels")]
-FfnOption = Annotated[
-    int | None,
-    _dimension("Hidden size of the MLP; 4h if not given.", "--ffn", "--ffn-hidden-size", "--intermediate-size"),
-]
-VocabOption = Annotated[int | None, _dimension("Tokens in the vocabulary.", "--vocab", "--vocab-size")]
-PaddedVocabOption = Annotated[
-    int | None, _dimension("Rows the framework pads the table to.", "--padded-vocab", "--padded-vocab-size")
-]
-GatedOption = Annotated[
-    bool | None,
-    _dimension("The MLP has a gate (SwiGLU), no biases, RMSNorm.", "--gated/--plain", "--swiglu/--no-swiglu"),
-]
-TiedOption = Annotated[bool | None, _dimension("The output layer is the embedding table.", "--tied/--untied")]
-ExpertsOption = Annotated[int | None, _dimension("Routed experts of a layer.", "--experts", "--num-experts")]
-TopKOption = Annotated[int | None, _dimension("Experts that a token visits.", "--top-k", "--moe-router-topk")]
-ExpertFfnOption = Annotated[
-    int | None, _dimension("Hidden size of an expert.", "--expert-ffn", "--moe-ffn-hidden-size")
-]
-SharedFfnOption = Annotated[
-    int | None,
-    _dimension("Hidden size of all shared experts.", "--shared-ffn", "--moe-shared-expert-intermediate-size"),
-]
-DenseLayersOption = Annotated[int | None, _dimension("Layers without experts.", "--dense-layers")]
-MtpLayersOption = Annotated[
-    int | None, _dimension("Multi-token-prediction modules.", "--mtp-layers", "--mtp-num-layers")
-]
+class ModelChoice(NamedTuple):
+    """The model that a command is about.
+
+    Attributes:
+        active_parameters: The parameters that a token uses.
+        total_parameters: All parameters, every expert counted.
+        transformer: The dimensions; None where only a size was typed.
+        origin: Where the model comes from, as a phrase for reports.
+        notes: What was assumed.
+    """
+
+    active_parameters: int
+    total_parameters: int
+    transformer: Transformer | None
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def choose_model(
+    options: ModelOptions, dimensions: Dimensions, seq_len: int, logged: ModelDescription | None = None
+) -> ModelChoice:
+    """Find the model in what was typed, or else in a log.
+
+    Args:
+        options: The size, name or file that was typed.
+        dimensions: The dimensions that were typed.
+        seq_len: Tokens in a sequence: the learned positions of a GPT that is made from its dimensions.
+        logged: The model that a log describes.
+
+    Raises:
+        UsageError: No model was typed or logged, it is unknown, or its sources contradict each other.
+    """
+    size = parse_parameters(options.size) if options.size else None
+    description = _find_model(options.model) if options.model else None
+    if description is None and options.model:
+        named_size = parse_parameters(options.model)
+        if size not in (None, named_size):
+            raise UsageError(f"--size {options.size} contradicts --model {options.model}")
+        size = named_size
+    if description is None and size is None and dimensions.missing:
+        description = logged
+    if description is not None:
+        description = complete_description(description, dimensions)
+    elif dimensions.typed:
+        description = describe_dimensions(dimensions, seq_len)
+    if description is not None:
+        if size is not None:
+            check_size(size, description.transformer)
+        return choose_description(description)
+    if size is None:
+        raise UsageError(
+            "which model? neither --size nor --model nor dimensions are given",
+            hint="--size 52B, --model llama3-8b, --model path/to/config.json, or --layers, --hidden and --vocab",
+        )
+    return ModelChoice(size, size, None, f"the size {options.size or options.model}")
+
+
+def choose_description(description: ModelDescription) -> ModelChoice:
+    """The choice of a model whose dimensions are known."""
+    model = description.transformer
+    return ModelChoice(active_parameters(model), total_parameters(model), model, description.origin, description.notes)
+
+
+def _find_model(text: str) -> ModelDescription | None:
+    """A model by its name or file; None where the text is a size."""
+    preset = find_preset(text)
+    if preset is not None:
+        return preset
+    path = Path(text)
+    if path.exists() or "/" in text or path.suffix in _FILE_SUFFIXES:
+        return read_model(path)
+    try:
+        parse_parameters(text)
+    except UsageError:
+        raise UsageError(
+            f"the model {text!r} is no known name, no file and no size", hint=f"known: {', '.join(preset_names())}"
+        ) from None
+    return None

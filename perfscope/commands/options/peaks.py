@@ -23,39 +23,44 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
-GpuOption = Annotated[
-    str | None,
-    typer.Option(help="The GPU, for its dense peak: h200-sxm, a100-40, or its CUDA name.", rich_help_panel=_PANEL),
-]
-DtypeOption = Annotated[
-    Dtype | None,
-    typer.Option(
-        help="Number format of the matrix products.  [default: the GPU's 16-bit format]", rich_help_panel=_PANEL
-    ),
-]
-PeakOption = Annotated[
-    float | None,
-    typer.Option(help="Dense peak of one GPU in TFLOP/s, for one that is not listed.", rich_help_panel=_PANEL),
-]
+class PeakOptions(NamedTuple):
+    """The GPU and the number format, as typed."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The GPU, for its dense peak: h200-sxm, a100-40, or its CUDA name.", rich_help_panel=_PANEL),
+    ] = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="Number format of the matrix products.",
+            show_default="the GPU's 16-bit format",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    peak: Annotated[
+        float | None,
+        typer.Option(help="Dense peak of one GPU in TFLOP/s, for one that is not listed.", rich_help_panel=_PANEL),
+    ] = None
 
 
 class Peak(NamedTuple):
     """The denominator of MFU and HFU.
 
     Attributes:
-        gpu: The GPU; absent where it is not given or not known.
+        gpu: The GPU; None where it is not given or not known.
         dtype: The number format.
-        tflops: The dense peak of one GPU; absent where it is not known.
+        tflops: The dense peak of one GPU in TFLOP/s; None where it is not known.
         source: Where the peak comes from; empty without one.
-        assumed: What was assumed.
-        warnings: Why there is no peak, where a GPU was asked for.
+        assumptions: What was assumed.
+        warnings: Why there is no peak, where a GPU was named.
     """
 
     gpu: Gpu | None
     dtype: str
     tflops: float | None
     source: str
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def data(self) -> Json:
@@ -70,28 +75,28 @@ class Peak(NamedTuple):
         }
 
 
-def resolve_peak(gpu_name: str | None, dtype: Dtype | None, peak_tflops: float | None) -> Peak:
+def resolve_peak(options: PeakOptions) -> Peak:
     """Find the peak.
 
     Raises:
-        UsageError: The GPU has no peak in the format, or the peak that was given counts sparsity.
+        UsageError: The GPU has no peak in the format, or the typed peak counts sparsity.
     """
-    gpu = look_up(gpu_name) if gpu_name else None
-    chosen = str(dtype) if dtype else (gpu.training_dtype if gpu else Dtype.BF16.value)
-    assumed = _assumed(gpu_name, gpu, dtype, chosen)
-    if peak_tflops is not None:
-        check_dense(peak_tflops, chosen, gpu)
-        return Peak(gpu, chosen, peak_tflops, "given as --peak", assumed)
+    gpu = look_up(options.gpu) if options.gpu else None
+    dtype = str(options.dtype) if options.dtype else (gpu.training_dtype if gpu else Dtype.BF16.value)
+    assumptions = _list_assumptions(options, gpu, dtype)
+    if options.peak is not None:
+        check_dense(options.peak, dtype, gpu)
+        return Peak(gpu, dtype, options.peak, "given as --peak", assumptions)
     if gpu is None:
-        warnings = (f"{not_known(gpu_name)} and there is no MFU; known: {names()}",) if gpu_name else ()
-        return Peak(None, chosen, None, "", (), warnings)
-    return Peak(gpu, chosen, gpu.peak_tflops(chosen), gpu.source, assumed)
+        warnings = (f"{not_known(options.gpu)} and there is no MFU; known: {names()}",) if options.gpu else ()
+        return Peak(None, dtype, None, "", (), warnings)
+    return Peak(gpu, dtype, gpu.peak_tflops(dtype), gpu.source, assumptions)
 
 
-def _assumed(gpu_name: str | None, gpu: Gpu | None, dtype: Dtype | None, chosen: str) -> tuple[str, ...]:
-    assumed = []
-    if gpu_name and gpu and family_of(gpu_name):
-        assumed.append(f"{gpu_name} is a {gpu.name} (--gpu)")
-    if gpu and dtype is None:
-        assumed.append(f"matrix products in {chosen} (--dtype)")
-    return tuple(assumed)
+def _list_assumptions(options: PeakOptions, gpu: Gpu | None, dtype: str) -> tuple[str, ...]:
+    assumptions = []
+    if options.gpu and gpu and family_of(options.gpu):
+        assumptions.append(f"{options.gpu} is a {gpu.name} (--gpu)")
+    if gpu and options.dtype is None:
+        assumptions.append(f"matrix products in {dtype} (--dtype)")
+    return tuple(assumptions)

@@ -1,19 +1,48 @@
-"""What ``perfscope tflops`` knows of a step before the model is known."""
+"""The inputs of ``perfscope tflops``: its options, and what files supply where an option was not typed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
-if TYPE_CHECKING:
-    from perfscope.commands.options.peaks import Dtype
-    from perfscope.models.conventions import Checkpointing
+import typer
+
+from perfscope.commands.options.peaks import Dtype
+from perfscope.constants import NS_PER_S
+from perfscope.models.conventions import Checkpointing
+from perfscope.sources.models.deepspeed_config import read_deepspeed_config
 
 DEFAULT_GPUS = 64
-DEFAULT_SEQ_LEN = 1024
 
 
-class Asked(NamedTuple):
-    """A step as far as it is known; absent is what was neither typed nor read.
+class StepOptions(NamedTuple):
+    """The work and the time of one step, as typed."""
+
+    gbs: Annotated[
+        int | None, typer.Option(help="Global batch size: sequences in one step over all GPUs.", show_default=False)
+    ] = None
+    time: Annotated[str | None, typer.Option(help="Time of one step: 127, 127s, 2m7s, 127000ms.")] = None
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default=str(DEFAULT_GPUS))] = None
+
+
+class FileOptions(NamedTuple):
+    """Files that supply missing values."""
+
+    log: Annotated[
+        Path | None,
+        typer.Option(help="A Megatron or torchtitan log: supplies missing values; its own TFLOPs are checked."),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A trace taken with --shapes: its operations are counted and compared with the formula."),
+    ] = None
+    deepspeed_config: Annotated[
+        Path | None, typer.Option(help="A DeepSpeed config: supplies the global batch size and the number format.")
+    ] = None
+
+
+class StepInputs(NamedTuple):
+    """A step as far as it is known; None for what was neither typed nor read.
 
     Attributes:
         samples: Global batch size.
@@ -22,13 +51,42 @@ class Asked(NamedTuple):
         seq_len: Tokens in a sequence.
         checkpointing: Which activations are recomputed.
         dtype: The number format.
-        read: What was read from files, in words.
+        read: What was read from files, one phrase for each value.
     """
 
-    samples: int | None
-    step_ns: int | None
-    gpus: int | None
-    seq_len: int | None
-    checkpointing: Checkpointing | None
-    dtype: Dtype | None
+    samples: int | None = None
+    step_ns: int | None = None
+    gpus: int | None = None
+    seq_len: int | None = None
+    checkpointing: Checkpointing | None = None
+    dtype: Dtype | None = None
     read: tuple[str, ...] = ()
+
+    def fill_missing(self, supplied: StepInputs, origin: str) -> StepInputs:
+        """Take the missing values from a file's, and note that they were read."""
+        phrases = {
+            "samples": f"global batch {supplied.samples}",
+            "step_ns": f"time of a step {(supplied.step_ns or 0) / NS_PER_S:.4g} s, the median without the first",
+            "gpus": f"{supplied.gpus} GPUs",
+            "seq_len": f"sequence length {supplied.seq_len}",
+            "checkpointing": f"activation checkpointing {supplied.checkpointing}",
+            "dtype": f"matrix products in {supplied.dtype}",
+        }
+        values = {
+            name: value
+            for name in phrases
+            if getattr(self, name) is None and (value := getattr(supplied, name)) is not None
+        }
+        return self._replace(**values, read=(*self.read, *(f"{phrases[name]}, from {origin}" for name in values)))
+
+
+def supply_from_deepspeed_config(inputs: StepInputs, path: Path) -> StepInputs:
+    """Take missing values from a DeepSpeed config.
+
+    Raises:
+        SourceError: The file cannot be read.
+        UsageError: It is no DeepSpeed config, or its batch sizes contradict each other.
+    """
+    config = read_deepspeed_config(path)
+    supplied = StepInputs(samples=config.global_batch(inputs.gpus), dtype=Dtype(config.dtype))
+    return inputs.fill_missing(supplied, str(path))

@@ -1,4 +1,4 @@
-"""What ``perfscope tflops`` takes from a log or a DeepSpeed config, and what the log's own figure allows."""
+"""The log of the step of ``perfscope tflops``: the values that it supplies, and the convention of its own TFLOPs."""
 
 from __future__ import annotations
 
@@ -6,50 +6,90 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.comparison import Convention
+from perfscope.analyzers.flops.comparison import Convention, Step
 from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match_log
 from perfscope.commands.options.peaks import Dtype
-from perfscope.commands.tflops.inputs import DEFAULT_SEQ_LEN, Asked
-from perfscope.constants import NS_PER_S
+from perfscope.commands.options.training import DEFAULT_SEQ_LEN
+from perfscope.commands.tflops.comparison import Comparison
+from perfscope.commands.tflops.inputs import StepInputs
+from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
-from perfscope.models.transformer import ModelDescription
+from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
-from perfscope.sources.joblog.megatron_log import LoggedStep, TrainingLog
-from perfscope.sources.models.deepspeed_config import read_deepspeed_config
+from perfscope.sources.joblog.megatron_log import TrainingLog, read_megatron_log
 from perfscope.units import format_parameters
 
-_GIBI = 2**30 / 10**9
+_GIBI = GIB / GIGA
 _WHOLE_BILLION = 0.6
 
 
-def with_log(asked: Asked, log: TrainingLog) -> Asked:
-    """Take from a log what was not typed.
+class StepLog(NamedTuple):
+    """A log of the step."""
+
+    log: TrainingLog
+
+    @property
+    def model(self) -> ModelDescription | None:
+        """The model that the log describes; None where it prints no arguments."""
+        return self.log.model
+
+    def supply(self, inputs: StepInputs) -> StepInputs:
+        """Take missing values from the log.
+
+        Raises:
+            UsageError: The log has no iteration line, and no time was typed.
+        """
+        steady_steps = self.log.steps[1:] or self.log.steps  # the first step pays for start-up
+        supplied = StepInputs(
+            samples=self.log.number("global_batch_size")
+            or next((step.samples for step in self.log.steps if step.samples), None),
+            step_ns=_median([step.step_ns for step in steady_steps if step.step_ns]),
+            gpus=self.log.number("world_size"),
+            seq_len=self.log.number("seq_length"),
+            checkpointing=_checkpointing(self.log),
+            dtype=_dtype(self.log),
+        )
+        inputs = inputs.fill_missing(supplied, self.log.path)
+        if inputs.step_ns is not None:
+            return inputs
+        tokens_per_s_per_gpu = _median(
+            [step.tokens_per_s_per_gpu for step in steady_steps if step.tokens_per_s_per_gpu]
+        )
+        if tokens_per_s_per_gpu is None:
+            raise UsageError(f"{self.log.path} has no iteration line, so --time is missing")
+        return _supply_from_rate(inputs, tokens_per_s_per_gpu)
+
+    def compare(self, step: Step, conventions: Sequence[Convention]) -> Comparison:
+        """Find the convention that the log's own TFLOPs follow."""
+        candidates = [convention for convention in conventions if "+" not in convention.name]
+        likely_first = sorted(candidates, key=lambda convention: convention.name not in _LIKELY[self.log.framework])
+        log_match = match_log(_list_allowed(self.log, step), likely_first)
+        mistakes = _find_size_mistakes(self.log, step.model)
+        data: Json = {
+            "path": self.log.path,
+            "framework": self.log.framework,
+            "label": self.log.label or None,
+            "steps": len(self.log.steps),
+            "steps_with_tflops": log_match.lines if log_match else 0,
+            "convention": log_match.convention if log_match else None,
+            "nearest": log_match.nearest if log_match else None,
+            "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
+            "notes": list(mistakes),
+        }
+        notes = (_describe_match(self.log, log_match), *mistakes)
+        return Comparison(data, notes, log_match.convention if log_match else None)
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Read a log of Megatron-LM, Megatron-DeepSpeed or torchtitan.
 
     Raises:
-        UsageError: The log has no iteration line, and no time was typed.
+        SourceError: The file cannot be read.
+        UsageError: It is no such log, or its arguments contradict each other.
     """
-    found = Asked(
-        samples=log.number("global_batch_size") or next((step.samples for step in log.steps if step.samples), None),
-        step_ns=_median([step.step_ns for step in _settled(log.steps) if step.step_ns]),
-        gpus=log.number("world_size"),
-        seq_len=log.number("seq_length"),
-        checkpointing=_checkpointing(log),
-        dtype=_dtype(log),
-    )
-    asked = _completed(asked, found, f"from {log.path}")
-    rates = [step.tokens_per_s_per_gpu for step in _settled(log.steps) if step.tokens_per_s_per_gpu]
-    if asked.step_ns is None and rates:
-        return _from_rate(asked, _median(rates) or 1)
-    if asked.step_ns is None:
-        raise UsageError(f"{log.path} has no iteration line, so --time is missing")
-    return asked
-
-
-def _settled(steps: Sequence[LoggedStep]) -> Sequence[LoggedStep]:
-    """The steps without the first, which pays for start-up; all of them where there is only one."""
-    return steps[1:] or steps
+    return StepLog(read_megatron_log(path))
 
 
 def _median(values: Sequence[int]) -> int | None:
@@ -59,31 +99,16 @@ def _median(values: Sequence[int]) -> int | None:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
 
 
-def _from_rate(asked: Asked, tokens_per_s_per_gpu: int) -> Asked:
-    """A log that states tokens a second of one GPU: any batch and number of GPUs give the same TFLOPs."""
-    samples, gpus, seq_len = asked.samples or 1, asked.gpus or 1, asked.seq_len or DEFAULT_SEQ_LEN
+def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInputs:
+    """Work out the step of a log that states tokens/s per GPU: any batch and number of GPUs give the same TFLOPs."""
+    samples, gpus, seq_len = inputs.samples or 1, inputs.gpus or 1, inputs.seq_len or DEFAULT_SEQ_LEN
     step_ns = samples * seq_len * NS_PER_S // (tokens_per_s_per_gpu * gpus)
-    read = f"{tokens_per_s_per_gpu} tokens a second of one GPU, the median of the log"
-    return asked._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*asked.read, read))
-
-
-def _completed(asked: Asked, found: Asked, origin: str) -> Asked:
-    said = {
-        "samples": f"global batch {found.samples}",
-        "step_ns": f"time of a step {(found.step_ns or 0) / NS_PER_S:.4g} s, the median without the first",
-        "gpus": f"{found.gpus} GPUs",
-        "seq_len": f"sequence length {found.seq_len}",
-        "checkpointing": f"activation checkpointing {found.checkpointing}",
-        "dtype": f"matrix products in {found.dtype}",
-    }
-    taken = {
-        name: value for name in said if getattr(asked, name) is None and (value := getattr(found, name)) is not None
-    }
-    return asked._replace(**taken, read=(*asked.read, *(f"{said[name]}, {origin}" for name in taken)))
+    phrase = f"{tokens_per_s_per_gpu} tokens/s per GPU, the median of the log"
+    return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))
 
 
 def _checkpointing(log: TrainingLog) -> Checkpointing | None:
-    """What the arguments say; Megatron recomputes nothing unless it is told to."""
+    """What the arguments say; Megatron recomputes nothing by default."""
     if not log.arguments:
         return None
     granularity = log.arguments.get("recompute_granularity", "None")
@@ -101,68 +126,38 @@ def _dtype(log: TrainingLog) -> Dtype | None:
     return {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.FP32}.get(named)
 
 
-def with_deepspeed_config(asked: Asked, path: Path) -> Asked:
-    """Take from a DeepSpeed config what was not typed.
-
-    Raises:
-        SourceError: The file cannot be read.
-        UsageError: It is no DeepSpeed config, or its batch sizes contradict each other.
-    """
-    config = read_deepspeed_config(path)
-    found = Asked(
-        samples=config.global_batch(asked.gpus),
-        step_ns=None,
-        gpus=None,
-        seq_len=None,
-        checkpointing=None,
-        dtype=Dtype(config.dtype) if config.dtype else None,
-    )
-    return _completed(asked, found, f"from {path}")
-
-
-def allowed_by(log: TrainingLog, asked: Asked, seq_len: int, gpus: int) -> list[Allowed]:
+def _list_allowed(log: TrainingLog, step: Step) -> list[Allowed]:
     """The operations per token that each line of a log allows."""
-    lines = []
-    for step in log.steps:
-        samples = step.samples or asked.samples
-        if step.tflops is None:
+    allowed = []
+    for line in log.steps:
+        if line.tflops is None:
             continue
-        low, high = step.tflops - step.resolution / 2, step.tflops + step.resolution / 2
-        if step.tokens_per_s_per_gpu:
-            rate = step.tokens_per_s_per_gpu
-            lines.append(Allowed(step.step, low * 1e12 / (rate + 0.5), high * 1e12 / (rate - 0.5)))
-        elif step.step_ns and samples:
-            scale = gpus * 1e12 / NS_PER_S / (samples * seq_len)
-            half = step.step_resolution_ns / 2
-            lines.append(Allowed(step.step, low * scale * (step.step_ns - half), high * scale * (step.step_ns + half)))
-    return lines
+        low, high = line.tflops - line.resolution / 2, line.tflops + line.resolution / 2
+        if line.tokens_per_s_per_gpu:
+            rate = line.tokens_per_s_per_gpu
+            allowed.append(Allowed(line.step, low * TERA / (rate + 0.5), high * TERA / (rate - 0.5)))
+        elif line.step_ns:
+            tokens = line.samples * step.seq_len if line.samples else step.tokens
+            scale = step.gpus * TERA / NS_PER_S / tokens
+            half = line.step_resolution_ns / 2
+            allowed.append(
+                Allowed(line.step, low * scale * (line.step_ns - half), high * scale * (line.step_ns + half))
+            )
+    return allowed
 
 
-def size_mistakes(log: TrainingLog, known: ModelDescription | None) -> tuple[str, ...]:
+def _find_size_mistakes(log: TrainingLog, model: Transformer | None) -> tuple[str, ...]:
     """Say where a log states a size in G of 2**30 as if it were B of 10**9."""
-    if known is None:
+    if model is None:
         return ()
-    exact = total_parameters(known.transformer) / 1e9
+    parameters = total_parameters(model)
+    billions = parameters / GIGA
     return tuple(
-        f"the log says `Model size: {claimed:g}B`, counted in G of 2**30; in B of 10**9 it is "
-        f"{format_parameters(round(exact * 1e9))}"
-        for claimed in log.claimed_sizes
-        if abs(claimed - exact / _GIBI) <= _WHOLE_BILLION < abs(claimed - exact)
+        f"the log says `Model size: {size:g}B`, counted in G of 2**30; in B of 10**9 it is "
+        f"{format_parameters(parameters)}"
+        for size in log.claimed_sizes
+        if abs(size - billions / _GIBI) <= _WHOLE_BILLION < abs(size - billions)
     )
-
-
-class LogAnswer(NamedTuple):
-    """What a log's own figure turned out to be.
-
-    Attributes:
-        convention: The convention that explains it; absent for none.
-        data: The value of ``log`` in JSON.
-        notes: The same in sentences, and mistakes in what the log states.
-    """
-
-    convention: str | None
-    data: Json
-    notes: tuple[str, ...]
 
 
 #: The conventions that a framework's log is likely to use, tried first.
@@ -172,42 +167,15 @@ _LIKELY = {
 }
 
 
-def hold_against(
-    log: TrainingLog,
-    asked: Asked,
-    seq_len: int,
-    gpus: int,
-    known: ModelDescription | None,
-    conventions: Sequence[Convention],
-) -> LogAnswer:
-    """Find the convention that the log's own TFLOPs follow."""
-    candidates = [each for each in conventions if "+" not in each.name]
-    likely_first = sorted(candidates, key=lambda each: each.name not in _LIKELY[log.framework])
-    found = match_log(allowed_by(log, asked, seq_len, gpus), likely_first)
-    mistakes = size_mistakes(log, known)
-    data: Json = {
-        "path": log.path,
-        "framework": log.framework,
-        "label": log.label or None,
-        "steps": len(log.steps),
-        "steps_with_tflops": found.lines if found else 0,
-        "convention": found.convention if found else None,
-        "nearest": found.nearest if found else None,
-        "deviation_from_nearest": found.nearest_deviation if found else None,
-        "notes": list(mistakes),
-    }
-    return LogAnswer(found.convention if found else None, data, (_sentence(log, found), *mistakes))
-
-
-def _sentence(log: TrainingLog, found: LogMatch | None) -> str:
-    if found is None:
+def _describe_match(log: TrainingLog, log_match: LogMatch | None) -> str:
+    if log_match is None:
         return f"{log.path} prints no TFLOPs to compare with."
-    if found.convention:
+    if log_match.convention:
         return (
-            f"`{log.label}` is `{found.convention}`: it gives every one of the {found.lines} printed figures "
+            f"`{log.label}` is `{log_match.convention}`: it gives every one of the {log_match.lines} printed figures "
             "within their rounding."
         )
     return (
-        f"`{log.label}` is none of these conventions; `{found.nearest}` is nearest, the log is "
-        f"{found.nearest_deviation:+.1%} from it: are the dimensions, the batch or the number of GPUs others?"
+        f"`{log.label}` is none of these conventions; `{log_match.nearest}` is nearest, the log is "
+        f"{log_match.nearest_deviation:+.1%} from it: do the dimensions, the batch or the number of GPUs differ?"
     )

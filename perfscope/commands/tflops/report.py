@@ -8,118 +8,119 @@ from typing import TYPE_CHECKING, NamedTuple
 from perfscope.analyzers.flops.comparison import Convention, Step, compare, variants
 from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.throughput import Throughput
-from perfscope.commands.options.model_choice import Choice
+from perfscope.commands.options.model import ModelChoice
+from perfscope.commands.options.model_dimensions import UNNAMED
 from perfscope.commands.options.peaks import Peak
-from perfscope.commands.tflops.inputs import Asked
+from perfscope.commands.tflops.inputs import StepInputs
+from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.hardware import fastest_gpu
-from perfscope.report import Cell, Column, Json, Report, Section
+from perfscope.models.parameter_counts import bigscience_parameters
+from perfscope.models.transformer import GATED_MATRICES
+from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.units import format_parameters, format_seconds
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the readers of logs and traces import NumPy
+    from perfscope.commands.tflops.log import StepLog
     from perfscope.commands.tflops.trace import TracedStep
-    from perfscope.sources.joblog.megatron_log import TrainingLog
 
 
 class Answer(NamedTuple):
-    """Everything that the answer is made of.
+    """What the report is made of.
 
     Attributes:
-        result: The figure by the convention ``bigscience``.
+        throughput: The figure by the convention ``bigscience``.
         choice: The model.
-        asked: What was typed or read.
+        inputs: What was typed or read.
         peak: The denominator of MFU and HFU.
-        log: The log; absent where none was given.
-        trace: A trace of the step; absent likewise.
+        log: The log; None where none was named.
+        trace: A trace of the step; None likewise.
     """
 
-    result: Throughput
-    choice: Choice
-    asked: Asked
+    throughput: Throughput
+    choice: ModelChoice
+    inputs: StepInputs
     peak: Peak
-    log: TrainingLog | None
+    log: StepLog | None
     trace: TracedStep | None
+
+    @property
+    def step(self) -> Step:
+        """The step whose operations are counted."""
+        throughput = self.throughput
+        return Step(
+            parameters=throughput.parameters,
+            model=self.choice.transformer,
+            tokens=throughput.samples * throughput.seq_len,
+            seq_len=throughput.seq_len,
+            checkpointing=throughput.checkpointing,
+            step_ns=throughput.step_ns,
+            gpus=throughput.gpus,
+            peak_tflops=self.peak.tflops,
+        )
 
 
 def to_report(answer: Answer) -> Report:
     """Write the answer: the figure, the table of conventions, why they differ, and what was assumed."""
-    result = answer.result
-    step = Step(
-        parameters=result.parameters,
-        model=answer.choice.model,
-        tokens=result.samples * result.seq_len,
-        seq_len=result.seq_len,
-        checkpointing=result.checkpointing,
-        step_ns=result.step_ns,
-        gpus=result.gpus,
-        peak_tflops=answer.peak.tflops,
-    )
-    conventions, others = compare(step), variants(step)
-    logged = None
-    if answer.log:
-        from perfscope.commands.tflops.log import hold_against
-
-        known = answer.choice.known
-        logged = hold_against(answer.log, answer.asked, result.seq_len, result.gpus, known, (*conventions, *others))
-    counted = None
-    if answer.trace:
-        from perfscope.commands.tflops.trace import check_trace
-
-        counted = check_trace(answer.trace, step)
+    throughput, step = answer.throughput, answer.step
+    conventions, other_forms = compare(step), variants(step)
+    log = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else None
+    trace = answer.trace.compare(step) if answer.trace else None
     explanation = explain_spread(step, conventions)
-    assumed = (*_assumed(answer), *answer.peak.assumed, *answer.choice.notes)
-    warnings = (*answer.peak.warnings, *_above_peak(answer))
-    used = logged.convention if logged else None
+    assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
+    warnings = (*answer.peak.warnings, *_warn_above_peak(answer))
+    log_convention = log.convention if log else None
     data: dict[str, Json] = {
         "schema": "perfscope/tflops/1",
-        **result.data(),
-        "model": _model_data(answer.choice, result.seq_len),
+        **throughput.data(),
+        "model": _model_data(answer.choice, throughput.seq_len),
         "gpu": answer.peak.data(),
-        "conventions": [{**each.data(), "used_by_log": each.name == used} for each in conventions],
-        "variants": [{**each.data(), "used_by_log": each.name == used} for each in others],
+        "conventions": [_convention_data(convention, log_convention) for convention in conventions],
+        "variants": [_convention_data(convention, log_convention) for convention in other_forms],
         "explanation": list(explanation),
-        "log": logged.data if logged else None,
-        "trace": counted.data if counted else None,
-        "assumed": list(assumed),
-        "read": list(answer.asked.read),
+        "log": log.data if log else None,
+        "trace": trace.data if trace else None,
+        "assumed": list(assumptions),
+        "read": list(answer.inputs.read),
     }
     title = (
-        f"{result.tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
-        f"batch {result.samples}, {format_seconds(result.step_ns / 1e9)} a step"
+        f"{throughput.tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
+        f"batch {throughput.samples}, {format_seconds(throughput.step_ns / NS_PER_S)} per step"
     )
-    sections = [result.section(), *_tables(conventions, others, used, explanation)]
-    if logged:
-        sections.append(Section("The log's own figure", notes=logged.notes))
-    if counted:
-        sections.append(Section("Counted in the trace", notes=counted.notes))
-    if answer.asked.read:
-        sections.append(Section("Read", notes=answer.asked.read))
-    if assumed:
-        sections.append(Section("Assumed, because not given", notes=assumed))
+    sections = [throughput.section(), *_convention_sections(conventions, other_forms, log_convention, explanation)]
+    if log:
+        sections.append(Section("The log's own figure", notes=log.notes))
+    if trace:
+        sections.append(Section("Counted in the trace", notes=trace.notes))
+    if answer.inputs.read:
+        sections.append(Section("Read from files", notes=answer.inputs.read))
+    if assumptions:
+        sections.append(Section("Assumptions", notes=assumptions))
     return Report(title, data, tuple(sections), warnings)
 
 
-def _title(choice: Choice) -> str:
-    size = format_parameters(choice.stored_parameters)
-    if choice.model is None or choice.model.name == "the model":
+def _title(choice: ModelChoice) -> str:
+    size = format_parameters(choice.total_parameters)
+    if choice.transformer is None or choice.transformer.name == UNNAMED:
         return size
-    active = "" if choice.stored_parameters == choice.parameters else f", {format_parameters(choice.parameters)} active"
-    return f"{choice.model.name} ({size}{active})"
+    if choice.active_parameters != choice.total_parameters:
+        size = f"{size}, {format_parameters(choice.active_parameters)} active"
+    return f"{choice.transformer.name} ({size})"
 
 
-def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
-    model = choice.model
+def _model_data(choice: ModelChoice, seq_len: int) -> dict[str, Json]:
+    model = choice.transformer
     if model is None:
-        return {"name": None, "origin": choice.origin, "parameters": choice.parameters, "active_parameters": None}
-    from perfscope.models.parameter_counts import bigscience_parameters, total_parameters
-
-    experts, latent = model.experts, model.latent
+        parameters = choice.total_parameters
+        return {"name": None, "origin": choice.origin, "parameters": parameters, "active_parameters": None}
+    experts = model.experts
+    has_gpt2_formula = model.is_plain_gpt and model.tied
     return {
         "name": model.name,
         "origin": choice.origin,
-        "parameters": total_parameters(model),
-        "active_parameters": choice.parameters,
+        "parameters": choice.total_parameters,
+        "active_parameters": choice.active_parameters,
         "seed_formula_parameters": bigscience_parameters(model.layers, model.hidden, model.vocabulary, seq_len)
-        if model.is_plain_gpt and model.tied
+        if has_gpt2_formula
         else None,
         "layers": model.layers,
         "hidden": model.hidden,
@@ -130,31 +131,17 @@ def _model_data(choice: Choice, seq_len: int) -> dict[str, Json]:
         "vocabulary": model.vocabulary,
         "padded_vocabulary": model.padded_vocabulary,
         "tied": model.tied,
-        "gated": model.mlp_matrices > 2,  # noqa: PLR2004 - up and down, or a gate too
+        "gated": model.mlp_matrices == GATED_MATRICES,
         "experts": experts.routed if experts else None,
         "top_k": experts.active if experts else None,
-        "latent_attention": latent is not None,
+        "latent_attention": model.latent is not None,
         "mtp_layers": model.mtp_layers,
         "sliding_window": model.window,
     }
 
 
-def _tables(
-    conventions: Sequence[Convention], others: Sequence[Convention], used: str | None, explanation: Sequence[str]
-) -> tuple[Section, ...]:
-    """The table of conventions; the other forms only where the dimensions make them differ."""
-    absent = [each for each in conventions if each.flops_per_token is None]
-    notes = list(explanation)
-    if absent:
-        notes.append(f"Not computed, because it {absent[0].reason}: {', '.join(each.name for each in absent)}.")
-    counted = [each for each in conventions if each.flops_per_token is not None]
-    columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
-    rows = tuple((*_figures(each, used), each.formula.text, each.formula.source) for each in counted)
-    table = Section("Conventions", columns, rows, tuple(notes))
-    if absent:
-        return (table,)
-    forms = tuple((*_figures(each, used), each.formula.printed_by) for each in others)
-    return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
+def _convention_data(convention: Convention, log_convention: str | None) -> dict[str, Json]:
+    return {**convention.data(), "used_by_log": convention.name == log_convention}
 
 
 _FIGURES = (
@@ -166,44 +153,72 @@ _FIGURES = (
 )
 
 
-def _figures(each: Convention, used: str | None) -> tuple[Cell, ...]:
+def _convention_sections(
+    conventions: Sequence[Convention],
+    other_forms: Sequence[Convention],
+    log_convention: str | None,
+    explanation: Sequence[str],
+) -> tuple[Section, ...]:
+    """The table of conventions; the other forms only where the dimensions make them differ."""
+    uncounted = [convention for convention in conventions if convention.flops_per_token is None]
+    notes = list(explanation)
+    if uncounted:
+        names = ", ".join(convention.name for convention in uncounted)
+        notes.append(f"Not computed, because it {uncounted[0].reason}: {names}.")
+    columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
+    rows = tuple(
+        (*_figures(convention, log_convention), convention.formula.text, convention.formula.source)
+        for convention in conventions
+        if convention.flops_per_token is not None
+    )
+    table = Section("Conventions", columns, rows, tuple(notes))
+    if uncounted:
+        return (table,)
+    forms = tuple((*_figures(variant, log_convention), variant.formula.printed_by) for variant in other_forms)
+    return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
+
+
+def _figures(convention: Convention, log_convention: str | None) -> tuple[Cell, ...]:
+    name, flops = convention.name, convention.flops_per_token
     return (
-        f"{each.name} (the log's)" if each.name == used else each.name,
-        None if each.flops_per_token is None else each.flops_per_token / 1e9,
-        each.tflops_per_gpu,
-        None if each.mfu is None else 100 * each.mfu,
-        None if each.hfu is None else 100 * each.hfu,
+        f"{name} (the log's)" if name == log_convention else name,
+        None if flops is None else flops / GIGA,
+        convention.tflops_per_gpu,
+        percent(convention.mfu),
+        percent(convention.hfu),
     )
 
 
-def _assumed(answer: Answer) -> tuple[str, ...]:
-    result, asked = answer.result, answer.asked
+def _list_assumptions(answer: Answer) -> tuple[str, ...]:
+    throughput, inputs = answer.throughput, answer.inputs
     values = (
-        (asked.gpus, f"{result.gpus} GPUs (--gpus)"),
-        (asked.seq_len, f"sequence length {result.seq_len} (--seq-len)"),
-        (asked.checkpointing, f"activation checkpointing {result.checkpointing} (--checkpointing)"),
+        (inputs.gpus, f"{throughput.gpus} GPUs (--gpus)"),
+        (inputs.seq_len, f"sequence length {throughput.seq_len} (--seq-len)"),
+        (inputs.checkpointing, f"activation checkpointing {throughput.checkpointing} (--checkpointing)"),
     )
     lines = [line for value, line in values if value is None]
-    model = answer.choice.model
-    if model and model.window and model.window < result.seq_len:
+    model = answer.choice.transformer
+    if model and model.window and model.window < throughput.seq_len:
         lines.append(f"attention over the whole sequence; the sliding window of {model.window} tokens is not counted")
-    if model and model.context and model.context < result.seq_len:
-        lines.append(f"{model.name} takes sequences of {result.seq_len}; its makers state {model.context}")
+    if model and model.context and model.context < throughput.seq_len:
+        lines.append(
+            f"{model.name} accepts sequences of {throughput.seq_len} tokens; its authors state {model.context}"
+        )
     return tuple(lines)
 
 
-def _above_peak(answer: Answer) -> tuple[str, ...]:
-    """The seed's warning: more than the GPU can do means that the calculation has a bug."""
-    value = answer.result.tflops_per_gpu
+def _warn_above_peak(answer: Answer) -> tuple[str, ...]:
+    """A warning where the figure is above what the GPU can do: the calculation has a bug then."""
+    value = answer.throughput.tflops_per_gpu
     if answer.peak.tflops is not None:
         peak, name = answer.peak.tflops, answer.peak.gpu.name if answer.peak.gpu else "the GPU"
-        kind = f"{answer.peak.dtype}"
+        dtype = answer.peak.dtype
     else:
         fastest = fastest_gpu()
-        peak, name, kind = fastest.dense_16bit_tflops, fastest.name, "16-bit"
+        peak, name, dtype = fastest.dense_16bit_tflops, fastest.name, "16-bit"
     if value <= peak:
         return ()
     return (
-        f"{value:.1f} TFLOPs per GPU is above the dense {kind} peak of {name} ({peak:g}): "
+        f"{value:.1f} TFLOPs per GPU is above the dense {dtype} peak of {name} ({peak:g}): "
         "there is a bug in the calculation, or an input is wrong",
     )

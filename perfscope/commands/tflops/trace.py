@@ -1,4 +1,4 @@
-"""What a trace's shapes say of the operations of a step, beside the formula."""
+"""A trace of the step of ``perfscope tflops``: its operations, counted from shapes, beside the formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from perfscope.analyzers.flops.comparison import Step
 from perfscope.analyzers.flops.cross_check import cross_check
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.operations import measure
-from perfscope.commands.tflops.inputs import Asked
+from perfscope.commands.tflops.comparison import Comparison
+from perfscope.commands.tflops.inputs import StepInputs
+from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.report import Json
@@ -23,59 +25,45 @@ class TracedStep(NamedTuple):
     path: Path
     operations: Operations
 
+    def supply(self, inputs: StepInputs) -> StepInputs:
+        """Take the activation checkpointing that the trace shows, where it is missing."""
+        supplied = StepInputs(checkpointing=self.operations.repeats.checkpointing)
+        return inputs.fill_missing(supplied, str(self.path))
 
-class TraceAnswer(NamedTuple):
-    """The cross-check: the value of ``trace`` in JSON, and the same in sentences."""
-
-    data: Json
-    notes: tuple[str, ...]
+    def compare(self, step: Step) -> Comparison:
+        """Compare the operations of the trace with the formula's."""
+        check = cross_check(step, [self.operations])
+        assert check is not None
+        notes = (*_compare_recomputation(step, self.operations), *check.explanation)
+        data: Json = {
+            "path": str(self.path),
+            "steps": self.operations.steps,
+            "tflops_per_gpu": (self.operations.flops_per_step or 0.0) / (step.step_ns / NS_PER_S) / TERA,
+            **check.data(),
+            "explanation": list(notes),
+        }
+        return Comparison(data, (check.sentence(), *notes))
 
 
 def read_traced_step(path: Path) -> TracedStep:
-    """Count a trace's products.
+    """Count the operations of a trace's matrix products.
 
     Raises:
         SourceError: The file cannot be read, or holds no training step.
         UsageError: The trace states no shapes.
     """
-    counted = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
-    if counted is None or not counted.flops_per_step:
+    operations = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
+    if operations is None or not operations.flops_per_step:
         raise UsageError(f"{path} states no shapes of matrix products", hint="profile with `--shapes`")
-    if not counted.steps:
-        raise SourceError(path, "holds no ProfilerStep, so how many steps it counts is not known")
-    return TracedStep(path, counted)
+    if not operations.steps:
+        raise SourceError(path, "holds no ProfilerStep, so the number of its steps is unknown")
+    return TracedStep(path, operations)
 
 
-def with_trace(asked: Asked, traced: TracedStep) -> Asked:
-    """Take from a trace what was recomputed, where it was not typed."""
-    seen = traced.operations.repeats.checkpointing
-    if asked.checkpointing is not None or seen is None:
-        return asked
-    return asked._replace(
-        checkpointing=seen, read=(*asked.read, f"activation checkpointing {seen}, from {traced.path}")
-    )
-
-
-def check_trace(traced: TracedStep, step: Step) -> TraceAnswer:
-    """Hold a trace's products against the formula."""
-    counted = traced.operations
-    checked = cross_check(step, [counted])
-    assert checked is not None
-    notes = (*_about_recomputation(step, counted), *checked.explanation)
-    data: Json = {
-        "path": str(traced.path),
-        "steps": counted.steps,
-        "tflops_per_gpu": (counted.flops_per_step or 0.0) / (step.step_ns / 1e9) / 1e12,
-        **checked.data(),
-        "explanation": list(notes),
-    }
-    return TraceAnswer(data, (checked.sentence(), *notes))
-
-
-def _about_recomputation(step: Step, counted: Operations) -> tuple[str, ...]:
-    """A trace that shows other recomputation than was asked for."""
-    seen = counted.repeats.checkpointing
-    if seen is None or seen is step.checkpointing:
+def _compare_recomputation(step: Step, operations: Operations) -> tuple[str, ...]:
+    """A note where the trace shows another activation checkpointing than was typed."""
+    traced = operations.repeats.checkpointing
+    if traced is None or traced is step.checkpointing:
         return ()
-    shown = "No recomputation" if seen is Checkpointing.NONE else f"Recomputation (`{seen}`)"
-    return (f"{shown} is in the trace, but --checkpointing is {step.checkpointing}: HFU is of the wrong one.",)
+    shown = "no recomputation" if traced is Checkpointing.NONE else f"recomputation (`{traced}`)"
+    return (f"The trace shows {shown}, but --checkpointing is {step.checkpointing}: HFU counts the latter.",)

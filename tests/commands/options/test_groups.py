@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import pytest
 import typer
@@ -13,8 +13,7 @@ from perfscope.commands.options.groups import expand_groups
 from perfscope.outcome import Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Degrees:
+class Degrees(NamedTuple):
     tp: Annotated[int, typer.Option("--tp", "--tensor", help="Tensor-parallel size.", rich_help_panel="Layout")] = 1
     pp: Annotated[int | None, typer.Option(help="Pipeline-parallel size.", show_default="every GPU")] = None
 

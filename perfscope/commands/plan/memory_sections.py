@@ -1,13 +1,13 @@
-"""The tables of ``perfscope plan`` about memory and checkpoints."""
+"""The parts of a plan's report about memory and checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from perfscope.analyzers.planning.memory import Memory
-from perfscope.commands.options.model_choice import Choice
 from perfscope.commands.options.peaks import Peak
-from perfscope.commands.plan.inputs import Question
+from perfscope.commands.plan.calculation import Plan
+from perfscope.commands.plan.options import States
 from perfscope.constants import GB
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.units import format_bytes
@@ -45,20 +45,12 @@ def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
         "optimizer_bytes": memory.optimizer,
         "activations_bytes": memory.activations,
         "total_bytes": memory.total,
-        "fits": None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes,
+        "fits": _fits(memory, peak),
     }
 
 
-def checkpoint_data(question: Question, choice: Choice, peak: Peak) -> dict[str, Json]:
-    """The checkpoint for JSON."""
-    precision = question.precision(peak.dtype)
-    parameters = choice.stored_parameters
-    return {
-        "weights_bytes": parameters * precision.weights,
-        "optimizer_bytes": parameters * precision.optimizer,
-        "total_bytes": parameters * precision.checkpoint,
-        "bytes_per_parameter": precision.checkpoint,
-    }
+def _fits(memory: Memory, peak: Peak) -> bool | None:
+    return None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes
 
 
 def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
@@ -74,42 +66,55 @@ def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
         memory.optimizer / GB,
         memory.activations / GB,
         memory.total / GB,
-        None if peak.gpu is None else "yes" if memory.total <= peak.gpu.memory_bytes else "no",
+        {None: None, True: "yes", False: "no"}[_fits(memory, peak)],
     )
 
 
-def memory_section(memory: Sequence[Memory], peak: Peak) -> Section:
-    """The memory of the layouts that were asked for."""
-    notes = ["Of the fullest GPU; buffers of the allocator and of communication come on top."]
-    if memory[0].layout.context > 1:
-        notes.append(f"Every sequence is shared by {memory[0].layout.context} context-parallel ranks.")
+def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
+    """The memory of the typed layouts."""
+    notes = ["Of the fullest GPU, without the buffers of the allocator and of communication."]
+    context = estimates[0].layout.context
+    if context > 1:
+        notes.append(f"Each sequence is split over {context} context-parallel ranks.")
     if peak.gpu:
-        notes.append(f"It fits below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
-    return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(each, peak) for each in memory), tuple(notes))
+        notes.append(f"Fits: below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
+    return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in estimates), tuple(notes))
 
 
-def fits_section(fits: Sequence[Memory] | None, peak: Peak) -> Section:
+def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
     """The layouts that fit."""
     title = "What fits, with the fewest model-parallel GPUs"
-    if fits is None:
+    if fitting is None:
         return Section(title, notes=("n/a: the memory of the GPU is not known; give --gpu.",))
-    if not fits:
+    if not fitting:
         return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
-    return Section(title, _MEMORY_COLUMNS, tuple(_row(each, peak) for each in fits))
+    return Section(title, _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in fitting))
 
 
-def checkpoint_section(question: Question, choice: Choice, peak: Peak) -> Section:
+def checkpoint_data(plan: Plan) -> dict[str, Json]:
+    """The checkpoint for JSON."""
+    precision = plan.inputs.precision(plan.peak.dtype)
+    parameters = plan.choice.total_parameters
+    return {
+        "weights_bytes": parameters * precision.weights,
+        "optimizer_bytes": parameters * precision.optimizer,
+        "total_bytes": plan.checkpoint_bytes,
+        "bytes_per_parameter": precision.checkpoint,
+    }
+
+
+def checkpoint_section(plan: Plan) -> Section:
     """The size of a checkpoint."""
-    precision = question.precision(peak.dtype)
-    parameters = choice.stored_parameters
-    columns = (Column("Weights only (GB)"), Column("Optimizer (GB)"), Column("Whole (GB)"), Column("Bytes a parameter"))
+    precision = plan.inputs.precision(plan.peak.dtype)
+    parameters = plan.choice.total_parameters
+    columns = (Column("Weights (GB)"), Column("Optimizer (GB)"), Column("Total (GB)"), Column("Bytes/parameter"))
     row: tuple[Cell, ...] = (
         parameters * precision.weights / GB,
         parameters * precision.optimizer / GB,
-        parameters * precision.checkpoint / GB,
+        plan.checkpoint_bytes / GB,
         precision.checkpoint,
     )
-    notes = ["Gradients are not saved. Every sharding of the same state has the same sum."]
-    if precision.weights < precision.optimizer:
-        notes.append("ZeRO 3 leaves the 16-bit weights out, which are made again from the fp32 copy.")
+    notes = ["Gradients are not saved. The sum does not depend on the sharding."]
+    if plan.inputs.states(plan.peak.dtype) is States.MIXED:
+        notes.append("ZeRO 3 does not save the 16-bit weights, which are recomputed from the fp32 copy.")
     return Section("Checkpoint", columns, (row,), tuple(notes))

@@ -1,0 +1,256 @@
+"""A run of ``perfscope profile`` beside its plan: it supplies missing values, and its measurements are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from perfscope.analyzers.flops.comparison import compare
+from perfscope.analyzers.flops.trained_run import Trained, device_of, recomputation, trained_model
+from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
+from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Memory
+from perfscope.commands.options.model import ModelChoice, choose_description
+from perfscope.commands.options.peaks import Dtype
+from perfscope.commands.plan.calculation import Plan, estimate_layout, make_step
+from perfscope.commands.plan.inputs import PlanInputs
+from perfscope.commands.plan.options import States
+from perfscope.commands.plan.report import RunComparison
+from perfscope.constants import GB, GIGA
+from perfscope.errors import MissingInput, UsageError
+from perfscope.models.conventions import Checkpointing
+from perfscope.models.transformer import ModelDescription
+from perfscope.report import Cell, Column, Json, Section, percent
+from perfscope.sources.runs.run import read_run
+
+#: A peak so many times the estimate may include an attention matrix.
+_EAGER_ATTENTION_RATIO = 1.1
+#: DeepSpeed's stage3_max_live_parameters.
+_MAX_LIVE_PARAMETERS = GIGA
+
+
+class PlannedRun(NamedTuple):
+    """A run that is compared with a plan.
+
+    Attributes:
+        path: Its folder.
+        measured: What it measured.
+        trained: The model that it trained; None where no rank recorded it.
+        device: The CUDA name of its GPU; None where unknown.
+        dtype: The number format of its products; None where unknown.
+        checkpointing: Which activations it recomputed.
+    """
+
+    path: Path
+    measured: MeasuredRun
+    trained: Trained | None
+    device: str | None
+    dtype: Dtype | None
+    checkpointing: Checkpointing
+
+    def supply(self, inputs: PlanInputs) -> PlanInputs:
+        """Take missing values from the run."""
+        measured = self.measured
+        supplied: Mapping[str, object] = {
+            "checkpointing": self.checkpointing,
+            "seq_len": measured.seq_len,
+            "zero": measured.zero,
+            "tp": measured.tensor,
+            "pp": measured.pipeline,
+            "cp": measured.context,
+            "micro_batch": measured.micro_batch,
+            "gbs": measured.global_batch,
+            "dtype": self.dtype,
+            "states": States(measured.states) if measured.states else None,
+            "fp32_gradients": measured.has_fp32_gradients or None,
+        }
+        phrase = f"{measured.gpus} GPUs, {inputs.describe_missing(supplied)}, from {self.path}"
+        completed = inputs.fill_missing({**supplied, "gpu": self.device if inputs.peak.peak is None else None})
+        return replace(completed.fill_missing({"zero": 0}), read=(*inputs.read, phrase))
+
+    def choose_model(self) -> ModelChoice:
+        """The model of the run.
+
+        Raises:
+            UsageError: The run did not record it.
+        """
+        if self.trained is None:
+            raise UsageError(f"{self.path} does not record which model it trained", hint="give --model or dimensions")
+        origin = f"the parameters that {self.path} recorded"
+        return choose_description(ModelDescription(self.trained.model, origin, self.trained.notes))
+
+    def compare(self, plan: Plan) -> RunComparison:
+        """Compare each estimate with what the run measured."""
+        quantities = _compare_quantities(self.measured, plan)
+        data: Json = {
+            "path": str(self.path),
+            "quantities": [quantity.data() for quantity in quantities],
+            "notes": list(self.measured.notes),
+        }
+        return RunComparison(data, self._section(quantities))
+
+    def _section(self, quantities: Sequence[Quantity]) -> Section:
+        columns = (
+            Column("Quantity"),
+            Column("Estimated", 3),
+            Column("Measured", 3),
+            Column("Difference (%)"),
+            Column("Notes"),
+        )
+        rows = tuple(quantity.row() for quantity in quantities)
+        return Section(f"Estimates compared with {self.path}", columns, rows, self.measured.notes)
+
+
+class Quantity(NamedTuple):
+    """A quantity that is both estimated and measured.
+
+    Attributes:
+        name: The quantity in JSON, with its unit.
+        title: The quantity in the table, with the table's unit.
+        estimated, measured: In the unit of the name; None where unknown.
+        scale: The table's unit in units of the name.
+        note: Where the two values come from, or why one is missing.
+    """
+
+    name: str
+    title: str
+    estimated: float | None
+    measured: float | None
+    scale: float
+    note: str
+
+    @property
+    def difference(self) -> float | None:
+        """How far the measurement is above the estimate, as a share."""
+        return self.measured / self.estimated - 1 if self.measured is not None and self.estimated else None
+
+    def data(self) -> Json:
+        """The quantity for JSON."""
+        return {
+            "name": self.name,
+            "estimated": self.estimated,
+            "measured": self.measured,
+            "difference": self.difference,
+            "note": self.note,
+        }
+
+    def row(self) -> tuple[Cell, ...]:
+        """The quantity in the table."""
+        return (
+            self.title,
+            None if self.estimated is None else self.estimated / self.scale,
+            None if self.measured is None else self.measured / self.scale,
+            percent(self.difference),
+            self.note,
+        )
+
+
+def read_planned_run(path: Path) -> PlannedRun:
+    """Read a run.
+
+    Raises:
+        SourceError: The folder is no run.
+        UsageError: It completed no training step.
+    """
+    run = read_run(path)
+    try:
+        measured = measure_run(run)
+    except MissingInput as missing:
+        raise UsageError(f"{path}: {missing.problem}, so there is nothing to compare a plan with") from None
+    try:
+        trained = trained_model(run)
+    except MissingInput:
+        trained = None
+    device = device_of(run)
+    return PlannedRun(
+        path=path,
+        measured=measured,
+        trained=trained,
+        device=device.name,
+        dtype=Dtype(device.dtype) if device.dtype in set(Dtype) else None,
+        checkpointing=recomputation(run.models)[0],
+    )
+
+
+def _compare_quantities(measured: MeasuredRun, plan: Plan) -> tuple[Quantity, ...]:
+    memory, speed = plan.memory[0], _plan_speed(plan)
+    reached = _measure_tflops(measured, plan)
+    step_s = None
+    if speed.tflops_per_gpu and reached and measured.step_s:
+        step_s = measured.step_s * reached / speed.tflops_per_gpu
+    return (
+        Quantity(
+            "memory_bytes", "Memory of tensors (GB)", memory.total, measured.memory_peak_bytes, GB,
+            _describe_memory(measured, plan, memory),
+        ),
+        Quantity(
+            "gpu_memory_bytes", "Memory in use (GB)", None, measured.memory_used_bytes, GB,
+            "NVML; includes CUDA's context, NCCL and the allocator's reserve"
+            if measured.memory_used_bytes else "no sample of NVML",
+        ),
+        Quantity("step_s", "Step (s)", step_s, measured.step_s, 1, f"estimated at {speed.source}"),
+        Quantity(
+            "tflops_per_gpu", "TFLOPs per GPU", speed.tflops_per_gpu, reached, 1,
+            f"by `{plan.inputs.target.convention}`" if reached else "the tokens of a step are not known",
+        ),
+        Quantity(
+            "checkpoint_bytes", "Checkpoint (GB)", plan.checkpoint_bytes, measured.checkpoint_bytes, GB,
+            "all that the ranks wrote at one step" if measured.checkpoint_bytes else "no save was timed with its size",
+        ),
+    )  # fmt: skip
+
+
+def _measure_tflops(measured: MeasuredRun, plan: Plan) -> float | None:
+    """The speed of the run's median step, by the convention of the plan."""
+    if not (measured.step_s and measured.global_batch and measured.seq_len):
+        return None
+    tokens = measured.global_batch * measured.seq_len
+    step = make_step(plan.inputs, plan.choice, tokens, measured.step_s, plan.peak.tflops)
+    conventions = compare(step._replace(seq_len=measured.seq_len, gpus=measured.gpus))
+    speeds = {convention.name: convention.tflops_per_gpu for convention in conventions}
+    return speeds[plan.inputs.target.convention]
+
+
+def _describe_memory(measured: MeasuredRun, plan: Plan, memory: Memory) -> str:
+    if measured.memory_peak_bytes is None:
+        return "the run recorded no peak of its memory"
+    note = "peak of the allocator on the fullest rank"
+    layout = memory.layout
+    if layout.zero == LAST_STAGE:
+        gathered = 2 * min(_MAX_LIVE_PARAMETERS, plan.choice.total_parameters / layout.tensor / layout.pipeline)
+        note += f"; ZeRO 3 gathers up to {gathered / GB:.1f} GB of 16-bit weights, which the estimate does not include"
+    with_scores = _estimate_with_scores(plan, memory)
+    if with_scores and measured.memory_peak_bytes > _EAGER_ATTENTION_RATIO * memory.total:
+        note += f"; with --attention eager the estimate is {with_scores.total / GB:.1f}"
+    return note
+
+
+def _estimate_with_scores(plan: Plan, memory: Memory) -> Memory | None:
+    """The estimate with the attention matrix; None where the plan's includes it, or only a size is known."""
+    if plan.inputs.memory.attention is not Attention.FLASH or plan.choice.transformer is None:
+        return None
+    with_scores = replace(plan.inputs, memory=plan.inputs.memory._replace(attention=Attention.EAGER))
+    return estimate_layout(with_scores, plan.choice, plan.choice.transformer, plan.peak.dtype, memory.layout)
+
+
+class _Speed(NamedTuple):
+    """The speed that a run is compared with.
+
+    Attributes:
+        tflops_per_gpu: TFLOPs per GPU; None where neither a speed nor a peak is known.
+        source: Where it comes from, as a phrase.
+    """
+
+    tflops_per_gpu: float | None
+    source: str
+
+
+def _plan_speed(plan: Plan) -> _Speed:
+    """The speed that was planned, or the peak, which no run exceeds."""
+    tflops, peak = plan.duration.tflops_per_gpu, plan.peak.tflops
+    if tflops is not None:
+        return _Speed(tflops, f"the planned {tflops:.1f} TFLOPs per GPU")
+    if peak is not None:
+        return _Speed(peak, f"the dense peak of {peak:g} TFLOPs, a lower bound; --tflops plans a speed")
+    return _Speed(None, "no speed: give --tflops, or --gpu for its peak")

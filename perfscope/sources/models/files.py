@@ -1,0 +1,30 @@
+"""A model from a file: a Hugging Face ``config.json`` or a Megatron log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfscope.errors import UsageError
+from perfscope.models.transformer import ModelDescription
+from perfscope.sources.models.huggingface import is_config_file, read_config
+
+
+def read_model(path: Path) -> ModelDescription:
+    """Read the dimensions of a model from a ``config.json``, the folder that holds it, or a Megatron log.
+
+    Raises:
+        UsageError: The file does not exist, or does not state the dimensions.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    if is_config_file(path):
+        return read_config(path)
+    if path.is_dir():
+        raise UsageError(f"{path} holds no config.json")
+    # The readers of logs import NumPy, which a model by its name or config does not need.
+    from perfscope.sources.joblog.megatron_log import read_megatron_log
+
+    description = read_megatron_log(path).model
+    if description is None:
+        raise UsageError(f"{path} prints no Megatron arguments, so it does not state the dimensions of the model")
+    return description
