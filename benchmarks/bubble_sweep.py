@@ -115,16 +115,16 @@ def hook_cost_us() -> float:
     if torch.cuda.is_available():
         torch.cuda.init()
     timer = PassTimer()
-    which = Pass("F", 0, 0, 4, 0, 4)
+    identity = Pass("F", 0, 0, 4, 0, 4)
     costs = []
     for step in range(10):
         began = time.perf_counter()
         for _ in range(_CALLS):
-            timer.ends(timer.begins(which, marked=False))
-        timer.step_ends(step)
+            timer.end(timer.begin(identity, in_window=False))
+        timer.end_step(step)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        timer.ready()
+        timer.pop_finished()
         costs.append(1e6 * (time.perf_counter() - began) / _CALLS)
     return statistics.median(costs)
 

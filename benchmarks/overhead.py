@@ -344,7 +344,7 @@ def measure(*, small: bool) -> dict[str, Any]:
             training.step()
         away = Hooks(training)
         found: dict[str, Any] = {"machine": machine(), "outside": outside(training, away, turns)}
-        captured = start.current()
+        captured = start.PROCESS.capture
         assert captured is not None
         assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
         found["window"] = windows(training, away, folder / "run", rounds)

@@ -50,7 +50,7 @@ def attach(
 
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     chosen = None if ranks is None else parse_ranks(ranks)
-    if start.current() is not None or "_perfscope_imports" in sys.modules:
+    if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
     attaching.attach(
         Config(

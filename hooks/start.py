@@ -1,7 +1,7 @@
-"""Patches modules as they are imported, and builds this process's capture when training first calls a patch.
+"""Patches modules as they are imported, and builds this process's capture when training first calls a hook.
 
-A launcher or a data-loader worker imports torch too and never trains: until then nothing but this file and the patches
-is loaded.
+A launcher or a data-loader worker imports torch too and never trains: until then nothing but this file and the hooks
+of the imported frameworks is loaded.
 """
 
 from __future__ import annotations
@@ -18,91 +18,74 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.config import Config
-
-_capture: Capture | None = None
-_failed = False
+    from perfscope.hooks.timers.saves import SaveTimer
 
 
 class LateCapture:
-    """Stands for the capture in the patches; the first use builds it from the files of ``perfscope profile``."""
+    """Stands for the capture in the hooks; the first use builds it from the files of ``perfscope profile``.
 
-    def __init__(self, boot_dir: str) -> None:
-        self._boot_dir = boot_dir
+    Attributes:
+        capture: The capture; None before training began.
+        boot_dir: The folder of those files; None where the script calls ``perfscope.hooks.attach`` instead.
+    """
+
+    def __init__(self) -> None:
+        self.capture: Capture | None = None
+        self.boot_dir: str | None = None
+        self._has_failed = False
+
+    def begin(self, config: Config) -> Capture:
+        """Make this process's capture, unless there is one: a process has one profiler."""
+        if self.capture is None:
+            from perfscope.hooks.capture import Capture  # not at the top: only a process that trains may pay for it
+
+            self.capture = Capture(config)
+        return self.capture
+
+    @property
+    def save_timer(self) -> SaveTimer | None:
+        """The timer of saves, once training has begun: looking for it must not begin the capture."""
+        return None if self.capture is None else self.capture.save_timer
 
     def __getattr__(self, name: str) -> Any:
-        global _failed  # noqa: PLW0603 - it is said once, whichever patch is first
-        if _capture is None and not _failed:
+        if self.capture is None and not self._has_failed:
             try:
-                begin(_read_config(self._boot_dir))
+                self.begin(_read_config(self.boot_dir or ""))
             except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-                _failed = True
+                self._has_failed = True
                 write_message(f"nothing is captured in process {os.getpid()}: {error!r}")
-        return _nothing if _capture is None else getattr(_capture, name)
+        return _do_nothing if self.capture is None else getattr(self.capture, name)
 
 
-def _nothing(*_args: object, **_kwargs: object) -> None:
-    """What a patch calls where there is no capture."""
+#: This process's capture.
+PROCESS = LateCapture()
 
 
-def current() -> Capture | None:
-    """This process's capture, where there is one."""
-    return _capture
+def _do_nothing(*_args: object, **_kwargs: object) -> None:
+    """What a hook calls where the capture could not be built."""
 
 
-def begin(config: Config) -> Capture:
-    """Make this process's capture."""
-    global _capture  # noqa: PLW0603 - one process has one profiler, so it has one capture
-    if _capture is None:
-        from perfscope.hooks.capture import Capture
-
-        _capture = Capture(config)
-    return _capture
-
-
-def patch(name: str, module: ModuleType, boot_dir: str) -> None:
+def patch(hooks: str, name: str, module: ModuleType, boot_dir: str) -> None:
     """Patch one watched module that was just executed, below ``perfscope profile``."""
+    PROCESS.boot_dir = boot_dir
     try:
-        patch_module(name, module, LateCapture(boot_dir))
+        patch_module(hooks, name, module, PROCESS)
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
         write_message(f"{name} is not hooked: {error!r}")
 
 
-def patch_module(name: str, module: ModuleType, capture: Any) -> None:
-    """Put our wrappers around the functions of one watched module; a function that moved is said and left alone."""
-    from perfscope.hooks.frameworks import saves as save_hooks
-
-    for feature, apply in [*_patches(name), *save_hooks.PATCHES.get(name, [])]:
+def patch_module(hooks: str, name: str, module: ModuleType, capture: Any) -> None:
+    """Apply a file of hooks to one watched module; a function that moved is reported and its feature left out."""
+    patches = import_module(f"perfscope.hooks.frameworks.{hooks}").PATCHES
+    for feature, apply in patches[name].items():
         try:
             apply(module, capture)
         except AttributeError as error:
             write_message(f"{feature} is off: this version of {name} differs ({error})")
 
 
-#: The modules of ours that patch a framework's, by the beginning of its name; each is loaded with that framework.
-_PATCHERS = {
-    "deepspeed.": ("deepspeed", "micro_batches"),
-    "megatron.core.pipeline_parallel.": ("megatron_passes",),
-    "megatron.": ("megatron",),
-    "torch.distributed.pipelining.": ("micro_batches", "meshes"),
-    "torch.distributed.device_mesh": ("meshes",),
-    "torch.distributed.rpc": ("rpc",),
-    "torch.distributed.optim.": ("rpc",),
-    "torch.distributed.tensor.": ("meshes",),
-    "torch.distributed.fsdp.": ("wrappers",),
-    "torch.distributed._composable.": ("wrappers",),
-    "torch.nn.parallel.": ("wrappers",),
-    "torchtitan.": ("torchtitan",),
-    "torch": ("torch",),
-}
-
-
-def _patches(name: str) -> list[tuple[str, Any]]:
-    patchers = next(found for beginning, found in _PATCHERS.items() if name.startswith(beginning))
-    modules = [import_module(f"perfscope.hooks.frameworks.{patcher}") for patcher in patchers]
-    return [patch for module in modules for patch in module.PATCHES.get(name, [])]
-
-
 def _read_config(boot_dir: str) -> Config:
+    # Not at the top: only a process that trains may pay for it.
     from perfscope.hooks.config import CONFIG_FILE, ENVIRONMENT_VARIABLE, Config
 
     path = os.path.join(boot_dir, CONFIG_FILE)

@@ -1,50 +1,40 @@
-"""Decides what ends a training step: the highest framework that is present, and only the first of its objects."""
+"""Decides what ends a training step: the framework of highest priority, and only the first of its objects."""
 
 from __future__ import annotations
 
 import threading
 
-#: What may tell that a step completed; the highest that is present does.
-PRIORITY = {
-    "optimizer": 10,
-    "rpc_optimizer": 12,
-    "grad_scaler": 15,
-    "megatron_optimizer": 20,
-    "deepspeed": 30,
-    "deepspeed_pipeline": 40,
-    "torchtitan": 45,
-    "megatron": 50,
-}
+from perfscope.frameworks import STEP_BOUNDARIES
 
-_OTHERS_BEFORE_REELECTION = 3
+_FOREIGN_STEPS_BEFORE_CHANGE = 3
 #: A generator is stepped after so many steps of its discriminator at most; what is rarer is no part of the loop.
 _LARGEST_CYCLE = 20
 
 
 class StepSource:
-    """What ends a step in this process.
+    """What ends a step in this process: a step boundary of ``perfscope.frameworks``, of one object.
 
     Attributes:
-        name: The source that was armed or heard last; None before any.
-        moved: Set when another object of the source ends steps from now on.
+        name: The boundary that was armed or reported last; None before any.
+        has_moved: Set when another object ends steps from now on.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.moved = False
+        self.has_moved = False
         self._primary: int | None = None
-        self._others = 0
-        self._patience = _OTHERS_BEFORE_REELECTION
-        self._since: dict[int, tuple[int, int]] = {}
+        self._foreign_steps = 0
+        self._patience = _FOREIGN_STEPS_BEFORE_CHANGE
+        #: Of each object that is not the primary one: primary steps since its last step, and those before that step.
+        self._cycles: dict[int, tuple[int, int]] = {}
         self._thread: int | None = None
 
-    def arm(self, source: str) -> None:
-        """Ignore simpler sources from now on: their steps are parts of this one's."""
-        if self.name is None or PRIORITY[source] > PRIORITY[self.name]:
-            self.name, self._primary = source, None
-            self._since.clear()
+    def arm(self, name: str) -> None:
+        """Ignore boundaries of lower priority from now on: their steps are parts of this one's."""
+        if self.name is None or _priority(name) > _priority(self.name):
+            self._set_name(name)
 
-    def bind_thread(self) -> None:
+    def set_training_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
         self._thread = threading.get_ident()
 
@@ -54,37 +44,48 @@ class StepSource:
             return threading.current_thread() is threading.main_thread()
         return threading.get_ident() == self._thread
 
-    def ends_a_step(self, source: str, key: object) -> bool:
-        """Whether an event of a source's object ends a step.
+    def on_boundary(self, name: str, emitter: object) -> bool:
+        """A boundary was reached by one of a framework's objects; True where that ends a training step.
 
-        Only the highest source counts, only the first of several of its objects (a GAN has two optimizers and one
-        loop), only the thread that began.
+        Only the boundary of highest priority counts, only the first of several objects (a GAN has two optimizers and
+        one loop), only the thread that began.
         """
-        thread = threading.get_ident()
         if self._thread is None:
-            self._thread = thread
-        if thread != self._thread or (self.name and PRIORITY[source] < PRIORITY[self.name]):
+            self.set_training_thread()
+        if threading.get_ident() != self._thread or (self.name and _priority(name) < _priority(self.name)):
             return False
-        if source != self.name:
-            self.name, self._primary = source, None
-        if self._primary is None or self._primary == id(key):
-            self._primary, self._others = id(key), 0
-            self._since = {other: (now + 1, before) for other, (now, before) in self._since.items()}
+        if name != self.name:
+            self._set_name(name)
+        if self._primary is None or self._primary == id(emitter):
+            self._primary, self._foreign_steps = id(emitter), 0
+            self._cycles = {foreign: (steps + 1, before) for foreign, (steps, before) in self._cycles.items()}
             return True
-        self._others += 1
-        if self._others >= self._patience:
+        return self._is_new_primary(emitter)
+
+    def _is_new_primary(self, emitter: object) -> bool:
+        """Whether an object that is not the primary one is from now on."""
+        self._foreign_steps += 1
+        if self._foreign_steps >= self._patience:
             # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
-            self._elect(key, _OTHERS_BEFORE_REELECTION)
+            self._set_primary(emitter, _FOREIGN_STEPS_BEFORE_CHANGE)
             return True
-        cycle, before = self._since.get(id(key), (0, 0))
-        self._since[id(key)] = (0, cycle)
+        cycle, before = self._cycles.get(id(emitter), (0, 0))
+        self._cycles[id(emitter)] = (0, cycle)
         if 1 < cycle == before <= _LARGEST_CYCLE:
             # It comes once in so many steps of the first, time after time: the loop is as long as that.
-            self._elect(key, 2 * cycle)
+            self._set_primary(emitter, 2 * cycle)
             return True
         return False
 
-    def _elect(self, key: object, patience: int) -> None:
-        self._primary, self._others, self._patience = id(key), 0, patience
-        self._since.clear()
-        self.moved = True
+    def _set_name(self, name: str) -> None:
+        self.name, self._primary = name, None
+        self._cycles.clear()
+
+    def _set_primary(self, emitter: object, patience: int) -> None:
+        self._primary, self._foreign_steps, self._patience = id(emitter), 0, patience
+        self._cycles.clear()
+        self.has_moved = True
+
+
+def _priority(name: str) -> int:
+    return STEP_BOUNDARIES[name].priority

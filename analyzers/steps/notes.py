@@ -12,9 +12,9 @@ from perfscope.analyzers.shared.step_selection import (
     steps_beside_save,
     steps_with_save,
 )
-from perfscope.analyzers.steps.boundaries import describe_boundary
 from perfscope.analyzers.steps.result import RankSteps
 from perfscope.constants import MS_PER_S, NS_PER_MS
+from perfscope.frameworks import STEP_BOUNDARIES
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS, Steps
 from perfscope.units import format_ranges
@@ -22,7 +22,7 @@ from perfscope.units import format_ranges
 
 def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
     """The notes below the table of steps."""
-    notes = [f"Step boundary: {describe_boundary(str(tables[0].source[-1]))}."]
+    notes = [f"Step boundary: {_boundary(str(tables[0].source[-1]))}."]
     notes += _on_steady_steps(ranks)
     notes += _on_windows(run)
     notes += _on_saves(tables)
@@ -36,6 +36,12 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -
     if restarted:
         notes.append(f"Ranks {restarted} started more than once; the last start is shown.")
     return tuple(notes)
+
+
+def _boundary(source: str) -> str:
+    """What completes a step; the source of steps itself where its framework is no longer hooked."""
+    boundary = STEP_BOUNDARIES.get(source)
+    return source if boundary is None else boundary.event
 
 
 def _on_steady_steps(ranks: Sequence[RankSteps]) -> list[str]:

@@ -48,7 +48,7 @@ def _say(text: str) -> None:
         sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
 
 
-def _on_import(name: str, module: "ModuleType") -> None:
+def _on_import(hooks_file: str, name: str, module: "ModuleType") -> None:
     try:
         ours = sys.modules.get("perfscope")
         if ours is not None and getattr(ours, "DISTRIBUTION", None) != "perfscope-toolkit":
@@ -60,20 +60,23 @@ def _on_import(name: str, module: "ModuleType") -> None:
         from perfscope.hooks.start import patch
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
         return _say(repr(error))
-    return patch(name, module, _HERE)
+    return patch(hooks_file, name, module, _HERE)
 
 
 def _install() -> None:
     configured = os.path.exists(os.path.join(_HERE, "config.json")) or "PYTHON_PERFSCOPE" in os.environ
     if not configured or "_perfscope_imports" in sys.modules:
         return
-    hooks = os.path.dirname(_locations()[1])
+    package, hooks = (os.path.dirname(file) for file in _locations())
+    frameworks_file = os.path.join(package, "frameworks.py")
     imports_file = os.path.join(hooks, "reach", "imports.py")
     if not os.path.exists(imports_file):
         return  # a node without our files: the launcher names the ranks that never reported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded; Kineto logs every start otherwise
     imports = _load("_perfscope_imports", imports_file, None)
-    sys.meta_path.insert(0, imports.PostImportFinder(imports.WATCHED, _on_import))
+    watched = _load("_perfscope_frameworks", frameworks_file, None).WATCHED
+    finder = imports.PostImportFinder(watched, lambda name, module: _on_import(watched[name], name, module))
+    sys.meta_path.insert(0, finder)
 
 
 def _run_shadowed() -> None:

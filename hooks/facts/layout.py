@@ -1,13 +1,19 @@
-"""Where this rank stands among data-, tensor-, pipeline- and context-parallel groups, put together from what uses them.
+"""This rank's position among data-, tensor-, pipeline- and context-parallel groups, put together from what uses them.
 
-A framework that tells its whole layout is believed. Else a mesh whose named dimensions span all ranks does; else each
-wrapper tells the axis that it works on, and the axes that nothing uses have one place where the others span all ranks.
+A framework that states its complete layout is believed. Else a mesh whose named dimensions span all ranks is; else each
+wrapper reports the axis that it works on, and an unused axis has size 1 where the used ones span all ranks.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    #: ``coordinates`` and ``sizes``, each by axis.
+    LayoutDocument: TypeAlias = dict[str, dict[str, int]]
 
 #: What people call the dimensions of a mesh, by the axis that they are.
 _NAMES = {
@@ -39,29 +45,31 @@ _ALWAYS = ("dp", "pp", "tp")
 
 
 class Layout:
-    """One rank's place.
-
-    Attributes:
-        whole: True once a framework told all of it.
-    """
+    """One rank's position."""
 
     def __init__(self) -> None:
-        self.whole = False
+        self._framework: LayoutDocument | None = None
         self._spanning: dict[str, tuple[int, int]] = {}
         self._axes: dict[str, tuple[int, int]] = {}
 
-    def learn_axis(self, axis: str, index: int, size: int) -> None:
+    def set_framework_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
+        """A framework states all of it: nothing else counts from now on."""
+        self._framework = {"coordinates": coordinates, "sizes": sizes}
+
+    def set_axis(self, axis: str, index: int, size: int) -> None:
         """A wrapper works on one axis: this rank's index among how many."""
         self._axes[axis] = (index, size)
 
-    def learn_mesh(self, mesh: Any, world_size: int) -> None:
-        """A mesh was made; it tells the layout where its dimensions have names that are known and span all ranks."""
-        axes = mesh_axes(mesh)
+    def set_mesh(self, mesh: Any, world_size: int) -> None:
+        """A mesh was made; it is the layout where its dimensions have names that are known and span all ranks."""
+        axes = {} if self._framework is not None else mesh_axes(mesh)
         if axes and math.prod(size for _, size in axes.values()) == world_size:
             self._spanning = axes
 
-    def document(self, world_size: int) -> dict[str, Any] | None:
+    def document(self, world_size: int) -> LayoutDocument | None:
         """What is to be written; None where nothing is known."""
+        if self._framework is not None:
+            return self._framework
         axes = self._spanning or self._axes
         if not axes:
             return None
@@ -82,6 +90,6 @@ def mesh_axes(mesh: Any) -> dict[str, tuple[int, int]]:
     axes: dict[str, tuple[int, int]] = {}
     for dimension, name in enumerate(names):
         index, size = axes.get(_NAMES[name], (0, 1))
-        own = mesh.size(dimension)
-        axes[_NAMES[name]] = (index * own + int(coordinate[dimension]), size * own)
+        length = mesh.size(dimension)
+        axes[_NAMES[name]] = (index * length + int(coordinate[dimension]), size * length)
     return axes

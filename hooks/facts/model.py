@@ -1,4 +1,4 @@
-"""What a module says of its own size: the facts that its operations are computed from.
+"""What a module says of its own size: the facts from which its operations are computed.
 
 Nothing is run and no device is waited for: only shapes, types and attributes are read. Names that differ by a number
 alone are one entry, so that a model of a thousand tensors makes a record of some dozen lines.
@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_facts
-from perfscope.hooks.facts.sharding import flat_parameters, stands_for, tensor_rank, unflattened, whole_shape
+from perfscope.hooks.facts.sharding import (
+    flat_parameters,
+    is_counted_by,
+    replica_shape,
+    tensor_rank,
+    unflattened_parameters,
+)
 from perfscope.wire import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
@@ -24,7 +30,7 @@ _LONGEST_LIST = 256
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 #: Where frameworks keep what a model was built from.
 _CONFIGS = ("config", "model_config", "model_args", "args")
-_16_BIT_AND_OTHERS = {
+_DTYPE_NAMES = {
     "torch.bfloat16": "bf16",
     "torch.float16": "fp16",
     "torch.float32": "fp32",
@@ -36,7 +42,7 @@ def describe_model(
     torch: Any,
     *parts: Any,
     compute_dtype: str | None = None,
-    stated: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> ModelRecord:
     """Describe a module that is trained.
 
@@ -45,7 +51,7 @@ def describe_model(
         parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
             several parts of one model.
         compute_dtype: The type that autocast computed its forward pass in; None where it was off.
-        stated: What the framework was told about the model; it goes before what the module says.
+        config: What the framework was configured with for the model; it goes before what the module says.
     """
     weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
     module = _unwrapped(parts[0])
@@ -55,7 +61,7 @@ def describe_model(
         weights=weights,
         module=_class_name(module),
         config=redact_facts(
-            {**_config(module), **{key: value for key, value in (stated or {}).items() if _is_plain(value)}}
+            {**_config(module), **{key: value for key, value in (config or {}).items() if _is_plain(value)}}
         ),
         dtype=_widest_dtype(weights),
         compute_dtype=compute_dtype or _tf32(torch, weights),
@@ -66,7 +72,7 @@ def describe_model(
 def _unwrapped(module: Any) -> Any:
     """The model inside wrappers that hold nothing but it."""
     for _ in range(8):
-        inner = next((found for name in _WRAPPED if (found := module._modules.get(name)) is not None), None)
+        inner = next((child for name in _WRAPPED if (child := module._modules.get(name)) is not None), None)
         if inner is None or len(module._modules) != 1:
             return module
         module = inner
@@ -76,10 +82,10 @@ def _unwrapped(module: Any) -> Any:
 def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
     """Each parameter with its name and the class of the module that owns it."""
     flat = list(flat_parameters(wrapped))
-    for one in flat:
-        owner = "Embedding" if isinstance(one.owner, torch.nn.Embedding) else _class_name(one.owner)
-        yield one.name, owner, one
-    if flat and not any(True for _ in unflattened(wrapped)):
+    for part in flat:
+        owner = "Embedding" if isinstance(part.owner, torch.nn.Embedding) else _class_name(part.owner)
+        yield part.name, owner, part
+    if flat and not any(True for _ in unflattened_parameters(wrapped)):
         return
     module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
@@ -90,8 +96,8 @@ def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
             if parameter is not None and (is_table or id(parameter) not in owners):
                 owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
     rank = tensor_rank(module.parameters())
-    for name, parameter in unflattened(module) if flat else module.named_parameters():
-        if stands_for(parameter, rank):
+    for name, parameter in unflattened_parameters(module) if flat else module.named_parameters():
+        if is_counted_by(parameter, rank):
             yield name, owners.get(id(parameter), ""), parameter
 
 
@@ -102,11 +108,11 @@ def _class_name(module: Any) -> str:
     return str((bases[1] if is_sharded else type(module)).__name__)
 
 
-def _grouped(found: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
+def _grouped(named_weights: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
     counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
-    for name, owner, parameter in found:
-        dtype = _16_BIT_AND_OTHERS.get(str(parameter.dtype), str(parameter.dtype))
-        key = (_NUMBER.sub("*", name), owner, whole_shape(parameter), dtype, bool(parameter.requires_grad))
+    for name, owner, parameter in named_weights:
+        dtype = _DTYPE_NAMES.get(str(parameter.dtype), str(parameter.dtype))
+        key = (_NUMBER.sub("*", name), owner, replica_shape(parameter), dtype, bool(parameter.requires_grad))
         counts[key] = counts.get(key, 0) + 1
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
 
@@ -118,21 +124,21 @@ def _product(shape: tuple[int, ...]) -> int:
 def _config(module: Any) -> dict[str, Any]:
     """The plain values of the object that the model was built from; empty where it has none."""
     for name in _CONFIGS:
-        held = getattr(module, name, None)
-        if held is None or isinstance(held, _PLAIN):
+        config = getattr(module, name, None)
+        if config is None or isinstance(config, _PLAIN):
             continue
-        to_dict = getattr(held, "to_dict", None)
-        values = to_dict() if callable(to_dict) else held if isinstance(held, dict) else _attributes(held)
+        to_dict = getattr(config, "to_dict", None)
+        values = to_dict() if callable(to_dict) else config if isinstance(config, dict) else _attributes(config)
         return {str(key): value for key, value in values.items() if _is_plain(value)}
     return {}
 
 
-def _attributes(held: Any) -> dict[str, Any]:
-    names = getattr(held, "__dict__", None) or dict.fromkeys(getattr(type(held), "__slots__", ()))
-    return {name: getattr(held, name, None) for name in names if not name.startswith("_")}
+def _attributes(config: Any) -> dict[str, Any]:
+    names = getattr(config, "__dict__", None) or dict.fromkeys(getattr(type(config), "__slots__", ()))
+    return {name: getattr(config, name, None) for name in names if not name.startswith("_")}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value is a number, a short text or a short list of them: a config may hold paths, secrets never."""
     if isinstance(value, (list, tuple)):
         return len(value) <= _LONGEST_LIST and all(isinstance(item, (int, float, bool)) for item in value)
@@ -150,12 +156,12 @@ def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
 
 
 def autocast_dtype(torch: Any) -> str | None:
-    """The type that autocast is computing in right now; None where it is off or cannot be asked."""
+    """The type that autocast is computing in right now; None where it is off or unknown."""
     for device in ("cuda", "cpu"):
         try:
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device))
-                return _16_BIT_AND_OTHERS.get(dtype, dtype)
+                return _DTYPE_NAMES.get(dtype, dtype)
         except (AttributeError, RuntimeError, TypeError):
             return None
     return None

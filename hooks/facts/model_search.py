@@ -1,7 +1,7 @@
 """Finds the model of a script that no framework wraps: the modules that hold what the optimizer steps.
 
 A parameter does not know its module, so the interpreter's objects are looked through, once, after the first step; that
-takes some tens of milliseconds, in a step that no median counts. Nothing is kept but weak references.
+takes some tens of milliseconds, in a step that no median counts. Nocandidate is kept but weak references.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.nested_optimizers import compiling
+from perfscope.hooks.introspection import is_compiling, subclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
-    Call = Callable[[tuple[Any, ...], dict[str, Any]], None]
+    ModelCall: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
-_MOST = 0.5
+#: A module that holds fewer of the optimizer's parameters is not the model.
+_SMALLEST_SHARE = 0.5
 _COMPILED = "OptimizedModule"
-_inside_model = threading.local()
+_thread = threading.local()
 
 
 def find_model(torch: Any, optimizer: Any) -> list[Any]:
-    """The modules that hold all that the best of them holds of an optimizer's parameters, the outermost first.
+    """The modules that hold as many of an optimizer's parameters as any module does, the outermost first.
 
-    A wrapper and the model inside it hold the same, so both are there. Empty where no module holds most of them.
+    A wrapper and the model inside it hold the same ones, so both are there. Empty where no module holds half of them.
     """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    # The class is asked, not the object: a lazy proxy would wake up.
-    classes = set(_subclasses(torch.nn.Module))
-    modules = [each for each in gc.get_objects() if type(each) in classes and "_modules" in vars(each)]
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    # The class is looked up, not asked of the object: a lazy proxy would wake up.
+    classes = {torch.nn.Module, *subclasses(torch.nn.Module)}
+    modules = [
+        candidate for candidate in gc.get_objects() if type(candidate) in classes and "_modules" in vars(candidate)
+    ]
     children = {id(child) for module in modules for child in module._modules.values()}
-    roots = [module for module in modules if id(module) not in children]
-    held_by = [(_held(root, held), root) for root in roots]
-    most, root = max(held_by, key=lambda pair: pair[0], default=(0, None))
-    if root is None or most < _MOST * len(held) or not held:
+    counts = [(_count(module, parameters), module) for module in modules if id(module) not in children]
+    largest, root = max(counts, key=lambda pair: pair[0], default=(0, None))
+    if root is None or largest < _SMALLEST_SHARE * len(parameters) or not parameters:
         return []
     chain = [root]
     while True:
-        inner = [child for child in chain[-1]._modules.values() if child is not None and _held(child, held) == most]
+        inner = [
+            child for child in chain[-1]._modules.values() if child is not None and _count(child, parameters) == largest
+        ]
         if len(inner) != 1:
             return chain
         chain += inner
 
 
-def _subclasses(parent: Any) -> Iterator[Any]:
-    yield parent
-    for child in parent.__subclasses__():
-        yield from _subclasses(child)
+def _count(module: Any, parameters: set[int]) -> int:
+    """How many of the parameters, by their ids, a module holds."""
+    return sum(id(parameter) in parameters for parameter in module.parameters())
 
 
-def _held(module: Any, held: set[int]) -> int:
-    return sum(id(parameter) in held for parameter in module.parameters())
-
-
-def report_calls(torch: Any, chain: Sequence[Any], call: Call) -> bool:
+def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall) -> bool:
     """Report each call of a model while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
@@ -70,7 +70,7 @@ def report_calls(torch: Any, chain: Sequence[Any], call: Call) -> bool:
     watched = chain[: outside[0] + 1] if outside else chain
     references = [weakref.ref(module) for module in watched]
     for owner in {type(module) for module in watched}:
-        _wrap_calls(owner, references, call)
+        _wrap_calls(owner, references, on_call)
     return True
 
 
@@ -79,19 +79,19 @@ def _has_compiled(torch: Any) -> bool:
     return bool(counters and counters.get("frames", {}).get("total", 0))
 
 
-def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], call: Call) -> None:
+def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: ModelCall) -> None:
     original = owner.__call__
 
     @functools.wraps(original)
     def reporting_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiling() or getattr(_inside_model, "yes", False) or not any(self is known() for known in references):
+        if is_compiling() or getattr(_thread, "is_in_model", False) or not any(self is model() for model in references):
             return original(self, *args, **kwargs)
         if self.training:
-            call(args, kwargs)
-        _inside_model.yes = True
+            on_call(args, kwargs)
+        _thread.is_in_model = True
         try:
             return original(self, *args, **kwargs)
         finally:
-            _inside_model.yes = False
+            _thread.is_in_model = False
 
     owner.__call__ = reporting_call

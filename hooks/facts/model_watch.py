@@ -1,4 +1,4 @@
-"""What is known of the model that is trained: which one it is, what it computes in, whether it is recomputed."""
+"""The model that is trained: which module it is, what type it computes in, and whether it is recomputed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfscope.hooks.facts.model_search import find_model, report_calls
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.hooks.facts.model_search import Call
+    from perfscope.hooks.facts.model_search import ModelCall
     from perfscope.wire import ModelRecord
 
 
@@ -32,47 +32,47 @@ class ModelWatch:
     def __init__(self) -> None:
         self.uncounted = ""
         self._parts: tuple[weakref.ref[Any], ...] = ()
-        self._stated: dict[str, Any] = {}
-        self._optimizer: weakref.ref[Any] | None = None
+        self._config: dict[str, Any] = {}
+        self._optimizer: weakref.ref[object] | None = None
         self._compute_dtype: str | None = None
         self._is_recomputed = False
         self._zero_stage: int | None = None
 
-    def trains(self, parts: Sequence[Any], stated: dict[str, Any], zero_stage: int | None) -> None:
-        """A framework trains a module, or several parts of one on this rank; the first is the model."""
+    def set_parts(self, parts: Sequence[Any], config: dict[str, Any], zero_stage: int | None) -> None:
+        """A framework trains a module, or several parts of one on this rank; the first report is of the model."""
         if not self._parts:
             self._parts = tuple(weakref.ref(part) for part in parts)
-            self._stated = stated
+            self._config = config
             self._zero_stage = zero_stage
 
-    def holds(self, part: Any) -> None:
+    def add_part(self, part: Any) -> None:
         """This rank holds one more part of the model."""
         self._parts = (*self._parts, weakref.ref(part))
 
-    def steps(self, optimizer: Any) -> None:
-        """An optimizer steps; the first one's parameters are those of the model where no framework tells it."""
+    def on_optimizer_step(self, optimizer: object) -> None:
+        """An optimizer steps; the first one's parameters are the model's where no framework names the model."""
         if self._optimizer is None:
             self._optimizer = weakref.ref(optimizer)
 
-    def is_recomputed(self) -> None:
+    def on_recompute(self) -> None:
         """A part of the model runs so that its activations are recomputed."""
         self._is_recomputed = True
 
-    def computes(self) -> bool:
-        """The model is about to run; whether the type that it computes in became known by that."""
+    def on_forward(self) -> bool:
+        """The model is about to run; True where the type that it computes in became known by that."""
         if self._compute_dtype is None:
             self._compute_dtype = autocast_dtype(sys.modules["torch"])
             return self._compute_dtype is not None
         return False
 
-    def record(self, call: Call) -> ModelRecord | None:
-        """Describe the model; one that no framework told is looked for, and its calls are reported from then on."""
+    def record(self, on_call: ModelCall) -> ModelRecord | None:
+        """Describe the model; one that no framework names is searched for, and its calls are reported from then on."""
         if not self._parts:
-            self._find(call)
+            self._search(on_call)
         parts = [part for reference in self._parts if (part := reference()) is not None]
         if not parts:
             return None
-        described = describe_model(sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, stated=self._stated)
+        described = describe_model(sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, config=self._config)
         optimizer = self._optimizer() if self._optimizer else None
         return replace(
             described,
@@ -81,17 +81,17 @@ class ModelWatch:
             optimizer=None if optimizer is None else type(optimizer).__name__,
         )
 
-    def _find(self, call: Call) -> None:
+    def _search(self, on_call: ModelCall) -> None:
         optimizer = self._optimizer() if self._optimizer else None
         chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, call):
+        if not report_calls(sys.modules["torch"], chain, on_call):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
 
 
 def _is_sharded(parts: Sequence[Any]) -> bool:
     """Whether PyTorch's FSDP, of either kind, shards a part of the model."""
     classes = {type(module) for part in parts for module in part.modules()}
-    return any(base.__name__ in _SHARDED_BY for each in classes for base in each.__mro__)
+    return any(base.__name__ in _SHARDED_BY for module_class in classes for base in module_class.__mro__)

@@ -17,13 +17,13 @@ _FSDP1 = "_fsdp_wrapped_module."
 _tensor_meshes: list[Any] = []
 
 
-def splits_tensors(mesh: Any) -> None:
+def add_tensor_mesh(mesh: Any) -> None:
     """Remember a mesh of one dimension that tensor parallelism uses."""
     if not mesh.mesh_dim_names and mesh not in _tensor_meshes:
         _tensor_meshes.append(mesh)
 
 
-def whole_shape(parameter: Any) -> tuple[int, ...]:
+def replica_shape(parameter: Any) -> tuple[int, ...]:
     """The shape over data-parallel shards: ZeRO stage 3 keeps it beside an empty tensor, a DTensor is that large."""
     shape = [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
     for dimension, parts in _tensor_splits(parameter):
@@ -32,22 +32,23 @@ def whole_shape(parameter: Any) -> tuple[int, ...]:
 
 
 def tensor_rank(parameters: Iterable[Any]) -> int:
-    """This rank's place among those that the model's tensors are split over; 0 where none of them is."""
-    return max((place for one in parameters if (place := _place_of_split(one)) is not None), default=0)
+    """This rank's index among those that the model's tensors are split over; 0 where none of them is."""
+    indices = (_index_of_part(parameter) for parameter in parameters)
+    return max((index for index in indices if index is not None), default=0)
 
 
-def stands_for(parameter: Any, rank: int) -> bool:
+def is_counted_by(parameter: Any, rank: int) -> bool:
     """Whether the tensor-parallel ``rank`` counts a parameter: its own part, or as the first what all hold alike."""
     if getattr(parameter, "shared", False) is True:
         return False  # Megatron's copy of the embedding, on the last stage
-    return rank == 0 or _place_of_split(parameter) is not None
+    return rank == 0 or _index_of_part(parameter) is not None
 
 
-def _place_of_split(parameter: Any) -> int | None:
-    """This rank's place among the parts of a parameter; None for one that is not split."""
+def _index_of_part(parameter: Any) -> int | None:
+    """This rank's index among the parts of a parameter; None for one that is not split."""
     if getattr(parameter, "tensor_model_parallel", False) is True:
         return _megatron_rank()
-    return next((place for place, _, placement in _placements(parameter) if placement.is_shard()), None)
+    return next((index for index, _, placement in _placements(parameter) if placement.is_shard()), None)
 
 
 def _megatron_rank() -> int:
@@ -64,7 +65,7 @@ def _tensor_splits(parameter: Any) -> list[tuple[int, int]]:
 
 
 def _placements(parameter: Any) -> list[tuple[int, int, Any]]:
-    """This rank's place in each tensor-parallel dimension of a DTensor's mesh, its size, and how the tensor lies."""
+    """This rank's index in each tensor-parallel dimension of a DTensor's mesh, its size, and how the tensor lies."""
     mesh: Any = getattr(parameter, "device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None) or (("tp",) if mesh is not None and mesh in _tensor_meshes else ())
     return [
@@ -107,8 +108,8 @@ def _flattened(flat: Any) -> Iterable[tuple[Any, str, Any]]:
     return zip(flat._param_infos, flat._fqns, flat._shapes, strict=True)
 
 
-def unflattened(module: Any) -> Iterator[tuple[str, Any]]:
+def unflattened_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """The parameters beside the flat ones."""
     flat = [part._handle.flat_param for part in module.modules() if getattr(part, "_handle", None) is not None]
-    inside = {id(one) for one in flat} | {id(one) for whole in flat for one in (whole._params or ())}
-    return ((name, one) for name, one in module.named_parameters() if id(one) not in inside)
+    pieces = {id(piece) for parameter in flat for piece in (parameter, *(parameter._params or ()))}
+    return ((name, parameter) for name, parameter in module.named_parameters() if id(parameter) not in pieces)

@@ -1,4 +1,4 @@
-"""What is known of a step besides its time: what went in, what the framework states, how much memory it took."""
+"""What is known of a step besides its time: what went in, and what the framework states."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Token ids have a dimension of samples and one of positions.
+_DIMENSIONS_OF_IDS = 2
+
 
 @dataclass(frozen=True)
-class Stated:
-    """What the framework itself says of a step; None is what it does not say.
+class StatedStep:
+    """What the framework itself states of a step; None is what it does not state.
 
     Attributes:
         skipped: It counted the step without updating the weights.
@@ -43,7 +46,7 @@ class Work:
         batch = _first_tensor(value, sys.modules["torch"].Tensor, depth=2)
         if batch is not None and batch.dim() > 0:
             self.samples += batch.shape[0]
-            if batch.dim() == 2 and not batch.is_floating_point():  # noqa: PLR2004 - samples x positions
+            if batch.dim() == _DIMENSIONS_OF_IDS and not batch.is_floating_point():
                 self.tokens += batch.numel()
 
 
@@ -54,45 +57,45 @@ class StepFacts:
     Attributes:
         micro_batches: Forward passes of a wrapped model.
         forwards: What went into them.
-        whole: What a pipeline was given to cut into micro-batches.
+        pipelined: What entered a pipeline, to be cut into micro-batches.
         loaded: What data loaders handed out.
         passes: The micro-batches that a pipeline ran forward.
         data_wait_ns: Time spent waiting for data loaders.
-        loader_seen: A data loader was used at all.
+        has_loader: A data loader was used.
         optimizer_steps: Outermost optimizer steps.
     """
 
     micro_batches: int = 0
     forwards: Work = field(default_factory=Work)
-    whole: Work = field(default_factory=Work)
+    pipelined: Work = field(default_factory=Work)
     loaded: Work = field(default_factory=Work)
     passes: set[int] = field(default_factory=set)
     data_wait_ns: int = 0
-    loader_seen: bool = False
+    has_loader: bool = False
     optimizer_steps: int = 0
 
     @property
     def work(self) -> Work:
-        """The work of the step by whoever saw it best."""
-        return next((work for work in (self.whole, self.forwards, self.loaded) if work.samples), self.loaded)
+        """The work of the step by the most exact count of it."""
+        return next((work for work in (self.pipelined, self.forwards, self.loaded) if work.samples), self.loaded)
 
     def add_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""
         self.micro_batches += 1
         self.forwards.add((kwargs.get("input_ids"), args, kwargs))
 
-    def add_whole_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a batch that a pipeline is given; its middle stages are given none."""
-        self.whole.add((args, kwargs))
+    def add_pipeline_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a batch that a pipeline cuts; its middle stages receive none."""
+        self.pipelined.add((args, kwargs))
 
-    def add_pass(self, kind: str, number: int) -> None:
+    def add_pass(self, kind: str, microbatch: int) -> None:
         """Count a micro-batch of a pipeline by its forward pass."""
         if kind == "F":
-            self.passes.add(number)
+            self.passes.add(microbatch)
 
     def add_batch(self, batch: Any, wait_ns: int) -> None:
         """Count one batch of a data loader."""
-        self.loader_seen = True
+        self.has_loader = True
         self.data_wait_ns += wait_ns
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self.loaded.add((ids, batch))
@@ -105,7 +108,7 @@ def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
         return None
     values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
     for inner in values:
-        found = _first_tensor(inner, tensor, depth - 1)
-        if found is not None:
-            return found
+        first = _first_tensor(inner, tensor, depth - 1)
+        if first is not None:
+            return first
     return None

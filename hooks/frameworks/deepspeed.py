@@ -1,4 +1,4 @@
-"""Wrappers around DeepSpeed's engines: they, and never the optimizer inside, say when a step completed.
+"""Hooks around DeepSpeed's engines: they, and never the optimizer inside, say when a step completed.
 
 ZeRO stage 3 steps its inner optimizer once for each sub-group, and gradient accumulation calls ``engine.step()`` once
 for each micro-batch, so a step is what moves ``engine.global_steps``.
@@ -6,118 +6,103 @@ for each micro-batch, so a step is what moves ``engine.global_steps``.
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.frameworks.wrapping import whole_number, wrap_entries, wrap_functions, wrap_saves
 from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.introspection import is_grad_enabled, subclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
-
-_UNKNOWN = (None, None)
+    from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.saves import SaveTimer
 
 
 def patch_engine(module: ModuleType, capture: Capture) -> None:
     """Count the steps of DeepSpeedEngine."""
-    engine_class = module.DeepSpeedEngine
-    construct, forward, step = engine_class.__init__, engine_class.forward, engine_class.step
 
-    @functools.wraps(construct)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
         capture.arm("deepspeed")
-        construct(self, *args, **kwargs)
-        capture.tell(lambda told: told.trains(self.module, zero_stage=_whole(self.zero_optimization_stage())))
-        capture.tell(lambda told: _tell_groups(told, self))
+        yield
+        capture.set_model(engine.module, zero_stage=whole_number(engine.zero_optimization_stage()))
+        _report_groups(capture, engine)
 
-    @functools.wraps(forward)
-    def counting_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if value_or_none(lambda: self.training):
-            capture.forward(args, kwargs)
-        return forward(self, *args, **kwargs)
+    def forward(engine: Any, *args: Any, **kwargs: Any) -> RunningHook:
+        if value_or_none(lambda: engine.training):
+            capture.on_forward(args, kwargs)
+        yield
 
-    @functools.wraps(step)
-    def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = value_or_none(lambda: _counters(self)) or _UNKNOWN
-        result = step(self, *args, **kwargs)
-        after = value_or_none(lambda: _counters(self)) or _UNKNOWN
-        if after[0] != before[0]:
-            capture.boundary(
+    def step(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        steps, skipped_steps = _counters(engine)
+        yield
+        if _counters(engine)[0] != steps:
+            capture.on_step_end(
                 "deepspeed",
-                self,
-                skipped=after[1] != before[1],
-                global_samples=value_or_none(lambda: _whole(self.train_batch_size())),
-                loss_scale=value_or_none(lambda: _loss_scale(self)),
+                engine,
+                skipped=_counters(engine)[1] != skipped_steps,
+                global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
+                loss_scale=value_or_none(lambda: _loss_scale(engine)),
             )
-        return result
 
-    engine_class.__init__ = init
-    engine_class.forward = counting_forward
-    engine_class.step = reporting_step
+    wrap_functions(module.DeepSpeedEngine, capture, {"__init__": init, "forward": forward, "step": step})
 
 
-def _tell_groups(capture: Capture, engine: Any) -> None:
-    """Tell the groups of an engine without stages: its replicas, and tensor parallelism that somebody else does."""
+def _report_groups(capture: Capture, engine: Any) -> None:
+    """Report the groups of an engine without stages: its replicas, and tensor parallelism that the script does."""
     group = getattr(engine, "data_parallel_group", None)
     if group is not None:
-        capture.axis("dp", group.rank(), group.size())
-    tensor_ranks = _whole(getattr(engine, "mp_world_size", None)) or 1
-    ask = getattr(getattr(engine, "mpu", None), "get_model_parallel_rank", None)
-    if tensor_ranks > 1 and ask is not None:
-        capture.axis("tp", int(ask()), tensor_ranks)
+        capture.set_axis("dp", group.rank(), group.size())
+    tensor_ranks = whole_number(getattr(engine, "mp_world_size", None)) or 1
+    find_rank = getattr(getattr(engine, "mpu", None), "get_model_parallel_rank", None)
+    if tensor_ranks > 1 and find_rank is not None:
+        capture.set_axis("tp", int(find_rank()), tensor_ranks)
 
 
 def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     """Count the steps of PipelineEngine, whose ``train_batch`` is one step of all its micro-batches."""
-    engine_class = module.PipelineEngine
-    construct, train_batch = engine_class.__init__, engine_class.train_batch
 
-    @functools.wraps(construct)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
         capture.arm("deepspeed_pipeline")
-        construct(self, *args, **kwargs)
-        capture.tell(lambda told: told.coordinates(_coordinates(self)))
+        yield
+        capture.set_layout(*_layout(engine.grid))
 
-    @functools.wraps(train_batch)
-    def reporting_train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        capture.step_begins()
-        before = value_or_none(lambda: _counters(self)) or _UNKNOWN
-        result = train_batch(self, *args, **kwargs)
-        capture.boundary(
+    def train_batch(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        capture.on_step_begin()
+        _, skipped_steps = _counters(engine)
+        yield
+        capture.on_step_end(
             "deepspeed_pipeline",
-            self,
-            skipped=value_or_none(lambda: _counters(self)[1] != before[1]),
-            global_samples=value_or_none(lambda: _whole(self.train_batch_size())),
-            micro_batches=value_or_none(lambda: _whole(self.micro_batches)),
-            loss_scale=value_or_none(lambda: _loss_scale(self)),
+            engine,
+            skipped=_counters(engine)[1] != skipped_steps,
+            global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
+            micro_batches=value_or_none(lambda: whole_number(engine.micro_batches)),
+            loss_scale=value_or_none(lambda: _loss_scale(engine)),
         )
-        return result
 
-    engine_class.__init__ = init
-    engine_class.train_batch = reporting_train_batch
+    wrap_functions(module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch})
 
 
-def _counters(engine: Any) -> tuple[Any, Any]:
+def _counters(engine: Any) -> tuple[object, object]:
     """Steps and skipped steps so far, where this version counts them by these names."""
     return getattr(engine, "global_steps", None), getattr(engine, "skipped_steps", None)
 
 
-def _coordinates(engine: Any) -> dict[str, Any]:
-    grid = engine.grid
-    return {
-        "coordinates": {
-            "dp": grid.get_data_parallel_rank(),
-            "pp": grid.get_pipe_parallel_rank(),
-            "tp": grid.get_slice_parallel_rank(),
-        },
-        "sizes": {
-            "dp": grid.get_data_parallel_world_size(),
-            "pp": grid.get_pipe_parallel_world_size(),
-            "tp": grid.get_slice_parallel_world_size(),
-        },
+def _layout(grid: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """This rank's coordinates and the sizes of its groups."""
+    coordinates = {
+        "dp": grid.get_data_parallel_rank(),
+        "pp": grid.get_pipe_parallel_rank(),
+        "tp": grid.get_slice_parallel_rank(),
     }
+    sizes = {
+        "dp": grid.get_data_parallel_world_size(),
+        "pp": grid.get_pipe_parallel_world_size(),
+        "tp": grid.get_slice_parallel_world_size(),
+    }
+    return coordinates, sizes
 
 
 def _loss_scale(engine: Any) -> float | None:
@@ -126,11 +111,77 @@ def _loss_scale(engine: Any) -> float | None:
     return float(scale) if isinstance(scale, (int, float)) else None
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+def patch_instructions(module: ModuleType, capture: Capture) -> None:
+    """Time the passes of PipelineEngine.
+
+    Its instructions are looked up in a dictionary of plain functions, so patching the methods would change nothing. A
+    buffer is used again for later micro-batches; their number is counted from the beginning of ``train_batch``.
+    """
+    counts: Counter[tuple[int, str]] = Counter()
+
+    def train_batch(_engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        counts.clear()
+        yield
+
+    def time_pass(kind: str, engine: Any) -> RunningHook:
+        if not is_grad_enabled():
+            return
+        microbatch = counts[id(engine), kind]
+        counts[id(engine), kind] += 1
+        timed_pass = capture.on_pass_begin(
+            kind,
+            microbatch=microbatch,
+            stage=engine.stage_id,
+            stages=engine.num_stages,
+            device=engine.stage_id,
+            devices=engine.num_stages,
+        )
+        try:
+            yield
+        finally:
+            capture.on_pass_end(timed_pass)
+
+    def forward(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        return time_pass("F", engine)
+
+    def backward(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        return time_pass("B", engine)
+
+    engine_class, schedule = module.PipelineEngine, module.schedule
+    hooks = {schedule.ForwardPass: forward, schedule.BackwardPass: backward}
+    wrap_functions(engine_class, capture, {"train_batch": train_batch})
+    for owner in (engine_class, *subclasses(engine_class)):
+        if "_INSTRUCTION_MAP" in vars(owner):
+            wrap_entries(owner._INSTRUCTION_MAP, capture, hooks)
 
 
-PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
-    "deepspeed.runtime.engine": [("counting DeepSpeed steps", patch_engine)],
-    "deepspeed.runtime.pipe.engine": [("counting DeepSpeed pipeline steps", patch_pipeline_engine)],
+def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
+    """Time ``DeepSpeedEngine.save_checkpoint``; its checkpoint engine may write beside training."""
+
+    def save_checkpoint(timer: SaveTimer, engine: Any, *args: Any, **kwargs: Any) -> RunningHook:
+        path = kwargs.get("save_dir", args[0] if args else None)
+        writer: Any = getattr(engine, "checkpoint_engine", None)
+        is_decoupled = value_or_none(lambda: bool(writer.is_decoupled())) or False
+        with timer.saving("deepspeed", path, is_asynchronous=is_decoupled):
+            if type(writer).__name__ == "TorchCheckpointEngine":
+                timer.on_write(0)  # it writes with torch.save alone, and some ranks write nothing
+            yield
+
+    def commit(timer: SaveTimer, *_args: Any, **_kwargs: Any) -> RunningHook:
+        return timer.waiting_for("deepspeed", lambda: True)
+
+    wrap_saves(module.DeepSpeedEngine, capture, {"save_checkpoint": save_checkpoint})
+    if hasattr(module.DeepSpeedEngine, "_commit_decoupled_checkpoint"):
+        wrap_saves(module.DeepSpeedEngine, capture, {"_commit_decoupled_checkpoint": commit})
+
+
+PATCHES: Patches = {
+    "deepspeed.runtime.engine": {
+        "counting DeepSpeed steps": patch_engine,
+        "timing DeepSpeed's checkpoint saves": patch_save_checkpoint,
+    },
+    "deepspeed.runtime.pipe.engine": {
+        "counting DeepSpeed pipeline steps": patch_pipeline_engine,
+        "timing micro-batches of DeepSpeed's pipelines": patch_instructions,
+    },
 }

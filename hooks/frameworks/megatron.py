@@ -1,4 +1,4 @@
-"""Wrappers around Megatron-LM's training loop and around the parts of Megatron-core that any loop uses.
+"""Hooks around Megatron-LM's training loop and around the parts of Megatron-core that any loop uses.
 
 ``train()`` looks ``train_step`` up among its module's globals at each call, so that replacing the global is enough, for
 ``pretrain_gpt.py`` and every other script. A loop of one's own that uses Megatron-core alone has its optimizers: one
@@ -7,20 +7,20 @@ that chains others, or that keeps weights in two types, is one object with one `
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.arguments import argument
-from perfscope.hooks.frameworks.nested_optimizers import wrap_outermost
+from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
+from perfscope.hooks.frameworks.wrapping import argument, whole_number, wrap_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
+    from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
 #: The arguments that the model's dimensions and its batches follow from, by Megatron's own names.
-_STATED = (
+_MODEL_ARGUMENTS = (
     "add_bias_linear",
     "bf16",
     "ffn_hidden_size",
@@ -59,84 +59,72 @@ _STATED = (
     "v_head_dim",
     "vocab_size",
 )
-_SHOULD_EXIT = 3  # its place in what train_step returns, in versions that return it
-_PLACES_WITH_EXIT = 7
+#: Where ``train_step`` returns at least so many values, this one says that training exits before the update.
+_VALUES_WITH_EXIT, _SHOULD_EXIT = 7, 3
 
 
 def patch_training(module: ModuleType, capture: Capture) -> None:
     """Count the steps of ``train_step``, which is one step of all its micro-batches."""
     original = module.train_step
 
-    @functools.wraps(original)
-    def train_step(*args: Any, **kwargs: Any) -> Any:
-        capture.tell(lambda told: _before(told, module, argument(original, "model", args, kwargs)))
-        result = original(*args, **kwargs)
-        capture.tell(lambda told: _after(told, module, result))
-        return result
+    def train_step(*args: Any, **kwargs: Any) -> RunningHook:
+        capture.arm("megatron")
+        capture.on_step_begin()
+        model = argument(original, "model", args, kwargs)
+        if model:
+            parts = model if isinstance(model, (list, tuple)) else [model]
+            capture.set_model(*parts, config=_model_arguments(module))
+        result = yield
+        if not _exits_before_update(result):
+            capture.on_step_end("megatron", module, **_step_facts(module, result))
 
-    module.train_step = train_step  # type: ignore[attr-defined]
-
-
-def _before(capture: Capture, module: Any, model: Any) -> None:
-    capture.arm("megatron")
-    capture.step_begins()
-    if model:
-        parts = model if isinstance(model, (list, tuple)) else [model]
-        capture.trains(*parts, config=_stated_config(module))
+    wrap_functions(module, capture, {"train_step": train_step})
 
 
-def _after(capture: Capture, module: Any, result: Any) -> None:
-    if not _ended_without_update(result):
-        capture.boundary("megatron", module, **_facts(module, result))
+def _exits_before_update(result: Any) -> bool:
+    """Whether the rerun state machine exits before the optimizer's step."""
+    return isinstance(result, tuple) and len(result) >= _VALUES_WITH_EXIT and bool(result[_SHOULD_EXIT])
 
 
-def _ended_without_update(result: Any) -> bool:
-    """Whether the rerun state machine asks to leave before the optimizer's step."""
-    return isinstance(result, tuple) and len(result) >= _PLACES_WITH_EXIT and bool(result[_SHOULD_EXIT])
-
-
-def _facts(module: Any, result: Any) -> dict[str, Any]:
-    """What Megatron says of the step; a fact that this version keeps elsewhere is absent."""
+def _step_facts(module: Any, result: Any) -> dict[str, Any]:
+    """What Megatron states of the step, as fields of StatedStep; what this version keeps elsewhere is absent."""
     skipped = result[1] if isinstance(result, tuple) and len(result) > 1 else None
     facts: dict[str, Any] = {"skipped": bool(skipped) if isinstance(skipped, (int, bool)) else None}
-    args = _arguments(module)
-    number = getattr(module, "get_num_microbatches", lambda: None)()
-    facts["micro_batches"] = number
-    iteration = getattr(args, "curr_iteration", None)
-    if isinstance(iteration, int):
+    arguments = _arguments(module)
+    micro_batches = getattr(module, "get_num_microbatches", lambda: None)()
+    facts["micro_batches"] = micro_batches
+    iteration = whole_number(getattr(arguments, "curr_iteration", None))
+    if iteration is not None:
         facts["iteration"] = iteration + 1
-    size, replicas = getattr(args, "micro_batch_size", None), getattr(args, "data_parallel_size", None)
-    if number and size:
-        facts["samples"] = number * size
+    size, replicas = getattr(arguments, "micro_batch_size", None), getattr(arguments, "data_parallel_size", None)
+    if micro_batches and size:
+        facts["samples"] = micro_batches * size
         if replicas:
-            facts["global_samples"] = number * size * replicas
-        length = getattr(args, "seq_length", None)
+            facts["global_samples"] = micro_batches * size * replicas
+        length = getattr(arguments, "seq_length", None)
         if length:
-            facts["tokens"] = number * size * length
+            facts["tokens"] = micro_batches * size * length
     return facts
 
 
 def _arguments(module: Any) -> Any:
-    getter = getattr(module, "get_args", None)
-    return getter() if getter is not None else None
+    get_args = getattr(module, "get_args", None)
+    return get_args() if get_args is not None else None
 
 
-def _stated_config(module: Any) -> dict[str, Any]:
-    args = _arguments(module)
-    return {name: value for name in _STATED if (value := getattr(args, name, None)) is not None}
+def _model_arguments(module: Any) -> dict[str, Any]:
+    arguments = _arguments(module)
+    return {name: value for name in _MODEL_ARGUMENTS if (value := getattr(arguments, name, None)) is not None}
 
 
 def patch_parallel_state(module: ModuleType, capture: Capture) -> None:
-    """Learn this rank's place when the groups of model parallelism were made."""
-    original = module.initialize_model_parallel
+    """Learn this rank's position when the groups of model parallelism were made."""
 
-    @functools.wraps(original)
-    def initialize_model_parallel(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        capture.tell(lambda told: told.coordinates(_coordinates(module)))
-        return result
+    def initialize_model_parallel(*_args: Any, **_kwargs: Any) -> RunningHook:
+        yield
+        capture.set_layout(*_layout(module))
 
-    module.initialize_model_parallel = initialize_model_parallel  # type: ignore[attr-defined]
+    wrap_functions(module, capture, {"initialize_model_parallel": initialize_model_parallel})
 
 
 _AXES = {
@@ -148,34 +136,34 @@ _AXES = {
     "etp": "expert_tensor_parallel",
     "vp": "virtual_pipeline_model_parallel",
 }
-#: Axes that every report expects; the others are told where they are used.
+#: Axes that every report expects; the rest are written where they are used.
 _ALWAYS = ("dp", "pp", "tp")
 
 
-def _coordinates(state: Any) -> dict[str, Any]:
+def _layout(state: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """This rank's coordinates and the sizes of its groups."""
     coordinates: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for axis, name in _AXES.items():
-        size = _asked(state, f"get_{name}_world_size")
+        size = _call_getter(state, f"get_{name}_world_size")
         if size is None or (size == 1 and axis not in _ALWAYS):
             continue
         sizes[axis] = size
         if axis != "vp":
-            coordinates[axis] = _asked(state, f"get_{name}_rank") or 0
+            coordinates[axis] = _call_getter(state, f"get_{name}_rank") or 0
     if sizes.get("etp") == sizes.get("tp") and "ep" not in sizes:
         coordinates.pop("etp", None)  # without experts it says the same as tp
         sizes.pop("etp", None)
-    return {"coordinates": coordinates, "sizes": sizes}
+    return coordinates, sizes
 
 
-def _asked(state: Any, getter: str) -> int | None:
-    """What parallel_state answers; None where this version lacks the group or the run did not make it."""
-    ask = getattr(state, getter, None)
+def _call_getter(state: Any, name: str) -> int | None:
+    """What a function of parallel_state returns; None where this version or this run lacks the group."""
+    getter = getattr(state, name, None)
     try:
-        answer = ask() if ask is not None else None
+        return whole_number(getter()) if getter is not None else None
     except (AssertionError, RuntimeError):
         return None
-    return answer if isinstance(answer, int) else None
 
 
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
@@ -183,67 +171,56 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
     def report(optimizer: Any, result: Any) -> None:
         updated = result[0] if isinstance(result, tuple) and result else None
-        capture.boundary("megatron_optimizer", optimizer, skipped=not updated if isinstance(updated, bool) else None)
+        capture.on_step_end("megatron_optimizer", optimizer, skipped=not updated if isinstance(updated, bool) else None)
 
-    for name in ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer"):
-        wrap_outermost(getattr(module, name), report, before=lambda: capture.arm("megatron_optimizer"))
+    for optimizer_class in (module.MixedPrecisionOptimizer, module.FP32Optimizer, module.ChainedOptimizer):
+        wrap_outermost_step(optimizer_class, report, before=lambda: capture.arm("megatron_optimizer"))
 
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     """Learn the model, and count micro-batches and samples where they enter its first chunk."""
-    wrapper_class = module._BaseDataParallel
-    original = wrapper_class.forward
-    first: list[int] = []
+    first_chunk: list[int] = []
 
-    def report(told: Capture, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not first:
-            first.append(id(wrapper))
-        told.trains(wrapper)
-        if first[0] == id(wrapper):
-            told.forward(args, kwargs)
+    def forward(wrapper: Any, *args: Any, **kwargs: Any) -> RunningHook:
+        if wrapper.training:
+            if not first_chunk:
+                first_chunk.append(id(wrapper))
+            capture.set_model(wrapper)
+            if first_chunk[0] == id(wrapper):
+                capture.on_forward(args, kwargs)
+        yield
 
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.training:
-            capture.tell(lambda told: report(told, self, args, kwargs))
-        return original(self, *args, **kwargs)
-
-    wrapper_class.forward = forward
+    wrap_functions(module._BaseDataParallel, capture, {"forward": forward})
 
 
 def patch_timers(module: ModuleType, capture: Capture) -> None:
     """Show the timers that a run enables as ranges in the traces of open windows."""
-    timer_class = module.Timer
-    start, stop = timer_class.start, timer_class.stop
-    ranges: dict[int, Any] = {}
+    ranges: dict[int, AbstractContextManager[object]] = {}
 
-    @functools.wraps(start)
-    def marking_start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = start(self, *args, **kwargs)
-        if self.name not in _ACROSS_STEPS:
-            token = capture.range_begins(f"megatron: {self.name}")
-            if token is not None:
-                ranges[id(self)] = token
-        return result
+    def start(timer: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        yield
+        if timer.name not in _ACROSS_STEPS:
+            profiler_range = capture.begin_range(f"megatron: {timer.name}")
+            if profiler_range is not None:
+                ranges[id(timer)] = profiler_range
 
-    @functools.wraps(stop)
-    def marking_stop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = ranges.pop(id(self), None) if ranges else None
-        if token is not None:
-            capture.range_ends(token)
-        return stop(self, *args, **kwargs)
+    def stop(timer: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        profiler_range = ranges.pop(id(timer), None)
+        if profiler_range is not None:
+            capture.end_range(profiler_range)
+        yield
 
-    timer_class.start = marking_start
-    timer_class.stop = marking_stop
+    wrap_functions(module.Timer, capture, {"start": start, "stop": stop})
 
 
+#: Timers that run over the end of a step, which no range in a trace may.
 _ACROSS_STEPS = frozenset({"interval-time", "evaluate", "eval-time", "save-checkpoint"})
 
 
-PATCHES: dict[str, list[tuple[str, Callable[[ModuleType, Capture], None]]]] = {
-    "megatron.training.training": [("counting Megatron's steps", patch_training)],
-    "megatron.core.parallel_state": [("learning Megatron's groups", patch_parallel_state)],
-    "megatron.core.distributed.data_parallel_base": [("counting Megatron's micro-batches", patch_data_parallel)],
-    "megatron.core.optimizer.optimizer": [("counting steps of Megatron's optimizers", patch_optimizer)],
-    "megatron.core.timers": [("showing Megatron's timers", patch_timers)],
+PATCHES: Patches = {
+    "megatron.core.distributed.data_parallel_base": {"counting Megatron's micro-batches": patch_data_parallel},
+    "megatron.core.optimizer.optimizer": {"counting steps of Megatron's optimizers": patch_optimizer},
+    "megatron.core.parallel_state": {"learning Megatron's groups": patch_parallel_state},
+    "megatron.core.timers": {"showing Megatron's timers": patch_timers},
+    "megatron.training.training": {"counting Megatron's steps": patch_training},
 }

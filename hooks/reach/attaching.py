@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from perfscope import wire
+from perfscope.frameworks import WATCHED
 from perfscope.hooks import start
 from perfscope.hooks.facts.describe import describe_run
-from perfscope.hooks.reach.imports import WATCHED, PostImportFinder
+from perfscope.hooks.reach.imports import PostImportFinder
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 def attach(config: Config) -> None:
     """Make the capture and patch every watched module, now or when it is imported."""
-    capture = start.begin(config)
+    capture = start.PROCESS.begin(config)
 
     def patch(name: str, module: ModuleType) -> None:
-        start.patch_module(name, module, capture)
+        start.patch_module(WATCHED[name], name, module, capture)
 
     for name in sorted(WATCHED):
         if name in sys.modules:

@@ -9,55 +9,16 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
-
-#: The modules that hold a step boundary, a process group, a profiler or what saves checkpoints.
-WATCHED = frozenset(
-    {
-        "torch.optim.optimizer",
-        "torch.amp.grad_scaler",
-        "torch.autograd.profiler",
-        "torch._dynamo",
-        "torch.distributed.distributed_c10d",
-        "torch.distributed._composable.fsdp._fsdp_state",
-        "torch.distributed.device_mesh",
-        "torch.distributed.fsdp._fully_shard._fsdp_state",
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "torch.distributed.rpc",
-        "torch.distributed.tensor.parallel.api",
-        "torch.nn.parallel.data_parallel",
-        "torch.nn.parallel.distributed",
-        "torch.utils.checkpoint",
-        "torch.utils.data.dataloader",
-        "deepspeed.runtime.engine",
-        "deepspeed.runtime.pipe.engine",
-        "torch.distributed.optim.optimizer",
-        "torch.distributed.pipelining.schedules",
-        "torch.distributed.pipelining.stage",
-        "megatron.core.distributed.data_parallel_base",
-        "megatron.core.optimizer.optimizer",
-        "megatron.core.parallel_state",
-        "megatron.core.pipeline_parallel.schedules",
-        "megatron.core.timers",
-        "megatron.training.training",
-        "torch.serialization",
-        "torch.distributed.checkpoint.state_dict_saver",
-        "torch.distributed.checkpoint.filesystem",
-        "megatron.training.checkpointing",
-        "megatron.training.async_utils",
-        "megatron.core.dist_checkpointing.strategies.filesystem_async",
-        "torchtitan.trainer",
-    }
-)
 
 
 class PostImportFinder:
     """A meta-path finder that calls ``callback(name, module)`` after a watched module was executed."""
 
-    def __init__(self, watched: "frozenset[str]", callback: "Callable[[str, ModuleType], None]") -> None:
+    def __init__(self, watched: "Container[str]", callback: "Callable[[str, ModuleType], None]") -> None:
         self.watched = watched
         self.callback = callback
 

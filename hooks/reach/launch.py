@@ -6,9 +6,8 @@ begins with PYTHON), so that Python itself runs our ``sitecustomize`` in each of
 
 from __future__ import annotations
 
-import contextlib
+import compileall
 import os
-import py_compile
 import re
 import shutil
 import subprocess
@@ -22,25 +21,6 @@ from perfscope.hooks.recorder import replace_file
 
 #: DeepSpeed's runners quote every other character, and two of them leave the quotes inside the value.
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
-
-#: What a process loads that imports torch and never trains.
-_LIGHT = (
-    "__init__.py",
-    "boot/sitecustomize.py",
-    "guard.py",
-    "start.py",
-    "reach/__init__.py",
-    "reach/imports.py",
-    "frameworks/__init__.py",
-    "frameworks/arguments.py",
-    "frameworks/deepspeed.py",
-    "frameworks/meshes.py",
-    "frameworks/micro_batches.py",
-    "frameworks/nested_optimizers.py",
-    "frameworks/saves.py",
-    "frameworks/torch.py",
-    "frameworks/wrappers.py",
-)
 
 _MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun")
 _TIMEOUT_S = 10
@@ -62,18 +42,19 @@ def prepare(config: Config) -> Path:
     boot.mkdir()
     shutil.copyfile(_PACKAGED_BOOT / "sitecustomize.py", boot / "sitecustomize.py")
     replace_file(str(boot / CONFIG_FILE), config.to_json().encode())
-    package = Path(perfscope.__file__).parent
-    _compile(boot / "sitecustomize.py", package / "__init__.py", *(_PACKAGED_BOOT.parent / name for name in _LIGHT))
+    _compile(boot)
     locations = "\n".join(str(Path(module.__file__ or "").resolve()) for module in (perfscope, hooks))
     replace_file(str(boot / LOCATIONS_FILE), f"{locations}\n".encode())
     return boot
 
 
-def _compile(*sources: Path) -> None:
-    """Compile what every Python process runs, because PYTHONDONTWRITEBYTECODE would make each compile it again."""
-    for source in sources:
-        with contextlib.suppress(OSError, py_compile.PyCompileError):
-            py_compile.compile(str(source), doraise=True)
+def _compile(boot: Path) -> None:
+    """Compile what runs in a captured process: with PYTHONDONTWRITEBYTECODE each of them would compile it again."""
+    package = Path(perfscope.__file__).parent
+    for folder in (boot, _PACKAGED_BOOT.parent):
+        compileall.compile_dir(folder, quiet=2)
+    for module in ("__init__", "constants", "frameworks", "wire"):
+        compileall.compile_file(package / f"{module}.py", quiet=2)
 
 
 def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -9,14 +9,34 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
 from perfscope.wire import MicroBatchRecord, PassRange
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
-_MOST_PENDING = 16
+_MAX_PENDING = 16
+
+
+class CudaEvent(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> None:
+        """Mark this moment in the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+
+    def elapsed_time(self, end: CudaEvent) -> float:
+        """Milliseconds on the device to a later event."""
+
+
+#: A moment: an event of the device, or nanoseconds of the host's clock.
+Mark: TypeAlias = "CudaEvent | int"
 
 
 @dataclass(frozen=True)
@@ -27,7 +47,7 @@ class Pass:
         kind: ``F``, ``B`` (a whole backward pass), ``I`` or ``W`` (gradients of the input or of the weights alone).
         microbatch: Which micro-batch, from 0.
         stage: Its virtual stage, and ``stages`` their number.
-        device: The rank's place in the pipeline, and ``devices`` its length.
+        device: The rank's position in the pipeline, and ``devices`` its length.
     """
 
     kind: str
@@ -38,29 +58,36 @@ class Pass:
     devices: int
 
     @property
-    def span(self) -> str:
+    def range_name(self) -> str:
         """The name of the range in a trace."""
         return PassRange(self.kind, self.microbatch, self.stage, self.device, self.devices).name
 
 
 @dataclass
-class _Timed:
-    """A pass with its marks in time: events of CUDA, or nanoseconds of the host."""
+class TimedPass:
+    """A pass between two moments; ``begin`` is None inside a CUDA graph, where no event can be recorded."""
 
-    which: Pass
-    begin: Any
-    end: Any = None
-    range: Any = None
+    identity: Pass
+    begin: Mark | None
+    range: AbstractContextManager[object] | None = None
+
+
+@dataclass
+class _FinishedPass:
+    """A pass that was launched."""
+
+    identity: Pass
+    begin: Mark
+    end: Mark
 
 
 @dataclass
 class _Step:
     number: int
-    passes: list[_Timed]
-    is_marked: bool
+    passes: list[_FinishedPass]
+    has_ranges: bool
 
 
-@dataclass
 class PassTimer:
     """The passes of one rank.
 
@@ -68,96 +95,97 @@ class PassTimer:
         lost: Steps that were given up because the device never reached their events.
     """
 
-    lost: int = 0
-    _current: list[_Timed] = field(default_factory=list)
-    _pending: deque[_Step] = field(default_factory=deque)
-    _spare: list[Any] = field(default_factory=list)
-    _last_order: tuple[str, ...] | None = None
-    _is_marked: bool = False
+    def __init__(self) -> None:
+        self.lost = 0
+        self._current: list[_FinishedPass] = []
+        self._pending: deque[_Step] = deque()
+        self._unused_events: list[CudaEvent] = []
+        self._last_order: tuple[str, ...] | None = None
+        self._has_ranges = False
 
-    def begins(self, which: Pass, *, marked: bool) -> _Timed:
-        """A pass is about to be launched; ``marked`` puts a range around it, for the trace of an open window."""
-        timed = _Timed(which, self._now())
-        if marked:
-            timed.range = sys.modules["torch"].profiler.record_function(which.span)
+    def begin(self, identity: Pass, *, in_window: bool) -> TimedPass:
+        """A pass is about to be launched; a range goes around it for the trace of an open window."""
+        timed = TimedPass(identity, self._now())
+        if in_window:
+            timed.range = sys.modules["torch"].profiler.record_function(identity.range_name)
             timed.range.__enter__()
-            self._is_marked = True
+            self._has_ranges = True
         return timed
 
-    def ends(self, timed: _Timed | None) -> None:
+    def end(self, timed: TimedPass) -> None:
         """All of a pass was launched."""
-        if timed is None:
-            return
         if timed.range is not None:
             timed.range.__exit__(None, None, None)
             timed.range = None
-        timed.end = self._now()
-        if timed.begin is not None and timed.end is not None:
-            self._current.append(timed)
+        end = self._now()
+        if timed.begin is not None and end is not None:
+            self._current.append(_FinishedPass(timed.identity, timed.begin, end))
 
-    def step_ends(self, number: int) -> None:
+    def end_step(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""
         if self._current:
-            self._pending.append(_Step(number, self._current, self._is_marked))
-            self._current, self._is_marked = [], False
-        while len(self._pending) > _MOST_PENDING:
+            self._pending.append(_Step(number, self._current, self._has_ranges))
+            self._current, self._has_ranges = [], False
+        while len(self._pending) > _MAX_PENDING:
             self._recycle(self._pending.popleft())
             self.lost += 1
 
-    def ready(self) -> list[MicroBatchRecord]:
+    def pop_finished(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []
-        while self._pending and all(_is_done(one.end) for one in reversed(self._pending[0].passes)):  # the last is last
+        # The last pass is looked at first: where it is done, all are.
+        while self._pending and all(_is_reached(timed.end) for timed in reversed(self._pending[0].passes)):
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)
         return records
 
-    def _now(self) -> Any:
+    def _now(self) -> Mark | None:
         """A mark in the current stream, or the time of the host without a device; None while a graph is captured."""
         cuda = sys.modules["torch"].cuda
         if not cuda.is_initialized():  # is_available() would ask the driver, each time
             return time.monotonic_ns()
         if cuda.is_current_stream_capturing():
             return None
-        event = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
+        event = self._unused_events.pop() if self._unused_events else cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def _record(self, step: _Step) -> MicroBatchRecord:
-        timed = step.passes
-        first = timed[0].begin
-        times = [(_between_ns(first, one.begin), _between_ns(one.begin, one.end)) for one in timed]
+        start = step.passes[0].begin
+        times = [(_between_ns(start, timed.begin), _between_ns(timed.begin, timed.end)) for timed in step.passes]
         totals: dict[tuple[str, int], list[int]] = {}
-        for one, (_, duration) in zip(timed, times, strict=True):
-            total = totals.setdefault((one.which.kind, one.which.stage), [0, 0])
+        for timed, (_, duration_ns) in zip(step.passes, times, strict=True):
+            total = totals.setdefault((timed.identity.kind, timed.identity.stage), [0, 0])
             total[0] += 1
-            total[1] += duration
-        order = tuple(f"{one.which.kind}{one.which.microbatch}.{one.which.stage}" for one in timed)
+            total[1] += duration_ns
+        identities = [timed.identity for timed in step.passes]
+        order = tuple(f"{identity.kind}{identity.microbatch}.{identity.stage}" for identity in identities)
         is_new = order != self._last_order
         self._last_order = order
-        which = timed[0].which
         return MicroBatchRecord(
             step=step.number,
-            device=which.device,
-            devices=which.devices,
-            stages=which.stages,
-            span_ns=max(start + duration for start, duration in times),
+            device=identities[0].device,
+            devices=identities[0].devices,
+            stages=identities[0].stages,
+            span_ns=max(start_ns + duration_ns for start_ns, duration_ns in times),
             totals=tuple((kind, stage, count, time_ns) for (kind, stage), (count, time_ns) in totals.items()),
-            order=order if is_new or step.is_marked else None,
-            times_ns=tuple(times) if is_new or step.is_marked else None,
+            order=order if is_new or step.has_ranges else None,
+            times_ns=tuple(times) if is_new or step.has_ranges else None,
         )
 
     def _recycle(self, step: _Step) -> None:
-        for one in step.passes:
-            self._spare.extend(mark for mark in (one.begin, one.end) if not isinstance(mark, int))
+        for timed in step.passes:
+            self._unused_events += [mark for mark in (timed.begin, timed.end) if not isinstance(mark, int)]
 
 
-def _is_done(mark: Any) -> bool:
-    return isinstance(mark, int) or bool(mark.query())
+def _is_reached(mark: Mark) -> bool:
+    return isinstance(mark, int) or mark.query()
 
 
-def _between_ns(begin: Any, end: Any) -> int:
-    if isinstance(begin, int):
-        return int(end) - begin
-    return round(float(begin.elapsed_time(end)) * NS_PER_MS)
+def _between_ns(begin: Mark, end: Mark) -> int:
+    if isinstance(begin, int) and isinstance(end, int):
+        return end - begin
+    if isinstance(begin, int) or isinstance(end, int):
+        raise TypeError("a device was first used inside a pass")
+    return round(begin.elapsed_time(end) * NS_PER_MS)

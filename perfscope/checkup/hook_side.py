@@ -15,9 +15,9 @@ from pathlib import Path
 
 from perfscope.checkup.probing import probe
 from perfscope.checkup.verdict import Check, fail, ok, warn
+from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
 from perfscope.hooks.reach import launch
-from perfscope.hooks.reach.imports import WATCHED
 
 _AT_ONCE = 4
 LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")

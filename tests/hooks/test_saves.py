@@ -8,16 +8,17 @@ import sys
 import threading
 import types
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfscope.frameworks import WATCHED
 from perfscope.hooks import start
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.secrets import redact_path
-from perfscope.hooks.frameworks import saves as save_hooks
 from perfscope.hooks.selection import parse_windows
 from tests.conftest import SCRIPTS, analysis, profile, run, step_lines
 
@@ -59,7 +60,7 @@ def test_every_way_of_saving_is_timed_with_its_bytes_and_no_step_pays_for_it(tmp
 @pytest.fixture
 def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capture:
     made = Capture(Config(str(tmp_path), parse_windows("4-6"), nvml_hz=0))
-    monkeypatch.setattr(start, "_capture", made)
+    monkeypatch.setattr(start.PROCESS, "capture", made)
     return made
 
 
@@ -68,8 +69,9 @@ def patched(name: str, **members: Any) -> Any:
     module = types.ModuleType(name)
     for member, value in members.items():
         setattr(module, member, value)
-    for _, patch in save_hooks.PATCHES[name]:
-        patch(module, None)  # type: ignore[arg-type]
+    for feature, patch in import_module(f"perfscope.hooks.frameworks.{WATCHED[name]}").PATCHES[name].items():
+        if "save" in feature or "bytes" in feature:
+            patch(module, start.PROCESS)
     return module
 
 
@@ -124,7 +126,7 @@ def test_what_is_no_checkpoint_is_not_timed(capture: Capture, tmp_path: Path, mo
     serialization = patched("torch.serialization", save=torch_save)
     memory = io.BytesIO()
     serialization.save(b"123", memory)
-    monkeypatch.setattr(start, "_capture", None)
+    monkeypatch.setattr(start.PROCESS, "capture", None)
     serialization.save(b"123", tmp_path / "converted.pt")
     assert memory.getvalue() == (tmp_path / "converted.pt").read_bytes() == b"123"
     assert lines(tmp_path) == []
@@ -138,8 +140,8 @@ def test_a_save_in_another_thread_holds_nothing(capture: Capture, tmp_path: Path
     (save,) = lines(tmp_path)
     assert (save["asynchronous"], save["size_bytes"]) == (True, 3)
     assert save["start_ns"] == save["end_ns"] <= save["drained_ns"]
-    assert capture.saves.end_of_step() == (None, True)
-    assert capture.saves.end_of_step() == (None, None)
+    assert capture.save_timer.take_step_times() == (None, True)
+    assert capture.save_timer.take_step_times() == (None, None)
 
 
 def test_a_save_that_fails_fails_as_without_us_and_is_noted(capture: Capture, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from perfscope.hooks.step_source import StepSource
 def ended(events: str) -> str:
     """The events that end a step; each letter is an optimizer that stepped."""
     source, optimizers = StepSource(), {name: object() for name in set(events)}
-    return "".join(name if source.ends_a_step("optimizer", optimizers[name]) else "." for name in events)
+    return "".join(name if source.on_boundary("optimizer", optimizers[name]) else "." for name in events)
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def test_of_several_optimizers_the_one_that_the_loop_is_as_long_as(events: str, 
 
 def test_a_framework_is_above_the_optimizers_inside_it() -> None:
     source, optimizer = StepSource(), object()
-    assert source.ends_a_step("optimizer", optimizer)
+    assert source.on_boundary("optimizer", optimizer)
     source.arm("megatron_optimizer")
-    assert not source.ends_a_step("optimizer", optimizer)
-    assert source.ends_a_step("megatron_optimizer", optimizer)
+    assert not source.on_boundary("optimizer", optimizer)
+    assert source.on_boundary("megatron_optimizer", optimizer)
     source.arm("megatron")
-    assert not source.ends_a_step("megatron_optimizer", optimizer)
-    assert source.ends_a_step("megatron", optimizer)
+    assert not source.on_boundary("megatron_optimizer", optimizer)
+    assert source.on_boundary("megatron", optimizer)
 
 
 def test_another_thread_ends_no_step() -> None:
     source, optimizer, answers = StepSource(), object(), list[bool]()
-    source.bind_thread()
-    thread = threading.Thread(target=lambda: answers.append(source.ends_a_step("optimizer", optimizer)))
+    source.set_training_thread()
+    thread = threading.Thread(target=lambda: answers.append(source.on_boundary("optimizer", optimizer)))
     thread.start()
     thread.join()
     assert answers == [False]
-    assert source.ends_a_step("optimizer", optimizer)
+    assert source.on_boundary("optimizer", optimizer)

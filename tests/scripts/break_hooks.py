@@ -13,7 +13,7 @@ from typing import Any
 
 HOOKS = str(Path(sys.modules["perfscope.hooks"].__file__ or "").resolve().parent)
 CATCHES = ("guard", "boot", "imports")
-IN_THE_WRAPPERS = ("_timed", "compiling")
+IN_THE_WRAPPERS = ("is_compiling",)
 
 called: set[types.CodeType] = set()
 restore: list[tuple[object, str, object]] = []
@@ -75,8 +75,8 @@ def next_fault() -> bool:
     from perfscope.hooks import start
 
     sys.setprofile(None)
-    if start._capture is not None:
-        start._capture.finish()
+    if start.PROCESS.capture is not None:
+        start.PROCESS.capture.finish()
     while restore:
         setattr(*restore.pop())
     import torch
@@ -86,7 +86,7 @@ def next_fault() -> bool:
     if called:
         remaining.extend(functions())
         called.clear()
-    start._capture, start._failed = None, False
+    start.PROCESS.capture, start.PROCESS._has_failed = None, False
     if not remaining:
         return False
     name, owner, attribute = remaining.pop()

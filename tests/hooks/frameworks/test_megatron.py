@@ -61,14 +61,14 @@ class _Capture:
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
 
-    def tell(self, report: Any) -> None:
-        report(self)
+    def run_guarded(self, action: Any) -> Any:
+        return action()
 
     def arm(self, source: str) -> None: ...
 
-    def step_begins(self) -> None: ...
+    def on_step_begin(self) -> None: ...
 
-    def boundary(self, source: str, key: object, **stated: Any) -> None:
+    def on_step_end(self, source: str, emitter: object, **stated: Any) -> None:
         self.steps.append({"source": source, **stated})
 
 

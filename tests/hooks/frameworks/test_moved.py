@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from perfscope.frameworks import WATCHED
 from perfscope.hooks import start
 from perfscope.hooks.frameworks.torchtitan import patch_trainer
-from perfscope.hooks.reach.imports import WATCHED
 
 
 class Recorded:
@@ -19,8 +19,8 @@ class Recorded:
         self.seen: list[Any] = []
         self.steps = 0
 
-    def tell(self, report: Any) -> None:
-        report(self)
+    def run_guarded(self, action: Any) -> Any:
+        return action()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: self.seen.append((name, args, kwargs))
@@ -29,7 +29,7 @@ class Recorded:
 @pytest.mark.parametrize("name", sorted(WATCHED))
 def test_a_function_that_moved_turns_its_feature_off_and_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module: Any = SimpleNamespace()
-    start.patch_module(name, module, Recorded())
+    start.patch_module(WATCHED[name], name, module, Recorded())
     said = capsys.readouterr().err
     assert f"is off: this version of {name} differs" in said
     assert vars(module) == {}
@@ -50,11 +50,8 @@ def test_torchtitan_s_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     patch_trainer(SimpleNamespace(Trainer=Trainer), capture)  # type: ignore[arg-type]
     trainer = Trainer()
     assert trainer.train_step(None) == "as before"
-    told = {name: (args, kwargs) for name, args, kwargs in capture.seen}
-    assert list(told) == ["arm", "step_begins", "trains", "coordinates", "boundary"]
+    reports = {name: (args, kwargs) for name, args, kwargs in capture.seen}
+    assert list(reports) == ["arm", "on_step_begin", "set_model", "set_layout", "on_step_end"]
     # Ranks are numbered along pp, dp and tp, the last fastest: 5 is 1, 0, 1.
-    assert told["coordinates"][0][0] == {
-        "coordinates": {"dp": 0, "pp": 1, "tp": 1},
-        "sizes": {"dp": 2, "pp": 2, "tp": 2},
-    }
-    assert told["boundary"] == (("torchtitan", trainer), {"micro_batches": 8, "iteration": 101})
+    assert reports["set_layout"][0] == ({"dp": 0, "pp": 1, "tp": 1}, {"dp": 2, "pp": 2, "tp": 2})
+    assert reports["on_step_end"] == (("torchtitan", trainer), {"micro_batches": 8, "iteration": 101})

@@ -15,8 +15,9 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers.pipelines.marks import parse_hooks_range
-from perfscope.hooks.frameworks.megatron_passes import patch_schedules as patch_megatron_schedules
-from perfscope.hooks.frameworks.micro_batches import patch_deepspeed_instructions, patch_torch_stages
+from perfscope.hooks.frameworks.deepspeed import patch_instructions
+from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
+from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.timers.passes import Pass, PassTimer
 from perfscope.schedules.operations import PassKind
 from tests.conftest import ROOT, analysis, profile
@@ -83,10 +84,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return found
 
 
-def _run_pass(timer: PassTimer, device: Device, which: Pass, ms: float, *, marked: bool = False) -> None:
-    token = timer.begins(which, marked=marked)
+def _run_pass(timer: PassTimer, device: Device, identity: Pass, ms: float, *, in_window: bool = False) -> None:
+    timed_pass = timer.begin(identity, in_window=in_window)
     device.launched += ms
-    timer.ends(token)
+    timer.end(timed_pass)
 
 
 def _passes(microbatches: int = 2) -> list[Pass]:
@@ -98,10 +99,10 @@ def test_a_step_is_written_when_the_device_is_done_and_nobody_waits(device: Devi
     for which in _passes():
         _run_pass(timer, device, which, 2.0 if which.kind == "F" else 4.0)
         device.launched += 1.0  # the next stage is waited for
-    timer.step_ends(1)
-    assert timer.ready() == []
+    timer.end_step(1)
+    assert timer.pop_finished() == []
     device.reached = device.launched
-    (record,) = timer.ready()
+    (record,) = timer.pop_finished()
     assert record.step == 1
     assert (record.device, record.devices, record.stages) == (1, 2, 2)
     assert record.order == ("F0.1", "B0.1", "F1.1", "B1.1")
@@ -117,9 +118,9 @@ def test_an_order_is_written_once_and_events_are_used_again(device: Device) -> N
     for step in range(1, 30):
         for which in _passes():
             _run_pass(timer, device, which, 1.0)
-        timer.step_ends(step)
+        timer.end_step(step)
         device.reached = device.launched
-        records += timer.ready()
+        records += timer.pop_finished()
     assert [record.step for record in records] == list(range(1, 30))
     assert records[0].order is not None
     assert all(record.order is None and record.times_ns is None for record in records[1:])
@@ -131,8 +132,8 @@ def test_a_device_that_never_answers_costs_bounded_memory(device: Device) -> Non
     for step in range(100):
         for which in _passes():
             _run_pass(timer, device, which, 1.0)
-        timer.step_ends(step)
-        assert timer.ready() == [] or step == 0
+        timer.end_step(step)
+        assert timer.pop_finished() == [] or step == 0
     assert timer.lost > 0
     assert device.made <= 8 * 18
 
@@ -141,13 +142,13 @@ def test_passes_are_ranges_only_while_a_window_is_open(device: Device) -> None:
     timer = PassTimer()
     _run_pass(timer, device, Pass("F", 3, 5, 8, 1, 4), 1.0)
     assert device.ranges == []
-    _run_pass(timer, device, Pass("I", 3, 5, 8, 1, 4), 1.0, marked=True)
+    _run_pass(timer, device, Pass("I", 3, 5, 8, 1, 4), 1.0, in_window=True)
     assert device.ranges == ["perfscope: input gradient 3 stage 5 device 1 of 4", "end"]
 
 
 @pytest.mark.parametrize("kind", list(wire.PASS_KINDS))
 def test_the_trace_reader_understands_the_hooks_ranges(kind: str) -> None:
-    mark = parse_hooks_range(Pass(kind, 3, 5, 8, 1, 4).span)
+    mark = parse_hooks_range(Pass(kind, 3, 5, 8, 1, 4).range_name)
     assert mark is not None
     assert (mark.kind, mark.microbatch, mark.stage, mark.device, mark.devices) == (PassKind(kind), 3, 5, 1, 4)
 
@@ -157,8 +158,8 @@ def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:
     device.is_capturing = True
     _run_pass(timer, device, Pass("F", 0, 0, 2, 0, 2), 1.0)
     device.is_capturing = False
-    timer.step_ends(1)
-    assert timer.ready() == []
+    timer.end_step(1)
+    assert timer.pop_finished() == []
     assert device.made == 0
 
 
@@ -168,17 +169,17 @@ class _Capture:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def pass_begins(self, which: Pass | Callable[[], Pass]) -> SimpleNamespace:
-        found = which() if callable(which) else which
-        self.seen.append(f"{found.kind}{found.microbatch}.{found.stage}/{found.stages} {found.device}/{found.devices}")
-        return SimpleNamespace(which=found)
+    def on_pass_begin(self, kind: str, **position: int) -> Pass:
+        timed = Pass(kind, **position)
+        self.seen.append(f"{kind}{timed.microbatch}.{timed.stage}/{timed.stages} {timed.device}/{timed.devices}")
+        return timed
 
-    def pass_ends(self, token: Any) -> None:
-        assert token.which
+    def on_pass_end(self, timed_pass: Pass) -> None:
+        assert isinstance(timed_pass, Pass)
         self.seen.append("end")
 
-    def tell(self, report: Callable[[Any], None]) -> None:
-        report(self)
+    def run_guarded(self, action: Callable[[], Any]) -> Any:
+        return action()
 
 
 def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:
@@ -195,7 +196,7 @@ def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:
             raise RuntimeError("out of memory")
 
     capture: Any = _Capture()
-    patch_torch_stages(SimpleNamespace(_PipelineStageBase=Stage), capture)  # type: ignore[arg-type]
+    patch_passes(SimpleNamespace(_PipelineStageBase=Stage), capture)  # type: ignore[arg-type]
     stage = Stage()
     assert stage.forward_one_chunk(1, ()) == "forward 1"
     assert stage.backward_one_chunk(1, full_backward=False) == "backward 1"
@@ -233,7 +234,7 @@ def test_deepspeed_s_dictionary_of_instructions_is_what_is_patched(device: Devic
 
     capture: Any = _Capture()
     schedule = SimpleNamespace(ForwardPass=ForwardPass, BackwardPass=BackwardPass)
-    patch_deepspeed_instructions(SimpleNamespace(PipelineEngine=Engine, schedule=schedule), capture)  # type: ignore[arg-type]
+    patch_instructions(SimpleNamespace(PipelineEngine=Engine, schedule=schedule), capture)  # type: ignore[arg-type]
     for _ in range(2):
         capture.seen.clear()
         assert Engine().train_batch() == [0, 1, 0, 0, -1]
@@ -256,7 +257,7 @@ def test_megatron_s_backward_passes_are_those_of_the_outputs_they_are_given(devi
 
     module = SimpleNamespace(parallel_state=state, forward_step=forward_step, backward_step=backward_step)
     capture: Any = _Capture()
-    patch_megatron_schedules(module, capture)  # type: ignore[arg-type]
+    patch_schedules(module, capture)  # type: ignore[arg-type]
     outputs = [
         module.forward_step(None, current_microbatch=index, vp_stage=chunk)[0] for chunk in (0, 1) for index in (0, 1)
     ]
@@ -286,7 +287,7 @@ def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Pat
 
 def test_the_hooks_import_nothing_that_a_training_job_lacks() -> None:
     script = (
-        "import sys, perfscope.hooks.frameworks.micro_batches\n"
+        "import sys, perfscope.hooks.frameworks.torch_pipelining\n"
         "assert not {'numpy', 'pandas', 'torch', 'typer', 'msgspec'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

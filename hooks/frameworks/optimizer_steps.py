@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.introspection import is_compiling
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
-    Report = Callable[[Any, Any], None]
+    Report: TypeAlias = Callable[[Any, Any], None]
 
-_inside = threading.local()
-#: Reports from compiled code; torch._dynamo gives it when it is loaded, because nothing is compiled before that.
-_report_outside_the_graph: Any = None
+_thread = threading.local()
+#: Calls a report from compiled code; empty until torch._dynamo is loaded, because nothing is compiled before that.
+_exits_from_graphs: list[Callable[[Report, Any, Any], None]] = []
 
 
-def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | None = None) -> None:
+def wrap_outermost_step(owner: Any, report: Report, *, before: Callable[[], None] | None = None) -> None:
     """Call ``report(optimizer, result)`` after each outermost ``step`` of a class, and ``before()`` before it."""
     step = owner.step
     if getattr(step, "_perfscope", False):
@@ -30,19 +32,19 @@ def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | N
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiling():
+        if is_compiling():
             result = step(self, *args, **kwargs)
-            if _report_outside_the_graph is not None:
-                _report_outside_the_graph(report, self, result)
+            for leave_graph in _exits_from_graphs:
+                leave_graph(report, self, result)
             return result
-        depth = getattr(_inside, "depth", 0)
+        depth = getattr(_thread, "depth", 0)
         if before is not None and depth == 0:
             before()
-        _inside.depth = depth + 1
+        _thread.depth = depth + 1
         try:
             result = step(self, *args, **kwargs)
         finally:
-            _inside.depth = depth
+            _thread.depth = depth
         if depth == 0:
             report(self, result)
         return result
@@ -54,21 +56,14 @@ def wrap_outermost(owner: Any, report: Report, *, before: Callable[[], None] | N
     owner.step = reporting_step
 
 
-def reach_out_of_graphs(disable: Callable[[Any], Any]) -> None:
+def report_compiled_steps(disable: Callable[[Any], Any]) -> None:
     """Let compiled steps report, too: by a function that torch.compile leaves alone, as ``disable`` makes it.
 
     A compiled optimizer step breaks its graph in any case, around its own ``no_grad``.
     """
-    global _report_outside_the_graph  # noqa: PLW0603 - torch has one compiler
 
-    def run(report: Report, optimizer: Any, result: Any) -> None:
-        if getattr(_inside, "depth", 0) == 0:
+    def report_outermost(report: Report, optimizer: Any, result: Any) -> None:
+        if getattr(_thread, "depth", 0) == 0:
             report(optimizer, result)
 
-    _report_outside_the_graph = disable(run)
-
-
-def compiling() -> bool:
-    """Whether torch.compile traces this call: then the wrapper must not leave a mark in the graph."""
-    ask = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
-    return ask is not None and bool(ask())
+    _exits_from_graphs[:] = [disable(report_outermost)]

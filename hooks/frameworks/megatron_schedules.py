@@ -1,0 +1,129 @@
+"""Hooks around what runs one pass of one micro-batch in Megatron-core's schedules.
+
+The schedules receive before they call these functions and send afterwards, so that no waiting for another stage is
+in a pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, wrap_functions
+from perfscope.hooks.introspection import is_grad_enabled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from perfscope.hooks.capture import Capture
+    from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+
+_MAX_PENDING = 4096
+
+
+def patch_schedules(module: ModuleType, capture: Capture) -> None:
+    """Time the passes of Megatron-core's schedules, which look these two functions up when they call them.
+
+    ``backward_step`` does not get its micro-batch as an argument: it gets what a ``forward_step`` returned.
+    """
+    original_forward, original_backward = module.forward_step, module.backward_step
+    passes = _Passes(module.parallel_state, parameter_names(original_forward))
+
+    def time_pass(kind: str, position: Mapping[str, int]) -> RunningHook:
+        timed_pass = capture.on_pass_begin(kind, **position)
+        try:
+            result = yield
+        finally:
+            capture.on_pass_end(timed_pass)
+        if kind == "F":
+            passes.add_forward(result, position)
+
+    def forward_step(*args: Any, **kwargs: Any) -> RunningHook:
+        position = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
+        if position is not None:
+            yield from time_pass("F", position)
+
+    def backward_step(*args: Any, **kwargs: Any) -> RunningHook:
+        position = passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs))
+        if position is not None:
+            yield from time_pass("B", position)
+
+    wrap_functions(module, capture, {"forward_step": forward_step, "backward_step": backward_step})
+
+
+class _Passes:
+    """Which micro-batch of which chunk a call of Megatron's functions works on."""
+
+    def __init__(self, parallel_state: Any, names: tuple[str, ...]) -> None:
+        self._state = parallel_state
+        self._names = names
+        self._counts: Counter[int] = Counter()
+        #: The forward passes whose backward pass did not come yet, by the tensor that they returned.
+        self._pending: dict[int, Mapping[str, int]] = {}
+
+    def position_of_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, int] | None:
+        """Locate a forward pass, by count where this version does not pass its micro-batch; None without stages."""
+        devices = int(self._state.get_pipeline_model_parallel_world_size())
+        if devices == 1:
+            return None
+        arguments = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if not self._pending:
+            self._counts.clear()
+        chunk = arguments.get("vp_stage")
+        if chunk is None:
+            chunk = getattr(self._state, "get_virtual_pipeline_model_parallel_rank", lambda: None)() or 0
+        microbatch = arguments.get("current_microbatch")
+        if not isinstance(microbatch, int):
+            microbatch = self._counts[chunk]
+        self._counts[chunk] += 1
+        device = int(self._state.get_pipeline_model_parallel_rank())
+        chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
+        return {
+            "microbatch": microbatch,
+            "stage": chunk * devices + device,
+            "stages": chunks * devices,
+            "device": device,
+            "devices": devices,
+        }
+
+    def add_forward(self, result: Any, position: Mapping[str, int]) -> None:
+        """Remember whose output it is; outputs that no backward pass took, as of an evaluation, are forgotten."""
+        if len(self._pending) >= _MAX_PENDING:
+            self._pending.clear()
+        self._pending[_tensor_id(result[0] if isinstance(result, tuple) else result)] = position
+
+    def pop_forward(self, output: Any) -> Mapping[str, int] | None:
+        """The forward pass that returned an output; None where it was not seen."""
+        return self._pending.pop(_tensor_id(output), None)
+
+
+def _tensor_id(output: Any) -> int:
+    """The tensor itself, which stays the same object even when its memory is given back before the backward pass."""
+    while isinstance(output, (list, tuple)) and output:
+        output = output[0]
+    return id(output)
+
+
+def patch_combined_schedules(module: ModuleType, capture: Capture) -> None:
+    """Note that passes are not timed one by one where forward and backward are interleaved layer by layer."""
+    is_noted = False
+
+    def note_once(*_args: Any, **_kwargs: Any) -> RunningHook:
+        nonlocal is_noted
+        if not is_noted:
+            is_noted = True
+            capture.note("micro-batches are not timed: Megatron runs forward and backward passes interleaved by layers")
+        yield
+
+    for name in ("combined_1f1b_schedule_for_no_pipelining", "combined_1f1b_schedule_for_interleaved_pipelining"):
+        if hasattr(module, name):  # older versions interleave nothing
+            wrap_functions(module, capture, {name: note_once})
+
+
+PATCHES: Patches = {
+    "megatron.core.pipeline_parallel.schedules": {
+        "timing micro-batches of Megatron's pipelines": patch_schedules,
+        "noticing Megatron's interleaved passes": patch_combined_schedules,
+    },
+}

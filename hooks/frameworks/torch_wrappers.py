@@ -1,0 +1,122 @@
+"""Hooks around the modules that replicate or shard a model: DataParallel, DDP, FSDP 1 and FSDP 2.
+
+The outermost of them sees what enters the model, once for each micro-batch. The parts that FSDP wraps inside it, and
+the forward passes that activation checkpointing runs again, are not counted. Forward functions may be compiled, so that
+their wrappers are written out: torch.compile must find nothing in them but the original call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.frameworks.wrapping import wrap_functions
+from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.introspection import is_compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from perfscope.hooks.capture import Capture
+    from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+
+_thread = threading.local()
+
+
+def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
+    """Count what enters nn.DataParallel, which splits it over the devices of this process."""
+    _count_outermost(module.DataParallel, capture)
+
+
+def patch_distributed(module: ModuleType, capture: Capture) -> None:
+    """Count what enters DistributedDataParallel, and learn the replicas."""
+
+    def init(wrapper: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        yield
+        capture.set_axis("dp", wrapper.process_group.rank(), wrapper.process_group.size())
+
+    _count_outermost(module.DistributedDataParallel, capture)
+    wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})
+
+
+def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
+    """Count what enters the root FullyShardedDataParallel, and learn the ranks that hold its shards."""
+
+    def init(wrapper: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+        yield
+        capture.set_axis("dp", *_fsdp1_replica(wrapper))
+
+    fsdp_class = module.FullyShardedDataParallel
+    _count_outermost(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
+    wrap_functions(fsdp_class, capture, {"__init__": init})
+
+
+def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
+    """Count what enters the root module of ``fully_shard``, and learn its mesh."""
+    state_class = module.FSDPState
+    original = state_class._root_pre_forward
+
+    @functools.wraps(original)
+    def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
+        is_root = not is_compiling() and value_or_none(lambda: self._state_ctx.iter_forward_root is None)
+        result = original(self, root, args, kwargs)
+        if is_root and value_or_none(lambda: root.training):
+            capture.run_guarded(lambda: _report_fsdp2(capture, root, args, kwargs))
+        return result
+
+    state_class._root_pre_forward = root_pre_forward
+
+
+def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] = lambda _: True) -> None:
+    original = wrapper_class.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or getattr(_thread, "is_in_forward", False) or not is_root(self):
+            return original(self, *args, **kwargs)
+        capture.set_model(self)
+        capture.on_forward(args, kwargs)
+        _thread.is_in_forward = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _thread.is_in_forward = False
+
+    wrapper_class.forward = forward
+
+
+def _fsdp1_replica(wrapper: Any) -> tuple[int, int]:
+    """This rank's index among the replicas, and their number.
+
+    Hybrid sharding shards inside a node and replicates over nodes: together they are the replicas.
+    """
+    shards = wrapper.process_group
+    nodes = getattr(wrapper, "_inter_node_pg", None)
+    if nodes is None:
+        return shards.rank(), shards.size()
+    return nodes.rank() * shards.size() + shards.rank(), nodes.size() * shards.size()
+
+
+def _report_fsdp2(capture: Capture, root: Any, args: Any, kwargs: Any) -> None:
+    if capture.steps == 0:
+        meshes = [mesh for parameter in root.parameters() if (mesh := getattr(parameter, "device_mesh", None))]
+        largest = max(meshes, key=lambda mesh: mesh.ndim, default=None)
+        if largest is not None and largest.ndim == 1:
+            capture.set_axis("dp", int(largest.get_local_rank()), int(largest.size()))
+        elif largest is not None:
+            capture.set_mesh(largest)
+    capture.set_model(root)
+    capture.on_forward(args, kwargs)
+
+
+PATCHES: Patches = {
+    "torch.distributed._composable.fsdp._fsdp_state": {  # until torch 2.5
+        "counting micro-batches of FSDP 2": patch_fsdp2
+    },
+    "torch.distributed.fsdp._fully_shard._fsdp_state": {"counting micro-batches of FSDP 2": patch_fsdp2},
+    "torch.distributed.fsdp.fully_sharded_data_parallel": {"counting micro-batches of FSDP": patch_fsdp1},
+    "torch.nn.parallel.data_parallel": {"counting micro-batches of DataParallel": patch_data_parallel},
+    "torch.nn.parallel.distributed": {"counting micro-batches of DDP": patch_distributed},
+}

@@ -1,0 +1,117 @@
+"""Puts hooks around the functions of a framework.
+
+A hook is a generator function that takes the arguments of the function that it is put around. What stands ahead of its
+``yield`` runs before each call, and what stands behind it runs after the call, whose result the ``yield`` gives. Where
+the call raises, the generator is closed. Both parts run inside the guard: what fails in them ends the capture, and
+never the training. The function itself is always called, with its own arguments, and its result or exception passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+    from types import ModuleType
+    from typing import Concatenate, TypeAlias
+
+    from perfscope.hooks.capture import Capture
+    from perfscope.hooks.timers.saves import SaveTimer
+
+    RunningHook: TypeAlias = Generator[None, Any, None]
+    Hook: TypeAlias = Callable[..., RunningHook]
+    SaveHook: TypeAlias = Callable[Concatenate[SaveTimer, ...], RunningHook]
+    #: For each watched module the functions that patch it, by the feature that is lost where one of them fails.
+    Patches: TypeAlias = Mapping[str, Mapping[str, Callable[[ModuleType, Capture], None]]]
+
+
+def wrap_functions(owner: Any, capture: Capture, hooks: Mapping[str, Hook]) -> None:
+    """Put hooks around functions of a module or class, by their names: around all of them or around none.
+
+    Raises:
+        AttributeError: This version of the framework lacks one of the functions.
+    """
+    originals = {name: getattr(owner, name) for name in hooks}
+    for name, hook in hooks.items():
+        _replace(owner, name, _hooked(originals[name], hook, lambda: capture))
+
+
+def wrap_entries(functions: dict[Any, Callable[..., Any]], capture: Capture, hooks: Mapping[Any, Hook]) -> None:
+    """Put hooks around functions that a framework looks up in a dictionary."""
+    functions.update({key: _hooked(functions[key], hook, lambda: capture) for key, hook in hooks.items()})
+
+
+def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> None:
+    """Put hooks around functions that save checkpoints; they are passed the timer of saves ahead of the arguments.
+
+    A process that only converts checkpoints does not train: where training has not begun, hooks do not run.
+
+    Raises:
+        AttributeError: This version of the framework lacks one of the functions.
+    """
+    originals = {name: getattr(owner, name) for name in hooks}
+    for name, hook in hooks.items():
+        _replace(owner, name, _hooked(originals[name], _with_timer(hook, capture), lambda: capture.save_timer))
+
+
+def _with_timer(hook: SaveHook, capture: Capture) -> Hook:
+    return lambda *args, **kwargs: hook(capture.save_timer, *args, **kwargs)
+
+
+def _hooked(
+    original: Callable[..., Any], hook: Hook, find_guard: Callable[[], Capture | SaveTimer | None]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        guard = find_guard()
+        if guard is None:
+            return original(*args, **kwargs)
+        running = guard.run_guarded(lambda: _start(hook(*args, **kwargs)))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            if running is not None:
+                guard.run_guarded(running.close)
+            raise
+        if running is not None:
+            guard.run_guarded(lambda: _finish(running, result))
+        return result
+
+    return call
+
+
+def _start(running: RunningHook) -> RunningHook:
+    next(running, None)
+    return running
+
+
+def _finish(running: RunningHook, result: object) -> None:
+    with contextlib.suppress(StopIteration):
+        running.send(result)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(function) if is_static else function)
+
+
+def parameter_names(function: Any) -> tuple[str, ...]:
+    """The names of a function's positional parameters; empty where it is not written in Python."""
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    return () if code is None else tuple(code.co_varnames[: code.co_argcount])
+
+
+def argument(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One argument of a call by its name, wherever a version of the framework puts it; None where it is absent."""
+    if name in kwargs:
+        return kwargs[name]
+    names = parameter_names(function)
+    position = names.index(name) if name in names else len(args)
+    return args[position] if position < len(args) else None
+
+
+def whole_number(value: Any) -> int | None:
+    """A count that a framework states; None where this version states something else."""
+    return value if isinstance(value, int) else None

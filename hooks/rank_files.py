@@ -1,0 +1,76 @@
+"""The files of this process's rank, claimed when the process has shown that it trains: nothing is written before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perfscope.hooks.facts.identity import describe_rank, rank_and_world_size
+from perfscope.hooks.facts.secrets import redact_text
+from perfscope.hooks.guard import write_message
+from perfscope.hooks.nvml.start import start_sampler
+from perfscope.hooks.recorder import Recorder
+from perfscope.wire import NoteRecord
+
+if TYPE_CHECKING:
+    from perfscope.hooks.config import Config
+    from perfscope.hooks.facts.layout import LayoutDocument
+    from perfscope.wire import RankRecord
+
+
+class RankFiles:
+    """The files of one rank's process; notes wait until they are claimed."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._claimed: tuple[Recorder, RankRecord] | None = None
+        self._notes: list[str] = []
+        self._layout: LayoutDocument | None = None
+
+    def claim(self) -> Recorder:
+        """What writes the files, which are claimed now where they were not."""
+        return self.claim_files()[0]
+
+    def claim_files(self) -> tuple[Recorder, RankRecord]:
+        """What writes the files, and who the rank is.
+
+        Raises:
+            OSError: The run's folder cannot be written to.
+        """
+        if self._claimed is None:
+            rank, world_size = rank_and_world_size()
+            recorder = Recorder(self._config.run_dir, rank)
+            self._claimed = recorder, describe_rank(rank, world_size, self._config.run_id)
+            recorder.write_rank(self._claimed[1])
+            for text in self._notes:
+                recorder.write_event(NoteRecord(text))
+            if self._config.nvml_hz > 0 and self._config.nvml_path is not None:
+                start_sampler(self._config)
+        return self._claimed
+
+    def claimed_rank(self) -> int | None:
+        """The rank, where its files are claimed."""
+        return self._claimed[1].rank if self._claimed else None
+
+    def update_rank(self) -> None:
+        """Write who the rank is once more, when its device is known."""
+        recorder, rank = self.claim_files()
+        rank = describe_rank(rank.rank, rank.world_size, self._config.run_id)
+        self._claimed = recorder, rank
+        recorder.write_rank(rank)
+
+    def note(self, text: str) -> None:
+        """Keep something that a reader of the report must know."""
+        text = redact_text(text)  # it may quote an error, and that a path or an address
+        if self._claimed is None:
+            self._notes.append(text)
+            return
+        try:
+            self._claimed[0].write_event(NoteRecord(text))
+        except OSError:
+            write_message(text)
+
+    def write_layout(self, layout: LayoutDocument | None) -> None:
+        """Write the rank's position in the process groups, where it is known and not written yet."""
+        if layout is not None and layout != self._layout:
+            self.claim().write_layout(layout)
+            self._layout = layout
