@@ -25,7 +25,9 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report
+from perfscope.sources.joblog.saves import read_log_saves
 from perfscope.sources.runs.run import is_run
+from perfscope.sources.runs.saves import read_run_saves
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
@@ -119,8 +121,6 @@ def _saves(save_time: str | None, run: Path | None, log: Path | None) -> Saves |
         timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
         return Saves((timing,), None)
     if run is not None or log is not None:
-        from perfscope.sources.runs.saves import read_log_saves, read_run_saves
-
         return read_run_saves(run) if run is not None else read_log_saves(log or Path())
     return None
 
@@ -141,8 +141,6 @@ def _plan_report(plan: Plan, saves: Saves | None) -> Report:
 
 def _saves_of_run(run: Path, parameters: int | None, each: BytesPerParameter | None, to: Format) -> Outcome:
     """The saves that hooks timed; a given size stands in where no writer told its bytes."""
-    from perfscope.sources.runs.saves import read_run_saves
-
     planned = None if parameters is None else parameters * (each or bytes_per_parameter()).total
     timed = summarize_saves(read_run_saves(run), planned)
     data: dict[str, Json] = {"schema": "perfscope/checkpoint/1", "results": {"saves": timed.data()}}

@@ -1,4 +1,4 @@
-"""What NVML told of one GPU while a run went on."""
+"""NVML samples of one GPU during a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from perfscope.tables.columns import Int64, MaskedInt64
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a GPU that CUDA sees as a device of its own; power and clocks are the whole GPU's.
+    """A part of a GPU that CUDA sees as a device of its own; power and clocks are those of the full GPU.
 
     Attributes:
-        uuid: What NVML and CUDA call it.
+        uuid: Its UUID, in NVML and CUDA.
         name: Its profile, such as ``1g.18gb``.
-        gpu_instance, compute_instance: Its numbers on the GPU; None where they were not told.
-        memory_total_bytes: Its memory; None where it was not told.
+        gpu_instance, compute_instance: Its numbers on the GPU; None where unknown.
+        memory_total_bytes: Its memory; None where unknown.
     """
 
     uuid: str
@@ -28,28 +28,28 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuSamples:
-    """The samples of one GPU, in order of time. A value that was not told or not read then is masked.
+    """The samples of one GPU, in order of time. A value that was not reported or not read then is masked.
 
     Attributes:
         host: Its machine.
-        uuid: What NVML and CUDA both call it.
+        uuid: Its UUID, in NVML and CUDA.
         name: Its model.
         index: Its number on the machine, in the order of PCI buses.
-        power_limit_mw: The enforced power limit; None where it was not told.
-        power_limit_default_mw: The limit that it was built with; None where it was not told.
-        memory_total_bytes: Its memory; None where it was not told.
-        sm_clock_max_mhz: The fastest clock of its multiprocessors; None where it was not told.
+        power_limit_mw: The enforced power limit; None where unknown.
+        power_limit_default_mw: Its default limit; None where unknown.
+        memory_total_bytes: Its memory; None where unknown.
+        sm_clock_max_mhz: The maximum clock of its multiprocessors; None where unknown.
         instances: Its MIG instances; empty without MIG.
-        lost_ns: When it stopped to answer; None where it did not.
+        lost_ns: When it stopped answering; None where it did not.
         t_ns: When the sample was taken, on the host's monotonic clock.
         power_mw: Power draw, NVML's mean over its own period.
         util_percent: Share of NVML's period in which any kernel ran.
         memory_used_bytes: Memory in use by all processes.
         sm_clock_mhz: Clock of the multiprocessors.
         temperature_c: Temperature.
-        throttle: Why the clock is held down, NVML's bits; 0 is no reason.
+        throttle: Why the clock is reduced, NVML's bits; 0 is no reason.
         energy_mj: Energy since the driver was loaded.
-        energy_t_ns: When that was read.
+        energy_t_ns: When the energy was read.
         counters: Other counters since the driver was loaded, by their names in the records: ``nvlink_tx_kib``,
             ``pcie_rx_bytes``, ``sw_power_cap_ns`` and so on.
         pcie_kb_per_s: Transmitted and received, where PCIe has no counters: means over 20 ms.

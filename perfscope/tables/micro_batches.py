@@ -20,8 +20,8 @@ class MicroBatches:
     """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.MicroBatchRecord``.
 
     Attributes:
-        rank, attempt, step: Whose and which.
-        device: The rank's place in the pipeline, and ``devices`` its length.
+        rank, attempt, step: The rank, its process and the training step.
+        device: The rank's position in the pipeline, and ``devices`` its length.
         stages: Virtual stages of the model.
         span_ns: From the beginning of the first pass to the end of the last one.
         totals: By kind and virtual stage.

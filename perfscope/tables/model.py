@@ -1,4 +1,4 @@
-"""What a rank trains: see ``perfscope.wire.ModelRecord``."""
+"""The model that a rank trains: see ``perfscope.wire.ModelRecord``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Weight:
     Attributes:
         name: The name with ``*`` for the number; empty where it is not known.
         is_embedding: Whether they are looked up and not multiplied.
-        shape: The whole shape.
-        count: How many there are.
+        shape: The full shape, also of a sharded parameter.
+        count: Number of such parameters.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What one rank trains.
+    """The model that one rank trains.
 
     Attributes:
         rank: The rank.
@@ -41,11 +41,11 @@ class Model:
         trainable: Those that have gradients.
         weights: Their shapes.
         transformer: The dimensions; absent where the module does not name them.
-        no_transformer: Why its own description could not be used; empty where it has none.
-        dtype: The type that matrix products are computed in, as far as it is known.
-        checkpointing: Which activations are recomputed; absent where nothing was seen of it.
-        weights_dtype: The type of most parameters; absent where it is not known.
-        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
+        no_transformer: Why the module's own description could not be used; empty where it has none.
+        dtype: The type that matrix products are computed in; absent where unknown.
+        checkpointing: Which activations are recomputed; absent where none was detected.
+        weights_dtype: The type of most parameters; absent where unknown.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was detected.
         optimizer: Class of the optimizer; absent likewise.
     """
 

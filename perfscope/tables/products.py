@@ -26,9 +26,10 @@ class Products:
     """All products of a trace.
 
     Attributes:
-        products: What was multiplied.
+        products: The products.
         without_shapes: Calls whose shapes the trace does not state.
-        in_order: Calls that tell forward from backward, in the order of their start: attention, softmaxes, activations.
+        in_order: Calls that distinguish forward from backward passes (attention, softmaxes, activations), in the order
+            of their start.
     """
 
     products: Sequence[Product]

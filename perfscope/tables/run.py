@@ -1,4 +1,4 @@
-"""A run of ``perfscope profile``: its ranks and windows, and everything else of it but its traces."""
+"""A run of ``perfscope profile``: all of it but its traces."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfscope.tables.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One profiler window of one rank: which training steps its trace holds, and what it cost.
+    """One profiler window of one rank: its training steps, and what it cost.
 
-    See ``perfscope.wire.WindowRecord``; what it did not tell is absent.
+    See ``perfscope.wire.WindowRecord``; what the record leaves out is absent.
     """
 
     rank: int
@@ -35,11 +35,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Who a rank is: see ``perfscope.wire.RankRecord``.
+    """The identity of a rank: see ``perfscope.wire.RankRecord``.
 
-    ``device_uuid`` is NVML's own name of the device, of a GPU or of a MIG instance, where NVML was sampled, and
-    ``device_uuids`` are all that hold tensors of the process; ``visible_uuids`` are all devices that it could have
-    used, None where that is not known.
+    ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
+    ``device_uuids`` are those of all devices that hold tensors of the process; ``visible_uuids`` are those of all
+    devices that it could have used, None where unknown.
     """
 
     rank: int
@@ -57,12 +57,12 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Everything of a run but its traces.
+    """All of a run but its traces.
 
     Attributes:
         path: The run's folder.
         command: The profiled command, without secrets; empty where run.json is missing.
-        exit_status: How the command ended, in words; absent while it runs or where it was not seen.
+        exit_status: How the command ended, in words; absent while it runs or where unknown.
         ranks: One entry a process that reported, by rank and attempt.
         steps: One table a process that completed a step.
         windows: Every finished window.
@@ -70,7 +70,7 @@ class Run:
         gpus: The NVML samples of every GPU.
         gpu_notes: Why a host has none, in words.
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
-        models: What each rank trains, of those that told it.
+        models: The model of each rank that recorded it.
         saves: Checkpoint saves that the hooks timed; None where there was none.
     """
 

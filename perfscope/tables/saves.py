@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SaveTiming:
-    """One save as one rank, or one log, saw it.
+    """One save as one rank measured it, or as one log states it.
 
     Attributes:
         number: Which save of its rank or log it is, from 0.
         rank: The rank; absent for a log.
         step: The training step after which it was saved; absent where unknown.
-        blocked_ns: How long training stood still; absent where it was not timed.
-        drained_ns: From the save's beginning until it lay on disk, where that was later; absent where unknown.
+        blocked_ns: How long it stalled training; absent where it was not timed.
+        drained_ns: From the start of the save until all was on disk, where that was later; absent where unknown.
         size_bytes: What was written; absent where unknown.
-        asynchronous: Whether writing went on beside training; absent where unknown.
-        source: What told the time.
-        path: Where to; absent where unknown.
+        asynchronous: Whether training continued while files were written; absent where unknown.
+        source: What measured the time.
+        path: The destination; absent where unknown.
     """
 
     number: int
@@ -34,11 +34,11 @@ class SaveTiming:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Every save that was seen.
+    """Every save of a run.
 
     Attributes:
         timings: One entry a save and rank.
-        training_ns: How long the run took from its first step to its last, saves included; absent where unknown.
+        training_ns: Time from the first step of the run to its last, saves included; absent where unknown.
     """
 
     timings: tuple[SaveTiming, ...]

@@ -7,15 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from perfscope import wire
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost.corrected import derive
 from perfscope.analyzers.cost.result import Cost
-from perfscope.errors import MissingInput, SourceError
-from perfscope.sources.runs.overhead import lines, read_overhead
+from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 
 MS = 10**6
@@ -105,26 +103,3 @@ def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     assert "longer than a steady-state step" in corrected.sections()[0].notes[1]
     kept = Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slowdown=0.02) for window in found.windows))
     assert derive(kept, steps, breakdown) is None
-
-
-def test_the_lines_of_the_benchmark_say_what_is_kept(tmp_path: Path) -> None:
-    change = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
-    split = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
-    found: dict[str, Any] = {
-        "machine": {"device": "d"},
-        "outside": change,
-        "window": {**change, "change_percent": 2.5, "ours": split, "bare": {**split, "stall": 1.0}, "stall_ratio": 0.3},
-        "after": {"median_ms": 101.0, "change_percent": 1.0},
-        "nvml": {**change, "samples": 9},
-        "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
-        "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
-    }
-    verdicts = [line.kept for line in lines(found) if line.kept]
-    # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
-    assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
-    noisy = lines({**found, "outside": {**change, "error_percent": 0.4}})
-    assert noisy[0].kept == "not shown"
-    (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(SourceError, match="was not written by"):
-        read_overhead(tmp_path / "x.json")
-    assert np.isfinite([line.ours for line in lines(found) if line.ours is not None]).all()

@@ -206,7 +206,7 @@ class TestSaves:
     @pytest.mark.parametrize(
         ("options", "code", "problem"),
         [
-            (("--log", FIXTURES / "README.md"), 1, "tells of no checkpoint save"),
+            (("--log", FIXTURES / "README.md"), 1, "states no checkpoint save"),
             (("--log", "nowhere.log"), 1, "nowhere.log"),
             (("--log", "a.log", "--save-time", "3"), 2, "both say how long the save took"),
         ],

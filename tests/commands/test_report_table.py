@@ -220,10 +220,10 @@ def test_the_environment_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "is no whole JSON"),
+        ("", "is not complete JSON"),
         ("[]", "is no JSON object"),
         ("{}", "says nothing of an environment"),
-        ("[" * 99999, "is no whole JSON"),
+        ("[" * 99999, "is not complete JSON"),
     ],
 )
 def test_a_file_that_states_no_environment(

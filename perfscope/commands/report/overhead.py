@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,12 +33,19 @@ def overhead(
     """Print the overhead of perfscope that its benchmark measured, beside the limits."""
     machine, lines = read_overhead(path)
     rows = tuple(
-        (line.what, line.ours, line.bare, line.difference or None, line.limit or None, line.kept or None)
+        (
+            line.measurement,
+            line.perfscope,
+            line.baseline,
+            line.difference or None,
+            line.limit or None,
+            line.within_limit or None,
+        )
         for line in lines
     )
     data: dict[str, Json] = {
         "schema": "perfscope/overhead/1",
-        "results": {"machine": machine, "lines": [asdict(line) for line in lines]},
+        "results": {"machine": machine, "lines": [line.data() for line in lines]},
     }
     notes = (f"On {machine}. Medians; perfscope and the baseline take turns in one run.", _BASELINE)
     section = Section("Overhead", _COLUMNS, rows, notes)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perfscope import wire
 from perfscope.errors import SourceError
@@ -23,8 +22,18 @@ _VERSIONS = (
     (re.compile(r"deepspeed"), "DeepSpeed"),
     (re.compile(r"mxnet"), "MXNet"),
 )
-_LINE = (("host", "Host"), ("system", "System"), ("cpu", "CPU"), ("memory", "Memory"), ("network", "Network"),
-         ("driver", "Driver"), ("python", "Python"), ("git_commit", "Commit of the training code"))  # fmt: skip
+_FACTS = (
+    ("host", "Host"),
+    ("system", "System"),
+    ("cpu", "CPU"),
+    ("memory", "Memory"),
+    ("network", "Network"),
+    ("driver", "Driver"),
+    ("python", "Python"),
+    ("git_commit", "Commit of the training code"),
+)
+#: Variables that NVIDIA's images set; torch can bring libraries of its own.
+_IMAGE_VERSIONS = (("CUDA_VERSION", "CUDA of the image"), ("NCCL_VERSION", "NCCL of the image"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Environment:
     """Where something ran.
 
     Attributes:
-        facts: Names and values in the order to show them.
+        facts: Names and values in the order of the report.
         topology: The rows of the matrix of ``nvidia-smi topo -m``, its headings first; empty without one.
         command: The command that ran; empty where none is stated.
     """
@@ -55,48 +64,51 @@ def read_environment(path: Path) -> Environment:
     try:
         stated = json.loads(read_text(file))
     except (ValueError, RecursionError):
-        raise SourceError(file, "is no whole JSON") from None
+        raise SourceError(file, "is not complete JSON") from None
     if not isinstance(stated, dict):
         raise SourceError(file, "is no JSON object")
-    versions = {**_of_container(stated), **_as_dict(stated.get("versions")), **_of_ranks(file.parent)}
-    facts = [*_gpus(stated), *_lines(stated), *_versions(versions)]
+    versions = {**_image_versions(stated), **_as_dict(stated.get("versions")), **_torch_version(file.parent)}
+    facts = (*_list_gpus(stated), *_list_facts(stated), *_list_versions(versions))
     topology = parse_topology(str(stated.get("topology") or ""))
     if not facts and not topology:
         raise SourceError(file, "says nothing of an environment", hint="it should be a run.json of `perfscope profile`")
     command = stated.get("command")
-    return Environment(tuple(facts), topology, " ".join(map(str, command)) if isinstance(command, list) else "")
+    return Environment(facts, topology, " ".join(map(str, command)) if isinstance(command, list) else "")
 
 
-def _gpus(stated: Mapping[str, Any]) -> list[tuple[str, str]]:
-    value = stated.get("gpus")
-    lines = value.splitlines() if isinstance(value, str) else [str(line) for line in value or ()]
+def _list_gpus(stated: Mapping[str, object]) -> list[tuple[str, str]]:
+    gpus = stated.get("gpus")
+    lines = gpus.splitlines() if isinstance(gpus, str) else [str(line) for line in _as_list(gpus)]
     names = [match["name"] if (match := _GPU_LINE.fullmatch(line.strip())) else line.strip() for line in lines]
-    counted = Counter(name for name in names if name)
-    return [("GPUs", ", ".join(f"{count} x {name}" for name, count in counted.items()))] if counted else []
+    counts = Counter(name for name in names if name)
+    return [("GPUs", ", ".join(f"{count} x {name}" for name, count in counts.items()))] if counts else []
 
 
-def _lines(stated: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
-    for key, name in _LINE:
-        value = stated.get(key)
-        if isinstance(value, str) and value.strip():
-            found.append((name, ", ".join(dict.fromkeys(line.strip() for line in value.splitlines()))))
-    return found
+def _list_facts(stated: Mapping[str, object]) -> list[tuple[str, str]]:
+    facts = []
+    for key, name in _FACTS:
+        text = stated.get(key)
+        if isinstance(text, str) and text.strip():
+            facts.append((name, ", ".join(dict.fromkeys(line.strip() for line in text.splitlines()))))
+    return facts
 
 
-def _as_dict(value: object) -> dict[str, Any]:
+def _as_dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _of_container(stated: Mapping[str, Any]) -> dict[str, str]:
-    """What NVIDIA's images state in the environment; torch can bring libraries of its own."""
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _image_versions(stated: Mapping[str, object]) -> dict[str, object]:
+    """The versions in the environment of a container."""
     environment = _as_dict(stated.get("environment"))
-    names = (("CUDA_VERSION", "CUDA of the image"), ("NCCL_VERSION", "NCCL of the image"))
-    return {name: str(environment[variable]) for variable, name in names if variable in environment}
+    return {name: environment[variable] for variable, name in _IMAGE_VERSIONS if variable in environment}
 
 
-def _of_ranks(run: Path) -> dict[str, str]:
-    """Torch as the first rank saw it: with the CUDA that it was built for."""
+def _torch_version(run: Path) -> dict[str, object]:
+    """Torch as the first rank recorded it: with the CUDA that it was built for."""
     for file in sorted((run / wire.RANKS_FOLDER).glob(f"*/{wire.RANK_FILE}"))[:1]:
         try:
             torch = _as_dict(json.loads(read_text(file))).get("torch")
@@ -107,14 +119,14 @@ def _of_ranks(run: Path) -> dict[str, str]:
     return {}
 
 
-def _versions(versions: Mapping[str, Any]) -> list[tuple[str, str]]:
-    named: dict[str, str] = {}
+def _list_versions(versions: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Versions under their usual names, the libraries of training first."""
+    by_name: dict[str, str] = {}
     for package, version in versions.items():
         name = next((name for pattern, name in _VERSIONS if pattern.fullmatch(str(package).lower())), str(package))
-        named[name] = str(version)
-    order = [name for _, name in _VERSIONS]
-    first = [name for known in order for name in (known, f"{known} of the image") if name in named]
-    return [(name, named[name]) for name in [*first, *sorted(set(named) - set(first))]]
+        by_name[name] = str(version)
+    libraries = [name for _, library in _VERSIONS for name in (library, f"{library} of the image") if name in by_name]
+    return [(name, by_name[name]) for name in [*libraries, *sorted(set(by_name) - set(libraries))]]
 
 
 def parse_topology(text: str) -> tuple[tuple[str, ...], ...]:

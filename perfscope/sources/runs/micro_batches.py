@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from perfscope import wire
+from perfscope.sources.runs.records import decode_micro_batch, read_records
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
 
 
-def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> list[MicroBatches]:
-    """Read every whole line; what cannot be read is added to ``damage``.
+def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
+    """Read every record; what cannot be read is added to ``damage``.
 
     A record that leaves the order out has that of the record before it.
     """
-    path = folder / wire.MICRO_BATCHES_FILE
-    if not path.is_file():
-        return []
-    found: list[MicroBatches] = []
+    passes: list[MicroBatches] = []
     order: tuple[str, ...] = ()
-    decoder = msgspec.json.Decoder(wire.MicroBatchRecord)
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            record = decoder.decode(line)
-        except msgspec.MsgspecError:
-            damage.append(f"{folder.name}/{path.name}: line {number} cannot be read")
-            continue
+    for record in read_records(folder / wire.MICRO_BATCHES_FILE, decode_micro_batch, damage):
         order = record.order or order
-        found.append(
+        passes.append(
             MicroBatches(
                 rank=rank,
                 attempt=attempt,
@@ -41,4 +31,4 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
                 order=order,
             )
         )
-    return found
+    return tuple(passes)

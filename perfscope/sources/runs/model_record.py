@@ -1,4 +1,4 @@
-"""What a rank trains, from its ``model.json``: shapes of parameters, and dimensions where the file names them."""
+"""The model that a rank trains, from ``model.json``: shapes of parameters, and dimensions where the file has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfscope.tables.model import Model, Weight
 
 
 def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
-    """Read one rank's model; absent where it wrote none."""
+    """Read one rank's model; None where it recorded none."""
     path = folder / wire.MODEL_FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=wire.ModelRecord)

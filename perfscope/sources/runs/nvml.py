@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from perfscope import wire
-from perfscope.tables.columns import masked
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.tables.columns import Int64, MaskedInt64, masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
 #: Counters of ``GpuSamples.counters``.
@@ -25,7 +25,7 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class _Mig(msgspec.Struct):
+class _MigInstance(msgspec.Struct):
     """A MIG instance in a first line."""
 
     uuid: str = ""
@@ -45,7 +45,7 @@ class _Gpu(msgspec.Struct):
     power_limit_default_mw: int | None = None
     memory_total_bytes: int | None = None
     sm_clock_max_mhz: int | None = None
-    mig_devices: list[_Mig] = []
+    mig_devices: list[_MigInstance] = []
     power_mw: int | None = None
     gpu_util_percent: int | None = None
     memory_used_bytes: int | None = None
@@ -67,8 +67,8 @@ class _Gpu(msgspec.Struct):
     pcie_rx_kb_per_s: int | None = None
 
 
-class _Cost(msgspec.Struct):
-    """What the sampler has cost so far."""
+class _SamplerCost(msgspec.Struct):
+    """The cost of the sampler so far."""
 
     cpu_ns: int = 0
     rounds: int = 0
@@ -86,7 +86,7 @@ class _Line(msgspec.Struct):
     slower: str = ""
     call_ns: int = 0
     period_ns: int = 0
-    sampler: _Cost | None = None
+    sampler: _SamplerCost | None = None
 
 
 _SAMPLED = (
@@ -94,14 +94,14 @@ _SAMPLED = (
     "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s",
 )  # fmt: skip
 _CHUNK = 20_000
-_VALUES_OF = attrgetter(*_SAMPLED)
+_get_values = attrgetter(*_SAMPLED)
 
 
-class _Columns:
-    """The samples of one GPU; packed as they come, because a week has millions."""
+class _SampleColumns:
+    """Collects the samples of one GPU, packed as they are read, because a week has millions."""
 
     def __init__(self) -> None:
-        self._packed: list[tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]] = []
+        self._packed: list[tuple[Int64, dict[str, MaskedInt64]]] = []
         self._times: list[int] = []
         self._values: list[_Gpu] = []
 
@@ -113,25 +113,25 @@ class _Columns:
             self._pack()
 
     def _pack(self) -> None:
-        columns = zip(*map(_VALUES_OF, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
+        columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
         packed = {name: _column(values) for name, values in zip(_SAMPLED, columns, strict=True)}
         self._packed.append((np.asarray(self._times, np.int64), packed))
         self._times, self._values = [], []
 
-    def whole(self) -> tuple[np.ndarray, dict[str, np.ma.MaskedArray[Any, Any]]]:
+    def concatenate(self) -> tuple[Int64, dict[str, MaskedInt64]]:
         """The times, and the columns by name."""
         self._pack()
         times = np.concatenate([times for times, _ in self._packed])
         return times, {name: _joined([columns[name] for _, columns in self._packed]) for name in _SAMPLED}
 
 
-def _column(values: tuple[int | None, ...]) -> np.ma.MaskedArray[Any, Any]:
+def _column(values: tuple[int | None, ...]) -> MaskedInt64:
     if None not in values:
         return np.ma.MaskedArray(np.asarray(values, np.int64), mask=np.zeros(len(values), np.bool_))
     return masked(values)
 
 
-def _joined(pieces: Sequence[np.ma.MaskedArray[Any, Any]]) -> np.ma.MaskedArray[Any, Any]:
+def _joined(pieces: Sequence[MaskedInt64]) -> MaskedInt64:
     return np.ma.MaskedArray(
         np.concatenate([piece.data for piece in pieces]),
         mask=np.concatenate([np.ma.getmaskarray(piece) for piece in pieces]),
@@ -140,17 +140,17 @@ def _joined(pieces: Sequence[np.ma.MaskedArray[Any, Any]]) -> np.ma.MaskedArray[
 
 @dataclass(slots=True)
 class _Host:
-    """All files of one host, in the order of their beginnings.
+    """All files of one host, in the order of their first lines.
 
     Attributes:
-        known: Who each GPU is, by its UUID.
+        gpus: The description of each GPU, by its UUID.
         samples: The samples of each GPU, by its UUID.
-        lost_ns: When a GPU stopped to answer, by its UUID.
+        lost_ns: When a GPU stopped answering, by its UUID.
         notes: What a reader must know.
     """
 
-    known: dict[str, _Gpu] = field(default_factory=dict)
-    samples: dict[str, _Columns] = field(default_factory=dict)
+    gpus: dict[str, _Gpu] = field(default_factory=dict)
+    samples: dict[str, _SampleColumns] = field(default_factory=dict)
     lost_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -160,17 +160,17 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
 
     Args:
         run: The run's folder.
-        damage: Gets a line for each file that ends in half a line or is not what it should be.
+        damage: Gets a text for each line that cannot be read.
 
     Returns:
-        The GPUs; and notes: hosts without NVML, values that were slow to read, what the sampler cost.
+        The GPUs; and notes: hosts without NVML, values that are slow to read, the cost of the sampler.
     """
     hosts: dict[str, _Host] = {}
     files = [(_first_line(path), path) for path in (run / wire.NVML_FOLDER).glob("*.jsonl")]
-    for first, path in sorted(files, key=lambda one: (one[0].t_ns, one[1].name)):
-        _add(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
+    for first, path in sorted(files, key=lambda first_and_path: (first_and_path[0].t_ns, first_and_path[1].name)):
+        _add_lines(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
     gpus = [
-        _gpu(name, host.known[uuid], samples, host.lost_ns.get(uuid))
+        _to_samples(name, host.gpus[uuid], samples, host.lost_ns.get(uuid))
         for name, host in sorted(hosts.items())
         for uuid, samples in host.samples.items()
     ]
@@ -179,7 +179,7 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
 
 
 def _first_line(path: Path) -> _Line:
-    """Who the GPUs are, or why there are none."""
+    """The description of the GPUs, or why there are none."""
     for line in _lines(path, []):
         return line
     return _Line()
@@ -195,53 +195,60 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
                 damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
 
 
-def _add(host: _Host, lines: Iterable[_Line]) -> None:
+def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
     uuids: list[str] = []
-    slower: dict[str, _Line] = {}
+    slow_values: dict[str, _Line] = {}
     began_ns, cost = 0, None
     for line in lines:
         if line.note:
             host.notes.append(line.note)
         elif line.lost:
             host.lost_ns.setdefault(line.lost, line.t_ns)
-            host.notes.append(f"{line.lost} stopped to answer NVML")
+            host.notes.append(f"{line.lost} stopped answering NVML")
         elif line.slower:
-            slower[line.slower] = line
+            slow_values[line.slower] = line
         elif line.sampler is not None:
             cost = line
         elif line.gpus is not None and any(gpu.uuid for gpu in line.gpus):
             began_ns = line.t_ns
             uuids = [gpu.uuid for gpu in line.gpus]
             for gpu in line.gpus:
-                host.known[gpu.uuid] = gpu
-                host.samples.setdefault(gpu.uuid, _Columns())
+                host.gpus[gpu.uuid] = gpu
+                host.samples.setdefault(gpu.uuid, _SampleColumns())
         elif line.gpus is not None and len(line.gpus) == len(uuids):
             for uuid, gpu in zip(uuids, line.gpus, strict=True):
                 host.samples[uuid].add(line.t_ns, gpu)
     host.notes += [
-        f"{name} is read every {line.period_ns / 1e9:.1f} s only, because a call takes {line.call_ns / 1e6:.1f} ms"
-        for name, line in slower.items()
+        f"{name} is read only every {line.period_ns / NS_PER_S:.1f} s, because a call takes "
+        f"{line.call_ns / NS_PER_MS:.1f} ms"
+        for name, line in slow_values.items()
     ]
     if cost is not None and cost.sampler is not None and cost.t_ns > began_ns > 0:
         share = cost.sampler.cpu_ns / (cost.t_ns - began_ns)
-        late = f"; {cost.sampler.late} of {cost.sampler.rounds} rounds came late" if cost.sampler.late else ""
+        late = f"; {cost.sampler.late} of {cost.sampler.rounds} rounds were late" if cost.sampler.late else ""
         host.notes.append(f"the sampler took {100 * share:.1f} % of one core{late}")
 
 
-def _gpu(host: str, known: _Gpu, samples: _Columns, lost_ns: int | None) -> GpuSamples:
-    times, columns = samples.whole()
+def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | None) -> GpuSamples:
+    times, columns = samples.concatenate()
     return GpuSamples(
         host=host,
-        uuid=known.uuid,
-        name=known.name,
-        index=known.index,
-        power_limit_mw=known.power_limit_mw,
-        power_limit_default_mw=known.power_limit_default_mw,
-        memory_total_bytes=known.memory_total_bytes,
-        sm_clock_max_mhz=known.sm_clock_max_mhz,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        index=gpu.index,
+        power_limit_mw=gpu.power_limit_mw,
+        power_limit_default_mw=gpu.power_limit_default_mw,
+        memory_total_bytes=gpu.memory_total_bytes,
+        sm_clock_max_mhz=gpu.sm_clock_max_mhz,
         instances=tuple(
-            MigInstance(one.uuid, one.name, one.gpu_instance, one.compute_instance, one.memory_total_bytes)
-            for one in known.mig_devices
+            MigInstance(
+                uuid=instance.uuid,
+                name=instance.name,
+                gpu_instance=instance.gpu_instance,
+                compute_instance=instance.compute_instance,
+                memory_total_bytes=instance.memory_total_bytes,
+            )
+            for instance in gpu.mig_devices
         ),
         lost_ns=lost_ns,
         t_ns=times,

@@ -1,14 +1,10 @@
-"""A run's folder as a Run: step records, windows and rank facts of every process that reported.
-
-Hooks write whole lines, but a killed process or a full disk can leave half a line at the end: it is dropped and named.
-"""
+"""A run's folder as a Run: step records, windows and rank facts of every process that reported."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +14,8 @@ from perfscope.errors import SourceError
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
-from perfscope.sources.runs.visible_devices import device_of, devices_of, visible_devices
+from perfscope.sources.runs.records import decode_checkpoint, decode_event, decode_step, read_object, read_records
+from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
 from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.micro_batches import MicroBatches
@@ -28,7 +25,7 @@ from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
 
-_MOST_SHOWN = 16
+_MOST_RANGES_SHOWN = 16
 _NO_RANKS = (
     "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
     "or started Python with -I, -E or -S"
@@ -40,6 +37,27 @@ def is_run(path: Path) -> bool:
     return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS_FOLDER).is_dir()
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What one process of a rank wrote.
+
+    Attributes:
+        rank: Its rank; None where ``rank.json`` cannot be read.
+        steps: Its steps; None where it completed none.
+        windows: Its finished windows.
+        micro_batches: The passes of its micro-batches.
+        model: Its model; None where it recorded none.
+        saves: Its checkpoint saves.
+    """
+
+    rank: Rank | None
+    steps: Steps | None
+    windows: tuple[Window, ...]
+    micro_batches: tuple[MicroBatches, ...]
+    model: Model | None
+    saves: tuple[SaveTiming, ...]
+
+
 def read_run(path: Path) -> Run:
     """Read a run's folder, traces excepted.
 
@@ -49,45 +67,40 @@ def read_run(path: Path) -> Run:
     if not is_run(path):
         raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
     damage: list[str] = []
-    facts = _read_json(path / wire.RUN_FILE, damage)
+    facts = read_object(path / wire.RUN_FILE, damage)
     gpus, gpu_notes = read_gpus(path, damage)
-    ranks: list[Rank] = []
-    steps: list[Steps] = []
-    windows: list[Window] = []
-    micro_batches: list[MicroBatches] = []
-    models: list[Model] = []
-    timings: list[SaveTiming] = []
-    for folder, rank, attempt in _rank_folders(path / wire.RANKS_FOLDER):
-        records = _read_lines(folder / wire.STEPS_FILE, wire.StepRecord, damage)
-        if records:
-            steps.append(_steps(rank, attempt, records))
-        saved = _read_lines(folder / wire.CHECKPOINTS_FILE, wire.CheckpointRecord, damage)
-        timings.extend(_save(number, rank, record) for number, record in enumerate(saved))
-        micro_batches.extend(read_micro_batches(folder, rank, attempt, damage))
-        events = _read_lines(folder / wire.EVENTS_FILE, wire.WindowRecord | wire.NoteRecord, damage)
-        windows.extend(_window(rank, event) for event in events if isinstance(event, wire.WindowRecord))
-        notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
-        fact = _read_rank(folder, (rank, attempt), notes, gpus, damage)
-        if fact is not None:
-            ranks.append(fact)
-        model = read_model_record(folder, rank, damage)
-        if model is not None:
-            models.append(model)
+    processes = [
+        _read_process(folder, rank, attempt, gpus, damage)
+        for folder, rank, attempt in _rank_folders(path / wire.RANKS_FOLDER)
+    ]
+    ranks = tuple(process.rank for process in processes if process.rank is not None)
+    steps = tuple(process.steps for process in processes if process.steps is not None)
+    saves = tuple(save for process in processes for save in process.saves)
     damage += _missing_ranks(ranks)
     return Run(
         path=str(path),
-        command=tuple(str(word) for word in facts.get("command", ())),
-        exit_status=facts.get("exit_status"),
-        ranks=tuple(ranks),
-        steps=tuple(steps),
-        windows=tuple(windows),
+        command=_command(facts),
+        exit_status=_exit_status(facts),
+        ranks=ranks,
+        steps=steps,
+        windows=tuple(window for process in processes for window in process.windows),
         damage=tuple(damage),
         gpus=gpus,
         gpu_notes=gpu_notes,
-        micro_batches=tuple(micro_batches),
-        models=tuple(models),
-        saves=Saves(tuple(timings), _training_ns(steps)) if timings else None,
+        micro_batches=tuple(passes for process in processes for passes in process.micro_batches),
+        models=tuple(process.model for process in processes if process.model is not None),
+        saves=Saves(saves, _training_ns(steps)) if saves else None,
     )
+
+
+def _command(facts: Mapping[str, object]) -> tuple[str, ...]:
+    words = facts.get("command")
+    return tuple(str(word) for word in words) if isinstance(words, list) else ()
+
+
+def _exit_status(facts: Mapping[str, object]) -> str | None:
+    status = facts.get("exit_status")
+    return status if isinstance(status, str) else None
 
 
 def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
@@ -98,10 +111,10 @@ def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     if not missing:
         return []
-    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing, _MOST_SHOWN)}"]
+    return [f"{len(missing)} of {world_size} ranks never reported: {format_ranges(missing, _MOST_RANGES_SHOWN)}"]
 
 
-def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
+def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
     if not ranks.is_dir():
         return
     for folder in sorted(ranks.iterdir()):
@@ -110,16 +123,20 @@ def _rank_folders(ranks: Path) -> Iterable[tuple[Path, int, int]]:
             yield folder, *number
 
 
-def _read_json(path: Path, damage: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        damage.append(f"{path.name} is missing")
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        damage.append(f"{path} is not whole JSON")
-        return {}
-    return value if isinstance(value, dict) else {}
+def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSamples], damage: list[str]) -> _Process:
+    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage)
+    saves = read_records(folder / wire.CHECKPOINTS_FILE, decode_checkpoint, damage)
+    micro_batches = read_micro_batches(folder, rank, attempt, damage)
+    events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
+    notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
+    return _Process(
+        rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
+        steps=_to_steps(rank, attempt, steps) if steps else None,
+        windows=tuple(_to_window(rank, event) for event in events if isinstance(event, wire.WindowRecord)),
+        micro_batches=micro_batches,
+        model=read_model_record(folder, rank, damage),
+        saves=tuple(_to_save(number, rank, record) for number, record in enumerate(saves)),
+    )
 
 
 def _read_rank(
@@ -130,55 +147,29 @@ def _read_rank(
     except (OSError, msgspec.MsgspecError):
         damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.RANK_FILE} cannot be read")
         return None
-    parallel = _read_json(folder / wire.PARALLEL_FILE, []).get("coordinates", {})
-    here = [gpu for gpu in gpus if gpu.host == record.host]
+    host_gpus = [gpu for gpu in gpus if gpu.host == record.host]
     return Rank(
         rank=number[0],
         attempt=number[1],
         world_size=record.world_size,
         host=record.host,
-        device_uuid=device_of(record, here),
-        device_uuids=devices_of(record, here),
-        visible_uuids=visible_devices(record.visible_devices, record.device_order, here),
+        device_uuid=find_device(record, host_gpus),
+        device_uuids=find_devices(record, host_gpus),
+        visible_uuids=list_visible_devices(record.visible_devices, record.device_order, host_gpus),
         device_type=record.device_type,
         device_name=record.device_name,
         notes=notes,
-        parallel={str(axis): int(index) for axis, index in parallel.items()},
+        parallel=_coordinates(folder),
     )
 
 
-def _read_lines(path: Path, kind: Any, damage: list[str]) -> list[Any]:  # noqa: ANN401 - a record type or a union
-    if not path.is_file():
-        return []
-    decode = _decoder(kind)
-    records = []
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            records.append(decode(line))
-        except msgspec.MsgspecError:
-            what = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
-            damage.append(f"{path.parent.name}/{path.name}: {what}")
-    return records
+def _coordinates(folder: Path) -> dict[str, int]:
+    """The rank's index on each axis of parallelism; empty where it recorded none."""
+    coordinates = read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
+    return {str(axis): int(index) for axis, index in coordinates.items()} if isinstance(coordinates, dict) else {}
 
 
-def _decoder(kind: Any) -> Any:  # noqa: ANN401 - as above
-    if kind in (wire.StepRecord, wire.CheckpointRecord):
-        return msgspec.json.Decoder(kind).decode
-    kinds = {"window": wire.WindowRecord, "note": wire.NoteRecord}
-
-    def decode(line: bytes) -> object:
-        value = msgspec.json.decode(line, type=dict[str, Any])
-        if value.get("kind") not in kinds:
-            raise msgspec.ValidationError("no known kind of event")
-        return msgspec.convert(value, kinds[value["kind"]])
-
-    return decode
-
-
-def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps:
+def _to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps:
     return Steps(
         rank=rank,
         attempt=attempt,
@@ -200,7 +191,7 @@ def _steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps
     )
 
 
-def _window(rank: int, record: wire.WindowRecord) -> Window:
+def _to_window(rank: int, record: wire.WindowRecord) -> Window:
     return Window(
         rank=rank,
         first_step=record.first_step,
@@ -217,7 +208,7 @@ def _window(rank: int, record: wire.WindowRecord) -> Window:
     )
 
 
-def _save(number: int, rank: int, record: wire.CheckpointRecord) -> SaveTiming:
+def _to_save(number: int, rank: int, record: wire.CheckpointRecord) -> SaveTiming:
     return SaveTiming(
         number=number,
         rank=rank,

@@ -1,15 +1,15 @@
 """Which GPU a rank trained on: its own UUID, else its number among the devices that CUDA_VISIBLE_DEVICES leaves.
 
-The rules of CUDA, as its programming guide tells them: absent is every device; the list ends before the first entry
-that names no device (so ``-1`` and the empty text leave none); an entry is a number, a UUID or the unambiguous
-beginning of one; an entry that comes twice leaves none; a MIG device is named by its UUID, and without a name the first
-instance of a GPU is taken.
+The rules are those of CUDA's programming guide: an absent variable means every device; the list ends before the first
+entry that names no device (so ``-1`` and the empty text leave none); an entry is a number, a UUID or the unambiguous
+beginning of one; a repeated entry leaves none; a MIG device is named by its UUID, and without a name the first
+instance of a GPU is used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from perfscope.tables.gpus import GpuSamples
 from perfscope.wire import RankRecord
@@ -18,7 +18,7 @@ _LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 _BY_BUS = "PCI_BUS_ID"
 
 
-def visible_devices(variable: str | None, order: str | None, gpus: Sequence[GpuSamples]) -> tuple[str, ...] | None:
+def list_visible_devices(variable: str | None, order: str | None, gpus: Sequence[GpuSamples]) -> tuple[str, ...] | None:
     """The UUIDs of a process's CUDA devices, in its order.
 
     Args:
@@ -33,86 +33,92 @@ def visible_devices(variable: str | None, order: str | None, gpus: Sequence[GpuS
     if len(numbered) < len(gpus):
         numbered = list(gpus)
     if variable is None:
-        return tuple(_device(gpu) for gpu in numbered) if _order_is_known(order, numbered) else None
-    found: list[str] = []
+        return tuple(_cuda_device(gpu) for gpu in numbered) if _order_is_known(order, numbered) else None
+    devices: list[str] = []
     for entry in (word.strip() for word in variable.split(",")):
         if entry.isdigit() and not _order_is_known(order, numbered):
             return None
-        device = _named(entry, numbered)
+        device = _find_by_entry(entry, numbered)
         if device is None:
             break
-        if device in found:
+        if device in devices:
             return ()
-        found.append(device)
-    return tuple(found)
+        devices.append(device)
+    return tuple(devices)
 
 
-def device_of(record: RankRecord, gpus: Sequence[GpuSamples]) -> str | None:
-    """The UUID, by NVML's own name, of the device that a rank trained on; None where it cannot be told.
+def find_device(record: RankRecord, gpus: Sequence[GpuSamples]) -> str | None:
+    """The UUID, by NVML's own name, of the device that a rank trained on; None where that is unknown.
 
     Args:
         record: The rank.
         gpus: All GPUs of its machine.
     """
-    visible = visible_devices(record.visible_devices, record.device_order, gpus)
+    visible = list_visible_devices(record.visible_devices, record.device_order, gpus)
     index = record.device_index
     by_number = visible[index] if visible is not None and index is not None and index < len(visible) else None
     if record.device_uuid is None:
         return by_number
-    return _by_uuid(record.device_uuid, by_number, gpus) or record.device_uuid
+    return _find_by_uuid(record.device_uuid, by_number, gpus) or record.device_uuid
 
 
-def devices_of(record: RankRecord, gpus: Sequence[GpuSamples]) -> tuple[str, ...]:
+def find_devices(record: RankRecord, gpus: Sequence[GpuSamples]) -> tuple[str, ...]:
     """The UUIDs of all devices that hold tensors of a rank."""
     if record.device_uuids is not None and len(record.device_uuids) > 1:
-        return tuple(_by_uuid(uuid, None, gpus) or uuid for uuid in record.device_uuids)
-    device = device_of(record, gpus)
+        return tuple(_find_by_uuid(uuid, None, gpus) or uuid for uuid in record.device_uuids)
+    device = find_device(record, gpus)
     return () if device is None else (device,)
 
 
-def _by_uuid(uuid: str, by_number: str | None, gpus: Sequence[GpuSamples]) -> str | None:
-    """NVML's name of what CUDA calls so: torch leaves the kind of device out of a UUID."""
-    wanted = _bare(uuid)
+def _find_by_uuid(uuid: str, by_number: str | None, gpus: Sequence[GpuSamples]) -> str | None:
+    """NVML's UUID of a device whose UUID torch states without the kind of device."""
+    bare_uuid = _strip_kind(uuid)
     for gpu in gpus:
         for instance in gpu.instances:
-            if _bare(instance.uuid) == wanted:
+            if _strip_kind(instance.uuid) == bare_uuid:
                 return instance.uuid
-        if _bare(gpu.uuid) == wanted:
+        if _strip_kind(gpu.uuid) == bare_uuid:
             # Some drivers give the UUID of the whole GPU for an instance of it.
             instances = {instance.uuid for instance in gpu.instances}
-            return by_number if by_number in instances else _device(gpu)
+            return by_number if by_number in instances else _cuda_device(gpu)
     return None
 
 
 def _order_is_known(order: str | None, gpus: Sequence[GpuSamples]) -> bool:
-    """NVML counts by bus; CUDA does so where it is told to, or where no GPU is faster than another."""
+    """NVML counts by bus; CUDA does so where it is configured to, or where all GPUs are equally fast."""
     return order == _BY_BUS or len({gpu.name for gpu in gpus}) <= 1
 
 
-def _named(entry: str, gpus: Sequence[GpuSamples]) -> str | None:
+def _find_by_entry(entry: str, gpus: Sequence[GpuSamples]) -> str | None:
     if entry.isdigit():
-        return _device(gpus[int(entry)]) if int(entry) < len(gpus) else None
+        return _cuda_device(gpus[int(entry)]) if int(entry) < len(gpus) else None
     legacy = _LEGACY_MIG.fullmatch(entry)
     if legacy:
         numbers = (legacy[1].lower(), int(legacy[2]), int(legacy[3]))
-        instances = [(gpu.uuid.lower(), one) for gpu in gpus for one in gpu.instances]
-        return _only([one.uuid for uuid, one in instances if (uuid, one.gpu_instance, one.compute_instance) == numbers])
+        return _unambiguous(
+            instance.uuid
+            for gpu in gpus
+            for instance in gpu.instances
+            if (gpu.uuid.lower(), instance.gpu_instance, instance.compute_instance) == numbers
+        )
     if entry.startswith("MIG-"):
-        return _only([one.uuid for gpu in gpus for one in gpu.instances if one.uuid.startswith(entry)])
+        instances = (instance for gpu in gpus for instance in gpu.instances)
+        return _unambiguous(instance.uuid for instance in instances if instance.uuid.startswith(entry))
     if entry.startswith("GPU-"):
-        found = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
-        return _device(found[0]) if len(found) == 1 else None
+        return _unambiguous(_cuda_device(gpu) for gpu in gpus if gpu.uuid.startswith(entry))
     return None
 
 
-def _only(found: Sequence[str]) -> str | None:
-    return found[0] if len(found) == 1 else None
+def _unambiguous(uuids: Iterable[str]) -> str | None:
+    """The only one; None of none or several."""
+    candidates = list(uuids)
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def _device(gpu: GpuSamples) -> str:
-    """What CUDA makes of a whole GPU: with MIG, its first instance."""
+def _cuda_device(gpu: GpuSamples) -> str:
+    """The device that CUDA uses of a GPU: with MIG, its first instance."""
     return gpu.instances[0].uuid if gpu.instances else gpu.uuid
 
 
-def _bare(uuid: str) -> str:
+def _strip_kind(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()

@@ -64,7 +64,7 @@ def test_a_gpu_that_is_lost_is_named_once_and_the_other_goes_on(
     (tmp_path / "nvml" / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     gpus, notes = read_gpus(tmp_path, [])
     assert [gpu.lost_ns for gpu in gpus] == [lost["t_ns"], None]
-    assert any("stopped to answer" in note for note in notes)
+    assert any("stopped answering" in note for note in notes)
 
 
 def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(library: Path, sampled: Sampled) -> None:

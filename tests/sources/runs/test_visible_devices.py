@@ -12,7 +12,7 @@ from perfscope.analyzers import gpus as gpu_table
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.run import read_run
-from perfscope.sources.runs.visible_devices import device_of, visible_devices
+from perfscope.sources.runs.visible_devices import find_device, list_visible_devices
 from perfscope.tables.gpus import GpuSamples
 from perfscope.wire import RankRecord
 from tests.analyzers.test_steps import write_run
@@ -60,7 +60,7 @@ def machine(folder: Path, *, mig: bool = False, other: str = "Some GPU") -> tupl
 def test_the_variable_means_what_it_means_to_cuda(
     variable: str | None, expected: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert visible_devices(variable, None, machine(tmp_path)) == expected
+    assert list_visible_devices(variable, None, machine(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_the_variable_means_what_it_means_to_cuda(
     ],
 )
 def test_mig_instances_are_devices(variable: str | None, expected: tuple[str, ...], tmp_path: Path) -> None:
-    assert visible_devices(variable, None, machine(tmp_path, mig=True)) == expected
+    assert list_visible_devices(variable, None, machine(tmp_path, mig=True)) == expected
 
 
 def test_numbers_mean_nothing_where_cuda_sorts_by_speed_and_the_gpus_differ(tmp_path: Path) -> None:
     unlike = machine(tmp_path, other="Faster GPU")
-    assert visible_devices("0", None, unlike) is None
-    assert visible_devices("0", "PCI_BUS_ID", unlike) == (A,)
-    assert visible_devices(B, None, unlike) == (B,)
+    assert list_visible_devices("0", None, unlike) is None
+    assert list_visible_devices("0", "PCI_BUS_ID", unlike) == (A,)
+    assert list_visible_devices(B, None, unlike) == (B,)
 
 
 def record(**fields: object) -> RankRecord:
@@ -92,14 +92,14 @@ def record(**fields: object) -> RankRecord:
 
 def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_path: Path) -> None:
     gpus = machine(tmp_path, mig=True)
-    assert device_of(record(device_uuid=B), gpus) == B
-    assert device_of(record(device_index=1, visible_devices="1,0"), gpus) == A
-    assert device_of(record(device_index=1, visible_devices="1"), gpus) is None
-    assert device_of(record(device_index=0), gpus) == A
+    assert find_device(record(device_uuid=B), gpus) == B
+    assert find_device(record(device_index=1, visible_devices="1,0"), gpus) == A
+    assert find_device(record(device_index=1, visible_devices="1"), gpus) is None
+    assert find_device(record(device_index=0), gpus) == A
     # torch writes GPU- before every UUID, and some drivers tell the UUID of the whole GPU for an instance.
-    assert device_of(record(device_uuid=M2.replace("MIG", "GPU")), gpus) == M2
-    assert device_of(record(device_uuid=C, device_index=0, visible_devices=M2), gpus) == M2
-    assert device_of(record(device_uuid="GPU-of-a-host-without-nvml"), ()) == "GPU-of-a-host-without-nvml"
+    assert find_device(record(device_uuid=M2.replace("MIG", "GPU")), gpus) == M2
+    assert find_device(record(device_uuid=C, device_index=0, visible_devices=M2), gpus) == M2
+    assert find_device(record(device_uuid="GPU-of-a-host-without-nvml"), ()) == "GPU-of-a-host-without-nvml"
 
 
 @pytest.mark.parametrize(("variable", "shown"), [("1", [B]), ("2,0", [A, C]), (None, [A, B, C])])

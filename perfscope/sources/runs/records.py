@@ -1,0 +1,73 @@
+"""The records of a rank's files: one JSON object a line, written at once.
+
+Hooks write full lines, but a killed process or a full disk can leave half a line at the end: it is dropped and named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from perfscope import wire
+
+_Record = TypeVar("_Record")
+_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord]] = {
+    "window": wire.WindowRecord,
+    "note": wire.NoteRecord,
+}
+
+decode_step = msgspec.json.Decoder(wire.StepRecord).decode
+decode_checkpoint = msgspec.json.Decoder(wire.CheckpointRecord).decode
+decode_micro_batch = msgspec.json.Decoder(wire.MicroBatchRecord).decode
+
+
+def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord:
+    """A line of ``events.jsonl``.
+
+    Raises:
+        msgspec.MsgspecError: It is no event of a kind that is known.
+    """
+    fields = msgspec.json.decode(line, type=dict[str, object])
+    if fields.get("kind") not in _EVENTS:
+        raise msgspec.ValidationError("no known kind of event")
+    return msgspec.convert(fields, _EVENTS[fields["kind"]])
+
+
+def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[str]) -> list[_Record]:
+    """The records of a file; none where it does not exist.
+
+    Args:
+        path: The file.
+        decode: Decodes a line.
+        damage: Gets a text for each line that cannot be read.
+    """
+    if not path.is_file():
+        return []
+    records = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            records.append(decode(line))
+        except msgspec.MsgspecError:
+            problem = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
+            damage.append(f"{path.parent.name}/{path.name}: {problem}")
+    return records
+
+
+def read_object(path: Path, damage: list[str]) -> dict[str, object]:
+    """The JSON object in a file; empty where it cannot be read, which is added to ``damage``."""
+    if not path.is_file():
+        damage.append(f"{path.name} is missing")
+        return {}
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError:
+        damage.append(f"{path} is not complete JSON")
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,0 +1,35 @@
+"""The overhead that the benchmark measured, against its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope.errors import SourceError
+from perfscope.sources.runs.overhead import compare_with_limits, read_overhead
+
+
+def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> None:
+    change = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
+    split = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
+    measured: dict[str, Any] = {
+        "machine": {"device": "d"},
+        "outside": change,
+        "window": {**change, "change_percent": 2.5, "ours": split, "bare": {**split, "stall": 1.0}, "stall_ratio": 0.3},
+        "after": {"median_ms": 101.0, "change_percent": 1.0},
+        "nvml": {**change, "samples": 9},
+        "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
+        "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
+    }
+    verdicts = [line.within_limit for line in compare_with_limits(measured) if line.within_limit]
+    # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
+    assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
+    noisy = compare_with_limits({**measured, "outside": {**change, "error_percent": 0.4}})
+    assert noisy[0].within_limit == "not shown"
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(SourceError, match="was not written by"):
+        read_overhead(tmp_path / "x.json")
+    assert np.isfinite([line.perfscope for line in compare_with_limits(measured) if line.perfscope is not None]).all()
