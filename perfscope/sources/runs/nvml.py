@@ -219,7 +219,7 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
             for uuid, gpu in zip(uuids, line.gpus, strict=True):
                 host.samples[uuid].add(line.t_ns, gpu)
     host.notes += [
-        f"{name} is read only every {line.period_ns / NS_PER_S:.1f} s, because a call takes "
+        f"{name}: read only every {line.period_ns / NS_PER_S:.1f} s, because a call takes "
         f"{line.call_ns / NS_PER_MS:.1f} ms"
         for name, line in slow_values.items()
     ]
