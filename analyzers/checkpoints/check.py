@@ -1,46 +1,43 @@
-"""What a checkpoint's bytes are for, and whether there are as many as there should be.
+"""The parts of a checkpoint, and whether they have the expected size.
 
-Bytes per parameter are held against theory: 14 with mixed precision and Adam, 12 in fp32 or where ZeRO 3 shards the
-weights. Twice the optimizer's share is state that was saved twice; weights far above theirs are views that were saved
-with the whole storage behind them.
+Bytes per parameter are compared with theory: 14 with mixed precision and Adam, 12 in fp32 or if ZeRO 3 shards the
+weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfscope.analyzers.checkpoints.findings import Finding, file_findings, size_findings
-from perfscope.analyzers.checkpoints.parts import Share, count_parameters, shares_of, sums_by_part
-from perfscope.analyzers.checkpoints.plan import (
-    BytesPerParameter,
-)
-from perfscope.constants import GB, GIB, TB, TIB
+from perfscope.analyzers.checkpoints.findings import Finding, check_files, check_sizes
+from perfscope.analyzers.checkpoints.parts import Share, compute_shares, count_parameters, sum_parts
+from perfscope.analyzers.checkpoints.plan import BytesPerParameter
+from perfscope.constants import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Held, Kind, Role
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Role, TensorGroup
 
 _SHOWN_FILES = 60
-_FILE_OVERHEAD_BYTES = 1 << 16  # pickles, names and alignment, where they cannot be told from tensors
-_UNITS = (  # from the total size on, the decimal and the binary unit
+_FILE_OVERHEAD_BYTES = 64 * KIB  # pickles, names and alignment, if only the size of the file is known
+_UNITS = (  # the smallest size, with its decimal and its binary unit
     (TB, ("TB", TB), ("TiB", TIB)),
     (GB, ("GB", GB), ("GiB", GIB)),
-    (10**6, ("MB", 10**6), ("MiB", 2**20)),
-    (0, ("kB", 10**3), ("KiB", 2**10)),
+    (MB, ("MB", MB), ("MiB", MIB)),
+    (0, ("kB", KB), ("KiB", KIB)),
 )
 _STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSizes:
-    """A checkpoint's bytes.
+    """The sizes of a checkpoint.
 
     Attributes:
         checkpoint: Its files.
         parameters: Number of parameters.
-        parameters_from: Where that number is from.
-        read: ``contents`` where tables of contents were read, ``names`` where names and sizes are all there is.
+        parameters_from: The origin of that number, in words.
+        read: ``contents`` if tables of contents were read, ``names`` if only names and sizes are known.
         shares: Bytes by part.
-        findings: What should not be so.
+        findings: Problems.
     """
 
     checkpoint: Checkpoint
@@ -61,12 +58,12 @@ class CheckpointSizes:
             "bytes": checkpoint.size_bytes,
             "parameters": self.parameters,
             "parameters_from": self.parameters_from,
-            "bytes_per_parameter": self._each(checkpoint.size_bytes),
+            "bytes_per_parameter": self._per_parameter(checkpoint.size_bytes),
             "read": self.read,
             "parts": {
                 share.part: {
                     "bytes": share.size_bytes,
-                    "bytes_per_parameter": self._each(share.size_bytes),
+                    "bytes_per_parameter": self._per_parameter(share.size_bytes),
                     "expected_bytes_per_parameter": share.expected,
                 }
                 for share in self.shares
@@ -76,18 +73,18 @@ class CheckpointSizes:
             "other_checkpoints": dict(checkpoint.other_tags),
         }
 
-    def _each(self, size_bytes: int) -> float | None:
+    def _per_parameter(self, size_bytes: int) -> float | None:
         return size_bytes / self.parameters if self.parameters else None
 
     def sections(self) -> tuple[Section, ...]:
-        """The parts, what is wrong, the files."""
+        """The parts, the problems, the files."""
         sections = [self._parts()]
         if self.findings:
             sections.append(Section("Findings", notes=tuple(finding.text for finding in self.findings)))
         sections.extend((self._kinds(), self._files()))
         if self.checkpoint.other_tags:
             rows = tuple((tag, size / GB) for tag, size in self.checkpoint.other_tags.items())
-            sections.append(Section("Other checkpoints beside it", (Column("Name"), Column("GB", 3)), rows))
+            sections.append(Section("Other checkpoints in the folder", (Column("Name"), Column("GB", 3)), rows))
         return tuple(sections)
 
     def _parts(self) -> Section:
@@ -98,25 +95,25 @@ class CheckpointSizes:
             Column(decimal_name, 3),
             Column(binary_name, 3),
             Column("Bytes per parameter", 3),
-            Column("By theory"),
+            Column("Expected"),
         )
-        known = [share.expected for share in self.shares if share.expected is not None]
-        whole = Share("all", self.checkpoint.size_bytes, sum(known) if known else None)
+        expected = [share.expected for share in self.shares if share.expected is not None]
+        total = Share("total", self.checkpoint.size_bytes, sum(expected) if expected else None)
         rows: tuple[tuple[Cell, ...], ...] = tuple(
             (
                 share.part,
                 share.size_bytes,
                 share.size_bytes / decimal,
                 share.size_bytes / binary,
-                self._each(share.size_bytes),
+                self._per_parameter(share.size_bytes),
                 share.expected,
             )
-            for share in (*self.shares, whole)
+            for share in (*self.shares, total)
         )
         counted = f"{self.parameters:,} parameters, {self.parameters_from}" if self.parameters else self.parameters_from
         read = {
-            "contents": "Tables of contents were read; nothing was unpickled.",
-            "names": "Only names and sizes are known: 2-byte weights and Adam are assumed.",
+            "contents": "From the tables of contents; nothing was unpickled.",
+            "names": "From names and sizes alone; 2-byte weights and Adam are assumed.",
         }[self.read]
         return Section("Parts", columns, rows, (f"{counted}.", read))
 
@@ -131,9 +128,9 @@ class CheckpointSizes:
     def _files(self) -> Section:
         files = self.checkpoint.files
         (decimal_name, decimal), (binary_name, binary) = _units(max(file.size_bytes for file in files))
-        columns = (Column("File"), Column("Bytes"), Column(decimal_name, 3), Column(binary_name, 3), Column("Holds"))
+        columns = (Column("File"), Column("Bytes"), Column(decimal_name, 3), Column(binary_name, 3), Column("Contents"))
         rows = tuple(
-            (file.path, file.size_bytes, file.size_bytes / decimal, file.size_bytes / binary, _holds(file))
+            (file.path, file.size_bytes, file.size_bytes / decimal, file.size_bytes / binary, _describe(file))
             for file in files[:_SHOWN_FILES]
         )
         hidden = len(files) - len(rows)
@@ -145,57 +142,52 @@ def _units(size_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
     return next((decimal, binary) for least, decimal, binary in _UNITS if size_bytes >= least)
 
 
-def analyze(
-    checkpoint: Checkpoint, given_parameters: int | None = None, each: BytesPerParameter | None = None
+def check_checkpoint(
+    checkpoint: Checkpoint, parameters: int | None = None, per_parameter: BytesPerParameter | None = None
 ) -> CheckpointSizes:
-    """Hold a checkpoint's bytes against theory.
+    """Compare the sizes of a checkpoint's parts with the expected ones.
 
     Args:
         checkpoint: Its files.
-        given_parameters: Number of parameters, where the user states it.
-        each: Bytes per parameter, where the user states the optimizer and precision; from the contents where None.
+        parameters: Number of parameters; counted or estimated if None.
+        per_parameter: Expected bytes per parameter; from the contents if None.
 
     Raises:
         MissingInput: The checkpoint has no file.
     """
     if not checkpoint.files:
         raise MissingInput("the checkpoint has no file")
-    sums = sums_by_part(checkpoint)
-    parameters, origin = count_parameters(checkpoint, sums, given_parameters)
-    shares = shares_of(checkpoint, sums, each)
-    read = "contents" if any(file.held for file in checkpoint.files) else "names"
+    sums = sum_parts(checkpoint)
+    parameters, origin = count_parameters(checkpoint, sums, parameters)
+    shares = compute_shares(checkpoint, sums, per_parameter)
+    read = "contents" if any(file.contents for file in checkpoint.files) else "names"
     findings = (
-        *size_findings(checkpoint, shares, parameters, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
-        *file_findings(checkpoint),
+        *check_sizes(checkpoint, shares, parameters, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
+        *check_files(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),
     )
     return CheckpointSizes(checkpoint, parameters, origin, read, shares, tuple(findings))
 
 
-def _holds(file: CheckpointFile) -> str:
-    if file.held is None:
+def _describe(file: CheckpointFile) -> str:
+    if file.contents is None:
         return f"{file.kind} ({file.unread})" if file.unread else str(file.kind)
-    return ", ".join(f"{held.role}: {held.elements:,} {held.dtype}" for held in _state(file)) or str(file.kind)
-
-
-def _state(file: CheckpointFile) -> list[Held]:
-    return [held for held in file.held or () if held.role in _STATE]
+    state = [group for group in file.contents if group.role in _STATE]
+    return ", ".join(f"{group.role}: {group.elements:,} {group.dtype}" for group in state) or str(file.kind)
 
 
 def _file_data(file: CheckpointFile) -> Json:
-    held: list[Json] | None = None
-    if file.held is not None:
-        held = [
-            {"role": str(one.role), "dtype": one.dtype, "elements": one.elements, "bytes": one.size_bytes}
-            for one in file.held
-        ]
     return {
         "path": file.path,
         "bytes": file.size_bytes,
         "kind": str(file.kind),
         "ranks": dict(file.ranks),
-        "holds": held,
+        "holds": None if file.contents is None else [_group_data(group) for group in file.contents],
         "unused_bytes": file.unused_bytes,
         "unread": file.unread,
-        "dangerous_calls": list(file.dangers),
+        "dangerous_calls": list(file.dangerous_calls),
     }
+
+
+def _group_data(group: TensorGroup) -> Json:
+    return {"role": str(group.role), "dtype": group.dtype, "elements": group.elements, "bytes": group.size_bytes}

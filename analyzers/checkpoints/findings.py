@@ -1,7 +1,7 @@
-"""What should not be so about a checkpoint's sizes.
+"""Problems with a checkpoint's sizes.
 
-Twice the optimizer's share is state that was saved twice; weights far above theirs are views that were saved with the
-whole storage behind them.
+An optimizer of twice its expected size was saved twice; weights far above their expected size are views that were saved
+with their full storage.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ _TWICE = (1.9, 2.1)
 _BLOATED = 1.5
 _UNEVEN = 2.0
 _UNUSED_SHARE = 0.01
+_FEWEST_SHARDS = 3  # of two shards, neither is the unusual one
+_SHOWN_UNEVEN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a checkpoint that should not be so.
+    """A problem with a checkpoint.
 
     Attributes:
-        kind: What it is, for programs.
-        text: What it is, for people.
+        kind: Its name, for programs.
+        text: Its description, for people.
     """
 
     kind: str
     text: str
 
 
-def size_findings(
+def check_sizes(
     checkpoint: Checkpoint, shares: Sequence[Share], parameters: int | None, overhead_bytes: int
 ) -> list[Finding]:
-    """Parts that take more bytes a parameter than theory, and an optimizer state that is not there.
+    """Parts with more bytes per parameter than expected, and a missing optimizer state.
 
     Args:
         checkpoint: Its files.
         shares: Its parts.
-        parameters: Number of parameters; without it nothing is judged.
-        overhead_bytes: What a file holds beside tensors, where that is counted in its part.
+        parameters: Number of parameters; without it no size is judged.
+        overhead_bytes: Bytes of a file outside of tensors, if they are counted in its part.
     """
     findings: list[Finding] = []
     overhead = overhead_bytes * len(checkpoint.files)
@@ -56,12 +58,11 @@ def size_findings(
         elif ratio > _BLOATED:
             findings.append(Finding("bloated", _bloated(share, parameters)))
         elif ratio > 1 + _TOLERANCE:
-            each = share.size_bytes / parameters
-            findings.append(
-                Finding("larger", f"The {share.part} take {each:.2f} bytes a parameter, not {share.expected}.")
-            )
+            findings.append(Finding("larger", f"The {share.part} take {_per_parameter(share, parameters)}."))
     if not any(share.part not in {"weights", "other"} for share in shares):
-        findings.append(Finding("weights_only", "No optimizer state: training cannot go on from here as it was."))
+        findings.append(
+            Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
+        )
     return findings
 
 
@@ -69,11 +70,10 @@ def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:
     kinds = [
         kind for kind in dict.fromkeys(file.kind for file in checkpoint.files) if _holds_optimizer(checkpoint, kind)
     ]
-    each = share.size_bytes / parameters
-    where = " and ".join(f"the files of {kind}" for kind in kinds)
+    files = " and ".join(f"the files of {kind}" for kind in kinds)
     return (
-        f"The optimizer state is on disk twice: {each:.2f} bytes a parameter where {share.expected} are expected, "
-        f"in {where}. {share.size_bytes // 2:,} bytes can be saved."
+        f"The optimizer state was saved twice: {_per_parameter(share, parameters)}, in {files}. "
+        f"{share.size_bytes // 2:,} bytes are redundant."
     )
 
 
@@ -88,15 +88,19 @@ def _holds_optimizer(checkpoint: Checkpoint, kind: Kind) -> bool:
 
 def _bloated(share: Share, parameters: int) -> str:
     assert share.expected is not None
-    each = share.size_bytes / parameters
+    ratio = share.size_bytes / parameters / share.expected
     return (
-        f"The {share.part} take {each:.2f} bytes a parameter, {each / share.expected:.1f} times the {share.expected} "
-        "of theory: views saved with the whole storage behind them (save tensor.clone()), or state that is saved twice."
+        f"The {share.part} take {_per_parameter(share, parameters)} ({ratio:.1f} times as many): views saved with "
+        "their full storage (fix: save tensor.clone()), or state saved twice."
     )
 
 
-def file_findings(checkpoint: Checkpoint) -> list[Finding]:
-    """Files that hold bytes which no tensor shows, the same weights twice, and shards unlike their siblings."""
+def _per_parameter(share: Share, parameters: int) -> str:
+    return f"{share.size_bytes / parameters:.2f} bytes/parameter, {share.expected} expected"
+
+
+def check_files(checkpoint: Checkpoint) -> list[Finding]:
+    """Files with bytes outside of every tensor, weights in two formats, and shards of unusual size."""
     findings: list[Finding] = []
     unused = [file for file in checkpoint.files if file.unused_bytes > _UNUSED_SHARE * file.size_bytes]
     if unused:
@@ -105,14 +109,14 @@ def file_findings(checkpoint: Checkpoint) -> list[Finding]:
         findings.append(
             Finding(
                 "unused_storage",
-                f"{len(unused)} files hold {total:,} bytes that no tensor shows: views were saved with the whole "
-                f"storage behind them (save tensor.clone()). The worst is {worst.path}: {worst.unused_bytes:,} of "
+                f"{len(unused)} files hold {total:,} bytes outside of every tensor: views were saved with their full "
+                f"storage (fix: save tensor.clone()). The largest share is in {worst.path}: {worst.unused_bytes:,} of "
                 f"{worst.size_bytes:,} bytes.",
             )
         )
     endings = {file.path.rpartition(".")[2] for file in checkpoint.files if file.kind is Kind.WEIGHTS}
     if checkpoint.layout is Layout.HUGGING_FACE and {"safetensors", "bin"} <= endings:
-        findings.append(Finding("doubled_weights", "The weights are there twice, as safetensors and as .bin."))
+        findings.append(Finding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
     groups: dict[Kind, list[CheckpointFile]] = {}
     for file in checkpoint.files:
         groups.setdefault(file.kind, []).append(file)
@@ -121,10 +125,12 @@ def file_findings(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:
-    """Ranks whose optimizer shard is far from the others'."""
-    middle = median([file.size_bytes for file in files]) if len(files) > 2 else 0  # noqa: PLR2004 - two have no middle
-    odd = [file for file in files if middle and not 1 / _UNEVEN <= file.size_bytes / middle <= _UNEVEN]
+    """Ranks whose optimizer shard differs much in size from the median shard."""
+    if len(files) < _FEWEST_SHARDS:
+        return []
+    middle = median([file.size_bytes for file in files])
+    uneven = [file for file in files if middle and not 1 / _UNEVEN <= file.size_bytes / middle <= _UNEVEN]
     return [
-        Finding("uneven", f"{file.path} is {file.size_bytes / middle:.2f} times the size of its siblings.")
-        for file in odd[:5]
+        Finding("uneven", f"{file.path} is {file.size_bytes / middle:.2f} times the median size of its kind.")
+        for file in uneven[:_SHOWN_UNEVEN]
     ]

@@ -1,7 +1,7 @@
-"""Which bytes of a checkpoint are weights, which are the optimizer's, and for how many parameters.
+"""The bytes of a checkpoint by part (weights, optimizer), and its number of parameters.
 
-Tables of contents say it exactly. Where only names and sizes are known, a file's name decides, 2-byte weights and Adam
-are assumed, and the number of parameters is guessed from the sizes.
+Tables of contents give them exactly. If only names and sizes are known, a file's name decides, 2-byte weights and Adam
+are assumed, and the number of parameters is estimated from the sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _NAMED_ROLES: Mapping[Kind, Role] = {
     Kind.METADATA: Role.OTHER,
     Kind.OTHER: Role.OTHER,
 }
+#: Assumed bytes per parameter of a part whose contents are not known.
+_ASSUMED_BYTES = {"weights": 2, "optimizer": 12, "both": 14}
 _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
 
 
@@ -31,8 +33,8 @@ class Share:
 
     Attributes:
         part: ``weights``, ``optimizer`` or ``other``.
-        size_bytes: How many.
-        expected: Bytes per parameter by theory; absent where there is none.
+        size_bytes: Its size.
+        expected: Expected bytes per parameter; absent if nothing is expected.
     """
 
     part: str
@@ -40,8 +42,8 @@ class Share:
     expected: int | None
 
 
-def sums_by_part(checkpoint: Checkpoint) -> dict[str, int]:
-    """Bytes by part; ``both`` is what names do not tell apart."""
+def sum_parts(checkpoint: Checkpoint) -> dict[str, int]:
+    """Bytes by part; ``both`` where the names of files do not separate weights and optimizer."""
     sums: dict[str, int] = {}
     for file in checkpoint.files:
         for part, size in parts_of(checkpoint, file):
@@ -51,8 +53,8 @@ def sums_by_part(checkpoint: Checkpoint) -> dict[str, int]:
 
 def parts_of(checkpoint: Checkpoint, file: CheckpointFile) -> list[tuple[str, int]]:
     """A file's bytes by part."""
-    if file.held is not None:
-        parts = [(_part(held.role), held.size_bytes) for held in file.held]
+    if file.contents is not None:
+        parts = [(_part(group.role), group.size_bytes) for group in file.contents]
         return [*parts, ("other", file.size_bytes - sum(size for _, size in parts))]
     return [(_part_by_name(checkpoint, file), file.size_bytes)]
 
@@ -69,47 +71,47 @@ def _part_by_name(checkpoint: Checkpoint, file: CheckpointFile) -> str:
     if file.kind is Kind.MODEL and checkpoint.layout is Layout.DEEPSPEED_ZERO_1_2:
         return "weights"
     if file.kind is Kind.MODEL and checkpoint.layout is Layout.DEEPSPEED_PIPELINE:
-        return "optimizer"  # the weights lie in the layers' files
-    has_optimizer_files = any(other.kind is Kind.OPTIMIZER for other in checkpoint.files)
+        return "optimizer"  # the weights are in the files of layers
+    has_optimizer_files = any(sibling.kind is Kind.OPTIMIZER for sibling in checkpoint.files)
     return "weights" if has_optimizer_files else "both"
 
 
-def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], given: int | None) -> tuple[int | None, str]:
-    """The number of parameters, and where it is from."""
-    if given is not None:
-        return given, "as given"
+def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: int | None) -> tuple[int | None, str]:
+    """The number of parameters, and its origin in words; ``stated`` is what the user states."""
+    if stated is not None:
+        return stated, "from --size"
     if checkpoint.parameters is not None:
-        return checkpoint.parameters, "by the shapes that the checkpoint states"
+        return checkpoint.parameters, "from the shapes in the checkpoint"
     for role, name in ((Role.WEIGHTS, "weights"), (Role.MASTER, "fp32 master weights")):
         elements = _elements(checkpoint, role)
         if elements:
-            return elements, f"counted in the {name} (what model-parallel ranks repeat counts for each)"
-    return _parameters_by_size(sums)
+            return elements, f"counted in the {name} (tensors that model-parallel ranks replicate count once per rank)"
+    return _estimate_parameters(sums)
 
 
-def _parameters_by_size(sums: Mapping[str, int]) -> tuple[int | None, str]:
-    """Guess from sizes: the smaller of what weights and optimizer say, because only waste makes files larger."""
-    guesses = [
-        sums.get(part, 0) // each for part, each in (("weights", 2), ("optimizer", 12), ("both", 14)) if sums.get(part)
-    ]
-    if not guesses:
-        return None, "the number of parameters is not known: give --size"
-    return min(guesses), "guessed from the sizes of the files (give --size to be sure)"
+def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:
+    """Estimate from sizes: the smallest estimate of any part, because redundant bytes only make files larger."""
+    estimates = [size // _ASSUMED_BYTES[part] for part, size in sums.items() if size and part in _ASSUMED_BYTES]
+    if not estimates:
+        return None, "the number of parameters is unknown: set --size"
+    return min(estimates), "estimated from file sizes (set --size to be exact)"
 
 
 def _elements(checkpoint: Checkpoint, role: Role) -> int:
-    """Elements of a role; a second format of the same weights is not counted."""
+    """Elements of a role; weights in a second format are not counted."""
     by_format: dict[str, int] = {}
     for file in checkpoint.files:
         ending = file.path.rpartition(".")[2] if checkpoint.layout is Layout.HUGGING_FACE else ""
-        count = sum(held.elements for held in file.held or () if held.role is role)
+        count = sum(group.elements for group in file.contents or () if group.role is role)
         by_format[ending] = by_format.get(ending, 0) + count
     return max(by_format.values(), default=0)
 
 
-def shares_of(checkpoint: Checkpoint, sums: Mapping[str, int], each: BytesPerParameter | None) -> tuple[Share, ...]:
-    """The parts that there are, with what theory says of each."""
-    weights, optimizer = _expected(checkpoint, sums, each)
+def compute_shares(
+    checkpoint: Checkpoint, sums: Mapping[str, int], per_parameter: BytesPerParameter | None
+) -> tuple[Share, ...]:
+    """The parts of the checkpoint with their expected bytes per parameter."""
+    weights, optimizer = _expect(checkpoint, sums, per_parameter)
     shares = [
         Share("weights", sums.get("weights", 0), weights),
         Share("optimizer", sums.get("optimizer", 0), optimizer),
@@ -119,12 +121,12 @@ def shares_of(checkpoint: Checkpoint, sums: Mapping[str, int], each: BytesPerPar
     return tuple(share for share in shares if share.size_bytes)
 
 
-def _expected(
-    checkpoint: Checkpoint, sums: Mapping[str, int], each: BytesPerParameter | None
+def _expect(
+    checkpoint: Checkpoint, sums: Mapping[str, int], per_parameter: BytesPerParameter | None
 ) -> tuple[int | None, int | None]:
-    """Bytes per parameter of weights and of the optimizer, by what is saved at all."""
-    if each is not None:
-        return each.weights, each.optimizer
+    """Expected bytes per parameter of weights and of the optimizer, by the parts that the checkpoint has."""
+    if per_parameter is not None:
+        return per_parameter.weights, per_parameter.optimizer
     dtypes = _dtype_sizes(checkpoint, Role.WEIGHTS)
     weights = max(dtypes, key=lambda size: dtypes[size], default=2)
     if checkpoint.layout in _WITHOUT_WEIGHTS:
@@ -139,11 +141,11 @@ def _expected(
 
 
 def _dtype_sizes(checkpoint: Checkpoint, role: Role) -> dict[int, int]:
-    """Elements by their size in bytes."""
+    """Number of elements of a role by element size in bytes."""
     sizes: dict[int, int] = {}
     for file in checkpoint.files:
-        for held in file.held or ():
-            if held.role is role and held.elements:
-                size = max(1, round(held.size_bytes / held.elements))
-                sizes[size] = sizes.get(size, 0) + held.elements
+        for group in file.contents or ():
+            if group.role is role and group.elements:
+                size = max(1, round(group.size_bytes / group.elements))
+                sizes[size] = sizes.get(size, 0) + group.elements
     return sizes

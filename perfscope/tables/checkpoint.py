@@ -1,4 +1,4 @@
-"""A checkpoint as a table of files: what each one is by its name, and what it holds by its own table of contents."""
+"""A checkpoint as a table of files: the kind of each by its name, and its tensors by its own table of contents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What bytes of a checkpoint are for."""
+    """What the bytes of a checkpoint are for."""
 
     WEIGHTS = "weights"
     MASTER = "fp32 master weights"
@@ -34,14 +34,14 @@ class Kind(StrEnum):
 
 
 class Layout(StrEnum):
-    """Who wrote the checkpoint, and how it is split."""
+    """Which framework wrote the checkpoint, and how it is split."""
 
     DEEPSPEED_ZERO_0 = "DeepSpeed, ZeRO 0"
     DEEPSPEED_ZERO_1_2 = "DeepSpeed, ZeRO 1 or 2"
     DEEPSPEED_ZERO_3 = "DeepSpeed, ZeRO 3"
     DEEPSPEED_PIPELINE = "DeepSpeed, pipeline"
     DEEPSPEED_UNIVERSAL = "DeepSpeed, universal"
-    MEGATRON_LEGACY = "Megatron, one file a model-parallel rank"
+    MEGATRON_LEGACY = "Megatron, one file per model-parallel rank"
     MEGATRON_DIST = "Megatron, torch_dist"
     TORCH_DCP = "torch distributed checkpoint"
     HUGGING_FACE = "Hugging Face"
@@ -50,13 +50,13 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Tensors of one role and kind of number.
+class TensorGroup:
+    """The tensors of a file with one role and dtype, summed.
 
     Attributes:
         role: What they are for.
-        dtype: Their kind of number.
-        elements: How many numbers they are; tensors that share a storage count once.
+        dtype: Their number format.
+        elements: Their number of elements; tensors that share a storage count once.
         size_bytes: Their size.
     """
 
@@ -73,22 +73,22 @@ class CheckpointFile:
     Attributes:
         path: Its path below the checkpoint.
         size_bytes: Its size.
-        kind: What its name says it is.
-        ranks: Which ranks, layer or expert its name says it belongs to.
-        held: What it holds, by its own table of contents; absent where that was not read.
-        unused_bytes: Bytes of storages that no tensor shows: views that were saved without a copy.
-        unread: Why its contents are not known; absent where they are.
-        dangers: Functions that loading it would call and that no checkpoint needs.
+        kind: What it is, by its name.
+        ranks: The ranks, layer or expert that it belongs to, by its name.
+        contents: Its tensors, by its own table of contents; absent if that was not read.
+        unused_bytes: Bytes of storages outside of every tensor: views that were saved without a copy.
+        unread: The reason why its contents are not known; absent if they are.
+        dangerous_calls: Functions that loading it would call and that no checkpoint needs.
     """
 
     path: str
     size_bytes: int
     kind: Kind
     ranks: Mapping[str, int]
-    held: tuple[Held, ...] | None
+    contents: tuple[TensorGroup, ...] | None
     unused_bytes: int
     unread: str | None
-    dangers: tuple[str, ...]
+    dangerous_calls: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class Checkpoint:
     """One checkpoint.
 
     Attributes:
-        path: Its folder, or the list of files that stands for it.
-        tag: Its name beside others; empty for a folder that is one.
-        layout: Who wrote it and how it is split.
+        path: Its folder, or a list of its files.
+        tag: Its name in a folder of several; empty if the folder itself is the checkpoint.
+        layout: Which framework wrote it, and how it is split.
         files: Its files, by path.
-        has_experts: Whether it is of a mixture of experts.
-        parameters: The number of parameters as the checkpoint itself states it; absent where it does not.
-        other_tags: Other checkpoints beside it, with their sizes in bytes.
+        has_experts: Whether its model is a mixture of experts.
+        parameters: The number of parameters that the checkpoint itself states; absent if it states none.
+        other_tags: Other checkpoints in the same folder, with their sizes in bytes.
         damage: What is missing or cannot be read, in words.
     """
 

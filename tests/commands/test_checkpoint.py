@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.checkpoints.check import CheckpointSizes, analyze
+from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint
 from perfscope.analyzers.checkpoints.plan import Optimizer, Precision, bytes_per_parameter
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
-from perfscope.sources.checkpoints.names import read_name
+from perfscope.sources.checkpoints.file_names import parse_name
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.tables.checkpoint import Kind, Layout, Role
 from tests.commands.report_cli import run
@@ -31,7 +31,7 @@ H200_PARAMETERS = 812_445_696
 
 
 def sizes_of(path: Path) -> CheckpointSizes:
-    return analyze(read_checkpoint(path))
+    return check_checkpoint(read_checkpoint(path))
 
 
 def parts(sizes: CheckpointSizes) -> dict[str, int]:
@@ -208,7 +208,7 @@ class TestSaves:
         [
             (("--log", FIXTURES / "README.md"), 1, "states no checkpoint save"),
             (("--log", "nowhere.log"), 1, "nowhere.log"),
-            (("--log", "a.log", "--save-time", "3"), 2, "both say how long the save took"),
+            (("--log", "a.log", "--save-time", "3"), 2, "both state the time of the save"),
         ],
     )
     def test_saves_that_nobody_tells_of(
@@ -247,13 +247,13 @@ class TestRealDeepSpeed:
     def test_what_each_file_holds(self) -> None:
         files = {file.path: file for file in sizes_of(FIXTURES / "deepspeed_zero1").checkpoint.files}
         shard = files["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"]
-        held = {(one.role, one.dtype): one.elements for one in shard.held or ()}
+        held = {(one.role, one.dtype): one.elements for one in shard.contents or ()}
         assert held[Role.MASTER, "float32"] == PARAMETERS // 2
         assert held[Role.MOMENTS, "float32"] == PARAMETERS
         assert shard.ranks == {"dp": 1, "mp": 0}
         weights = {
             one.dtype: one.elements
-            for one in files["mp_rank_00_model_states.pt"].held or ()
+            for one in files["mp_rank_00_model_states.pt"].contents or ()
             if one.role is Role.WEIGHTS
         }
         assert weights == {"bfloat16": PARAMETERS}
@@ -263,7 +263,7 @@ class TestRealDeepSpeed:
         assert not kinds(sizes_of(FIXTURES / "deepspeed_zero1"))
         answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_pipeline")
         assert answer.code == 0
-        assert "The optimizer state is on disk twice: 24.00 bytes a parameter where 12 are expected" in answer.err
+        assert "The optimizer state was saved twice: 24.00 bytes/parameter, 12 expected" in answer.err
 
     def test_a_missing_rank_is_named_and_ends_with_4(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for rank in (0, 1, 3):
@@ -289,7 +289,7 @@ class TestSizesOnly:
     def test_measured_bytes_per_parameter(self, name: str, total: float, found: set[str]) -> None:
         sizes = sizes_of(FIXTURES / f"{name}.csv")
         assert sizes.parameters == pytest.approx(H200_PARAMETERS, rel=1e-4)  # guessed from the sizes
-        given_size = analyze(read_checkpoint(FIXTURES / f"{name}.csv"), H200_PARAMETERS)
+        given_size = check_checkpoint(read_checkpoint(FIXTURES / f"{name}.csv"), H200_PARAMETERS)
         assert given_size.checkpoint.size_bytes / H200_PARAMETERS == pytest.approx(total, abs=0.01)
         assert kinds(given_size) == kinds(sizes) == found
 
@@ -343,7 +343,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_say_what_a_file_is(name: str) -> None:
-    named = read_name(name)
+    named = parse_name(name)
     assert (named.kind, dict(named.ranks)) == NAMES[name]
 
 
@@ -405,7 +405,7 @@ class TestWrittenByTorch:
         sizes = sizes_of(tmp_path)
         assert sizes.checkpoint.layout is Layout.TORCH_DCP
         assert sizes.parameters == 24
-        roles = {one.role: one.elements for file in sizes.checkpoint.files for one in file.held or ()}
+        roles = {one.role: one.elements for file in sizes.checkpoint.files for one in file.contents or ()}
         assert roles[Role.WEIGHTS] == 24
         assert roles[Role.MOMENTS] == 48
         shard = next((tmp_path / "step-20").glob("*.distcp"))
@@ -432,7 +432,7 @@ class TestLayouts:
         (tmp_path / "latest").write_text("global_step11")
         answer = run(capsys, "checkpoint", tmp_path)
         assert answer.code == 4
-        assert "said to be global_step11, which is not there" in answer.err
+        assert "names global_step11 as the latest checkpoint, which is missing" in answer.err
 
     def test_megatrons_tracker_is_a_number(self, tmp_path: Path) -> None:
         for number in (10, 20):
@@ -539,7 +539,7 @@ class TestHostileFiles:
         with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
             archive.writestr("archive/data.pkl", content)
         checkpoint = read_checkpoint(tmp_path / "model.pt")
-        assert checkpoint.files[0].dangers
+        assert checkpoint.files[0].dangerous_calls
         assert checkpoint.damage
 
     def test_an_enum_is_no_danger(self, tmp_path: Path) -> None:
@@ -567,7 +567,7 @@ class TestHostileFiles:
         content[entry + 9] |= 0x08  # the name is said to be UTF-8
         content[entry + 46] = 0x80
         (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(TorchDamage, match="is no whole zip archive"):
+        with pytest.raises(TorchDamage, match="is no complete zip archive"):
             read_torch_file(tmp_path / "model.pt")
 
     def test_references_in_circles_and_deep_nesting_end(self, tmp_path: Path) -> None:
@@ -585,11 +585,11 @@ class TestHostileFiles:
             ("model.pt", b"PK\x03\x04" + bytes(100), "cut off"),
             ("model.pt", b"<html>404</html>", "is no file of torch.save"),
             ("model.pt", bytes(5000), "zeros only"),
-            ("model.pt", b"\x80\x02}q\x00(X\x05\x00\x00\x00mode", "no whole pickle"),
-            ("model.safetensors", b"", "is no whole safetensors file"),
-            ("model.safetensors", b"\xff" * 8 + b"{}", "is no whole safetensors file"),
+            ("model.pt", b"\x80\x02}q\x00(X\x05\x00\x00\x00mode", "no complete pickle"),
+            ("model.safetensors", b"", "is no complete safetensors file"),
+            ("model.safetensors", b"\xff" * 8 + b"{}", "is no complete safetensors file"),
             ("model.safetensors", struct.pack("<Q", 2) + b"[]", "no JSON object"),
-            ("model.safetensors", struct.pack("<Q", 9) + b'{"a":{}} ', "no whole entry for 'a'"),
+            ("model.safetensors", struct.pack("<Q", 9) + b'{"a":{}} ', "no complete entry for 'a'"),
         ],
     )
     def test_damage_is_one_clear_line(
@@ -603,7 +603,7 @@ class TestHostileFiles:
 
     def test_safetensors_that_are_cut_off(self, tmp_path: Path) -> None:
         write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", [100])}, cut=4)
-        assert "describes 400 bytes of tensors, 396 are there" in read_checkpoint(tmp_path).damage[0]
+        assert "describes 400 bytes of tensors, 396 are present" in read_checkpoint(tmp_path).damage[0]
 
     @pytest.mark.parametrize("make", [lambda folder: folder / "nowhere", lambda folder: folder])
     def test_no_checkpoint_at_all_ends_with_1(

@@ -1,4 +1,4 @@
-"""What a torch distributed checkpoint holds, from its ``.metadata``: a pickle, which is read and never loaded."""
+"""The tensors of a torch distributed checkpoint, from its ``.metadata``: a pickle, which is read and never loaded."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from perfscope.sources.checkpoints.pickles import Made, Name, Pairs, PickleDamage, replay
+from perfscope.constants import MIB
+from perfscope.sources.checkpoints.pickles import Call, GlobalName, InertDict, PickleDamage, replay
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
 
 METADATA_FILE = ".metadata"
 
 
 class DcpDamage(Exception):
-    """A ``.metadata`` file is not whole; the text says what is wrong."""
+    """A ``.metadata`` file is not complete; the text is the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
-    """One tensor of the whole model, over all shards."""
+    """One tensor of the model, over all shards."""
 
     name: str
     dtype: str
@@ -30,11 +31,12 @@ class DcpTensor:
 
 @dataclass(frozen=True, slots=True)
 class DcpMetadata:
-    """What ``.metadata`` states.
+    """The content of ``.metadata``.
 
     Attributes:
         tensors: Every tensor, by its name.
-        files: The bytes that each shard file should hold at least, with the names of what is in it.
+        files: The bytes of each tensor in each shard file, by the names of the file and the tensor.
+        extents: The size that each shard file must have at least, in bytes.
         names: Functions and classes that loading it would look up.
     """
 
@@ -48,35 +50,35 @@ def read_metadata(path: Path) -> DcpMetadata:
     """Read a checkpoint's ``.metadata``.
 
     Raises:
-        DcpDamage: It is no whole pickle of a checkpoint's metadata.
+        DcpDamage: It is no complete pickle of a checkpoint's metadata.
         OSError: It cannot be read.
     """
     if path.stat().st_size > LARGEST_PICKLE:
-        raise DcpDamage(f"is larger than {LARGEST_PICKLE >> 20} MiB; it is not read")
+        raise DcpDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
     try:
         replayed = replay(io.BytesIO(path.read_bytes()))
     except PickleDamage as damage:
         raise DcpDamage(str(damage)) from None
     root = replayed.value
-    if not isinstance(root, Made) or not isinstance(root.state, Pairs):
+    if not isinstance(root, Call) or not isinstance(root.state, InertDict):
         raise DcpDamage("is no metadata of a distributed checkpoint")
     described = root.state.get("state_dict_metadata")
     stored = root.state.get("storage_data")
-    if not isinstance(described, Pairs):
+    if not isinstance(described, InertDict):
         raise DcpDamage("lists no tensors")
     tensors = {tensor.name: tensor for tensor in _tensors(described)}
     files: dict[str, dict[str, int]] = {}
     extents: dict[str, int] = {}
-    for name, file, offset, length in _places(stored):
-        held = files.setdefault(file, {})
-        held[name] = held.get(name, 0) + length
+    for name, file, offset, length in _pieces(stored):
+        lengths = files.setdefault(file, {})
+        lengths[name] = lengths.get(name, 0) + length
         extents[file] = max(extents.get(file, 0), offset + length)
     return DcpMetadata(tensors, files, extents, replayed.names)
 
 
-def _tensors(described: Pairs) -> Iterator[DcpTensor]:
+def _tensors(described: InertDict) -> Iterator[DcpTensor]:
     for name, entry in described.items:
-        if not isinstance(name, str) or not isinstance(entry, Made) or not isinstance(entry.state, Pairs):
+        if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.state, InertDict):
             continue
         size = _size(entry.state.get("size"))
         dtype = _dtype(entry.state.get("properties"))
@@ -85,7 +87,7 @@ def _tensors(described: Pairs) -> Iterator[DcpTensor]:
 
 
 def _size(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, Made) and isinstance(value.arguments, tuple) and len(value.arguments) == 1:
+    if isinstance(value, Call) and isinstance(value.arguments, tuple) and len(value.arguments) == 1:
         parts = value.arguments[0]
         if isinstance(parts, tuple | list) and all(isinstance(part, int) and part >= 0 for part in parts):
             return tuple(parts)
@@ -93,20 +95,20 @@ def _size(value: object) -> tuple[int, ...] | None:
 
 
 def _dtype(properties: object) -> str | None:
-    state = properties.state if isinstance(properties, Made) else None
-    values = state if isinstance(state, tuple) else [v for _, v in state.items] if isinstance(state, Pairs) else ()
-    names = [value.text for value in values if isinstance(value, Name) and value.text.startswith("torch.")]
+    state = properties.state if isinstance(properties, Call) else None
+    values = state if isinstance(state, tuple) else [v for _, v in state.items] if isinstance(state, InertDict) else ()
+    names = [value.text for value in values if isinstance(value, GlobalName) and value.text.startswith("torch.")]
     return names[0].removeprefix("torch.") if names else None
 
 
-def _places(stored: object) -> Iterator[tuple[str, str, int, int]]:
-    """Each piece that is stored: the tensor's name, the file, where it begins and how long it is."""
-    for index, place in stored.items if isinstance(stored, Pairs) else ():
-        match index, place:
-            case Made(state=Pairs() as which), Made(state=Pairs() as where):
-                found = which.get("fqn"), where.get("relative_path"), where.get("offset"), where.get("length")
+def _pieces(stored: object) -> Iterator[tuple[str, str, int, int]]:
+    """Each stored piece: the name of its tensor, its file, its offset and its length in bytes."""
+    for index, info in stored.items if isinstance(stored, InertDict) else ():
+        match index, info:
+            case Call(state=InertDict() as tensor), Call(state=InertDict() as position):
+                fields = tensor.get("fqn"), *(position.get(key) for key in ("relative_path", "offset", "length"))
             case _:
                 continue
-        match found:
+        match fields:
             case str(name), str(file), int(offset), int(length) if offset >= 0 and length >= 0:
                 yield name, file, offset, length

@@ -1,7 +1,8 @@
-"""What a pickle would build, without building it: no module is imported, no function is called.
+"""The value of a pickle in inert form: no module is imported and no function is called.
 
-The opcodes are read with ``pickletools`` and replayed on inert values: a call becomes a Made that names the function, a
-tensor's storage becomes a Persistent. So a checkpoint of a stranger can be read, and what it would run can be named.
+The opcodes are read with ``pickletools`` and replayed on inert values: the call of a function becomes a Call, the
+storage of a tensor a PersistentId. So a checkpoint from an untrusted source can be read, and the functions that loading
+it would call can be listed.
 """
 
 from __future__ import annotations
@@ -9,54 +10,54 @@ from __future__ import annotations
 import pickletools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
-#: More would take minutes; a checkpoint of 100,000 tensors has some six million.
+#: More would take minutes; a checkpoint of 100,000 tensors has about six million.
 LARGEST_OPCODE_COUNT = 20_000_000
 
 
 class PickleDamage(Exception):
-    """The bytes are no whole pickle, or more than should be read; the text says what is wrong."""
+    """The bytes are no complete pickle, or more than should be read; the text is the problem."""
 
 
 @dataclass(slots=True, eq=False)
-class Made:
-    """What calling a function would give.
+class Call:
+    """The result that a call of a function would have.
 
     Attributes:
-        function: Its name with its module; empty where the pickle computes it.
-        arguments: What it would be given.
-        state: What would be set on the result; None without.
-        items: What would be added to the result, as to a dict: keys and values.
+        function: The function's name with its module; empty if the pickle computes it.
+        arguments: The arguments of the call.
+        state: The state that would be set on the result; None without one.
+        items: Keys and values that would be added to the result, as to a dict.
     """
 
     function: str
-    arguments: Any
-    state: Any = None
-    items: list[tuple[Any, Any]] = field(default_factory=list)
+    arguments: object
+    state: object = None
+    items: list[tuple[object, object]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
-class Pairs:
-    """A dict: its keys need not be hashable here."""
+class InertDict:
+    """A dict, as pairs of keys and values: the keys need not be hashable here."""
 
-    items: list[tuple[Any, Any]]
+    items: list[tuple[object, object]]
 
-    def get(self, key: str) -> Any:  # noqa: ANN401 - any value of a pickle
-        """The value of a string key; None without it."""
+    def get(self, key: str) -> object:
+        """The value of a string key; None without the key."""
         return next((value for name, value in reversed(self.items) if isinstance(name, str) and name == key), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Persistent:
-    """Something outside of the pickle, by its id: in torch files a tensor's storage."""
+class PersistentId:
+    """An object outside of the pickle, by its id: in torch files the storage of a tensor."""
 
-    id: Any
+    id: object
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """A function or class, by its name; it is not looked up."""
+class GlobalName:
+    """A function or class by its name, which is not looked up."""
 
     text: str
 
@@ -66,18 +67,18 @@ _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedPickle:
     """A pickle's value in inert form, and the functions that loading it would call or look up."""
 
-    value: Any
+    value: object
     names: frozenset[str]
 
 
-def replay(file: IO[bytes]) -> Replayed:
+def replay(file: IO[bytes]) -> ReplayedPickle:
     """Read one pickle from a file's position.
 
     Raises:
-        PickleDamage: It is cut off, is no pickle, or is unreasonably long.
+        PickleDamage: It is cut off, is no pickle, or has too many opcodes.
     """
     machine = _Machine()
     try:
@@ -86,37 +87,37 @@ def replay(file: IO[bytes]) -> Replayed:
                 raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError) as error:
-        raise PickleDamage(f"is no whole pickle ({str(error)[:80]})") from None
-    return Replayed(machine.result(), frozenset(machine.names))
+        raise PickleDamage(f"is no complete pickle ({str(error)[:80]})") from None
+    return ReplayedPickle(machine.result(), frozenset(machine.names))
 
 
 class _Machine:
     """The stack and memo of a pickle, over inert values."""
 
     def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.stack: list[object] = []
+        self.memo: dict[object, object] = {}
         self.names: set[str] = set()
 
-    def result(self) -> Any:  # noqa: ANN401 - any value of a pickle
+    def result(self) -> object:
         if not self.stack:
             raise PickleDamage("is empty")
         return self.stack[-1]
 
-    def step(self, name: str, argument: Any) -> None:  # noqa: ANN401 - an opcode's argument
+    def step(self, name: str, argument: object) -> None:
         if name in _CONSTANTS:
             self.stack.append(_CONSTANTS[name])
         elif name in _LITERALS:
             self.stack.append(argument)
         elif name in _EMPTY:
             self.stack.append(_EMPTY[name]())
-        elif name not in _NOTHING:
+        elif name not in _IGNORED:
             handler = _HANDLERS.get(name)
             if handler is None:
                 raise ValueError(f"opcode {name}")
             handler(self, argument)
 
-    def pop_to_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[object]:
         position = len(self.stack) - 1
         while self.stack[position] is not _MARK:
             position -= 1
@@ -128,55 +129,60 @@ class _Machine:
 
     def push_name(self, text: str) -> None:
         self.names.add(text)
-        self.stack.append(Name(text))
+        self.stack.append(GlobalName(text))
 
-    def call(self, function: Any, arguments: Any) -> None:  # noqa: ANN401 - any value of a pickle
-        name = function.text if isinstance(function, Name) else ""
+    def call(self, function: object, arguments: object) -> None:
+        name = function.text if isinstance(function, GlobalName) else ""
         if name in _GETATTR:  # how enums are pickled, and how a module's function can be reached
             self.push_name(_attribute(arguments))
             return
         if not name:
             self.names.add("")
-        self.stack.append(Made(name, arguments))
+        self.stack.append(Call(name, arguments))
 
-    def add_pairs(self, values: list[Any]) -> None:
+    def add_pairs(self, values: list[object]) -> None:
         pairs = list(zip(values[::2], values[1::2], strict=True))
         target = self.stack[-1]
-        if isinstance(target, Pairs | Made):
+        if isinstance(target, InertDict | Call):
             target.items.extend(pairs)
 
-    def add_values(self, values: list[Any]) -> None:
+    def add_values(self, values: list[object]) -> None:
         target = self.stack[-1]
         if isinstance(target, list):
             target.extend(values)
-        elif isinstance(target, Made):
+        elif isinstance(target, Call):
             target.items.extend((index, value) for index, value in enumerate(values))
 
 
 def _attribute(arguments: object) -> str:
-    """The name of what ``getattr`` would give; empty where it is computed."""
+    """The name of the result of ``getattr``; empty if it is computed."""
     match arguments:
-        case (Name(text=owner), str(attribute)) if owner:
+        case (GlobalName(text=owner), str(attribute)) if owner:
             return f"{owner}.{attribute}"
         case _:
             return ""
 
 
-def _global(machine: _Machine, argument: str) -> None:
-    machine.push_name(argument.replace(" ", ".", 1))
+def _global(machine: _Machine, argument: object) -> None:
+    machine.push_name(_dotted_name(argument))
+
+
+def _dotted_name(argument: object) -> str:
+    """The name in an argument that pickletools gives as ``module name``."""
+    return str(argument).replace(" ", ".", 1)
 
 
 def _stack_global(machine: _Machine, _: object) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
-    known = isinstance(name, str) and isinstance(module, str)
-    machine.push_name(f"{module}.{name}" if known else "")
+    is_text = isinstance(name, str) and isinstance(module, str)
+    machine.push_name(f"{module}.{name}" if is_text else "")
 
 
-def _inst(machine: _Machine, argument: str) -> None:
+def _inst(machine: _Machine, argument: object) -> None:
     arguments = tuple(machine.pop_to_mark())
-    name = argument.replace(" ", ".", 1)
+    name = _dotted_name(argument)
     machine.names.add(name)
-    machine.call(Name(name), arguments)
+    machine.call(GlobalName(name), arguments)
 
 
 def _obj(machine: _Machine, _: object) -> None:
@@ -197,11 +203,11 @@ def _newobj_ex(machine: _Machine, _: object) -> None:
 def _build(machine: _Machine, _: object) -> None:
     state = machine.stack.pop()
     target = machine.stack[-1]
-    if isinstance(target, Made):
+    if isinstance(target, Call):
         target.state = state
 
 
-def _tuple(count: int) -> Callable[[_Machine, Any], None]:
+def _tuple(count: int) -> Callable[[_Machine, object], None]:
     def handler(machine: _Machine, _: object) -> None:
         values = tuple(machine.stack[-count:])
         if len(values) < count:
@@ -224,16 +230,16 @@ def _setitem(machine: _Machine, _: object) -> None:
     machine.add_pairs([key, value])
 
 
-def _put(machine: _Machine, argument: int) -> None:
+def _put(machine: _Machine, argument: object) -> None:
     machine.memo[argument] = machine.stack[-1]
 
 
-def _get(machine: _Machine, argument: int) -> None:
+def _get(machine: _Machine, argument: object) -> None:
     machine.stack.append(machine.memo[argument])
 
 
-def _pairs(values: list[Any]) -> Pairs:
-    return Pairs(list(zip(values[::2], values[1::2], strict=True)))
+def _pairs(values: list[object]) -> InertDict:
+    return InertDict(list(zip(values[::2], values[1::2], strict=True)))
 
 
 _CONSTANTS: Mapping[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
@@ -244,15 +250,15 @@ _LITERALS = frozenset(
         *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
     }
 )
-_EMPTY: Mapping[str, Callable[[], Any]] = {
+_EMPTY: Mapping[str, Callable[[], object]] = {
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
-    "EMPTY_DICT": lambda: Pairs([]),
+    "EMPTY_DICT": lambda: InertDict([]),
     "EMPTY_SET": list,
     "NEXT_BUFFER": lambda: None,
 }
-_NOTHING = frozenset({"PROTO", "FRAME", "STOP", "READONLY_BUFFER"})
-_HANDLERS: Mapping[str, Callable[[_Machine, Any], None]] = {
+_IGNORED = frozenset({"PROTO", "FRAME", "STOP", "READONLY_BUFFER"})
+_HANDLERS: Mapping[str, Callable[[_Machine, object], None]] = {
     "POP": _pop,
     "POP_MARK": _pop_mark,
     "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
@@ -283,32 +289,32 @@ _HANDLERS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "GET": _get,
     "BINGET": _get,
     "LONG_BINGET": _get,
-    "PERSID": lambda machine, argument: machine.stack.append(Persistent(argument)),
-    "BINPERSID": lambda machine, _: machine.stack.append(Persistent(machine.stack.pop())),
+    "PERSID": lambda machine, argument: machine.stack.append(PersistentId(argument)),
+    "BINPERSID": lambda machine, _: machine.stack.append(PersistentId(machine.stack.pop())),
 }
 
 
 def walk(value: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every value inside a value, each object once, with the keys that lead to it; what a Made made comes as itself."""
+    """Every value inside a value, each object once, with the keys on the path to it."""
     todo: list[tuple[tuple[str, ...], object]] = [((), value)]
     seen: set[int] = set()
     while todo:
         path, current = todo.pop()
-        if isinstance(current, Pairs | Made | list | tuple):
+        if isinstance(current, InertDict | Call | list | tuple):
             if id(current) in seen:
                 continue
             seen.add(id(current))
         yield path, current
-        todo.extend((_longer(path, key), child) for key, child in _children(current))
+        todo.extend((_extend_path(path, key), child) for key, child in _children(current))
 
 
-def _children(value: object) -> list[tuple[Any, Any]]:
-    if isinstance(value, Pairs):
+def _children(value: object) -> list[tuple[object, object]]:
+    if isinstance(value, InertDict):
         return value.items
     if isinstance(value, list | tuple):
         return [(None, child) for child in value]
-    if isinstance(value, Made):
-        inside: list[tuple[Any, Any]] = [(None, value.arguments), (None, value.state)]
+    if isinstance(value, Call):
+        inside: list[tuple[object, object]] = [(None, value.arguments), (None, value.state)]
         return inside + value.items
     return []
 
@@ -316,5 +322,5 @@ def _children(value: object) -> list[tuple[Any, Any]]:
 _LONGEST_PATH = 12
 
 
-def _longer(path: tuple[str, ...], key: object) -> tuple[str, ...]:
+def _extend_path(path: tuple[str, ...], key: object) -> tuple[str, ...]:
     return (*path, key) if isinstance(key, str) and len(path) < _LONGEST_PATH else path

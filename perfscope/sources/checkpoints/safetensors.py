@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
-#: What the format's own library takes at most.
+#: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
+_BITS_PER_BYTE = 8
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -25,7 +25,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class SafetensorsDamage(Exception):
-    """A file is no whole safetensors file; the text says what is wrong."""
+    """A file is no complete safetensors file; the text is the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     """Read a file's header and check it against the file.
 
     Raises:
-        SafetensorsDamage: The header is not whole, or does not fit the file.
+        SafetensorsDamage: The header is not complete, or does not fit the file.
         OSError: The file cannot be read.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
-            raise SafetensorsDamage(f"is no whole safetensors file: a header of {length:,} bytes in {size:,}")
+            raise SafetensorsDamage(f"is no complete safetensors file: a header of {length:,} bytes in {size:,}")
         content = file.read(length)
     try:
         header = json.loads(content)
@@ -61,17 +61,18 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     end = max((stop for _, stop in tensors), default=0)
     data = size - _LENGTH_BYTES - length
     if end > data:
-        raise SafetensorsDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are there")
+        raise SafetensorsDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are present")
     return tuple(tensor for tensor, _ in tensors)
 
 
-def _tensor(name: str, entry: Any) -> tuple[StoredTensor, int]:  # noqa: ANN401 - JSON
-    try:
-        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        elements = prod(shape)
-        whole = isinstance(dtype, str) and all(isinstance(part, int) and part >= 0 for part in (start, stop, *shape))
-    except (KeyError, TypeError, ValueError):
-        raise SafetensorsDamage(f"has no whole entry for {name[:60]!r}") from None
-    if not whole or stop < start or (dtype in _ITEM_BITS and elements * _ITEM_BITS[dtype] > (stop - start) * 8):
+def _tensor(name: str, entry: object) -> tuple[StoredTensor, int]:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
+            sizes = [size for size in shape if isinstance(size, int) and size >= 0]
+        case _:
+            raise SafetensorsDamage(f"has no complete entry for {name[:60]!r}")
+    elements = prod(sizes)
+    is_consistent = len(sizes) == len(shape) and 0 <= start <= stop
+    if not is_consistent or elements * _ITEM_BITS.get(dtype, 0) > (stop - start) * _BITS_PER_BYTE:
         raise SafetensorsDamage(f"has an entry for {name[:60]!r} that cannot be right")
     return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, stop - start), stop

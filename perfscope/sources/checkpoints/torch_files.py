@@ -1,7 +1,7 @@
 """The tensors of a file of ``torch.save``, from its table of contents: no tensor is read and nothing is unpickled.
 
-A file of torch 1.6 or later is a zip archive: ``data.pkl`` says which tensors there are, ``data/<key>`` are their
-storages. Older ones are pickles in a row with the storages behind them.
+A file of torch 1.6 or later is a zip archive: ``data.pkl`` lists the tensors, ``data/<key>`` are their storages. Older
+files are a sequence of pickles, followed by the storages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from perfscope.sources.checkpoints.pickles import Made, Name, Persistent, PickleDamage, Replayed, replay, walk
+from perfscope.constants import MIB
+from perfscope.sources.checkpoints.pickles import (
+    Call,
+    GlobalName,
+    PersistentId,
+    PickleDamage,
+    ReplayedPickle,
+    replay,
+    walk,
+)
 
-LARGEST_PICKLE = 256 * 2**20
-LARGEST_DIRECTORY = 256 * 2**20
+LARGEST_PICKLE = 256 * MIB
+LARGEST_DIRECTORY = 256 * MIB
 _SMALLEST_ZIP = 22
-# What zipfile raises on changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
+# The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zipfile.LargeZipFile,
@@ -52,12 +61,12 @@ _REBUILDS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 
 
 class TorchDamage(Exception):
-    """A file is no whole file of ``torch.save``; the text says what is wrong."""
+    """A file is no complete file of ``torch.save``; the text is the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The bytes behind tensors: which archive member, and how many items of which kind."""
+    """The bytes of one or more tensors: the key of their archive member, their dtype and their number of elements."""
 
     key: str
     dtype: str
@@ -66,7 +75,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a file: the keys that lead to it, and which part of a storage it shows."""
+    """One tensor of a file: the keys on the path to it, and its part of a storage."""
 
     path: tuple[str, ...]
     dtype: str
@@ -82,7 +91,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """What a file of ``torch.save`` holds.
+    """The content of a file of ``torch.save``.
 
     Attributes:
         value: The saved object in inert form.
@@ -91,14 +100,14 @@ class TorchFile:
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
     """
 
-    value: Any
+    value: object
     tensors: tuple[Tensor, ...]
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
 
 
 def item_bytes(dtype: str) -> int | None:
-    """The size of one element; None for a kind that is not known."""
+    """The size of one element; None for an unknown dtype."""
     return _ITEM_BYTES.get(dtype)
 
 
@@ -106,7 +115,7 @@ def read_torch_file(path: Path) -> TorchFile:
     """Read a file's table of contents.
 
     Raises:
-        TorchDamage: The file is not whole, or was made to harm its reader.
+        TorchDamage: The file is not complete, or was made to harm its reader.
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
@@ -135,7 +144,7 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
             with archive.open(pickles[0]) as stream:
                 replayed = _replay(stream.read(LARGEST_PICKLE + 1))
     except _ZIP_ERRORS as error:
-        raise TorchDamage(f"is no whole zip archive ({error})") from None
+        raise TorchDamage(f"is no complete zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
     stored = {name.removeprefix(folder): entry.file_size for name, entry in members.items() if name.startswith(folder)}
     tensors = tuple(find_tensors(replayed.value))
@@ -144,16 +153,16 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
 
 
 def _refuse_large_directory(file: IO[bytes]) -> None:
-    """Python's zipfile reads the whole directory into memory: look at its stated size before."""
+    """Check the stated size of the zip directory, because zipfile reads all of it into memory."""
     size = file.seek(0, os.SEEK_END)
     tail_size = min(size, 65536 + _SMALLEST_ZIP)
     file.seek(size - tail_size)
     tail = file.read(tail_size)
-    at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or len(tail) - at < _SMALLEST_ZIP:
+    end = tail.rfind(b"PK\x05\x06")
+    if end < 0 or len(tail) - end < _SMALLEST_ZIP:
         raise TorchDamage("has no end of its zip directory: it is cut off, or was still being written")
-    directory = struct.unpack_from("<L", tail, at + 12)[0]
-    record = tail.rfind(b"PK\x06\x06", 0, at)
+    directory = struct.unpack_from("<L", tail, end + 12)[0]
+    record = tail.rfind(b"PK\x06\x06", 0, end)
     if directory == 2**32 - 1 and record >= 0 and len(tail) >= record + 48:
         directory = struct.unpack_from("<Q", tail, record + 40)[0]
     if directory > LARGEST_DIRECTORY:
@@ -169,9 +178,9 @@ def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) 
         raise TorchDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
 
 
-def _replay(content: bytes) -> Replayed:
+def _replay(content: bytes) -> ReplayedPickle:
     if len(content) > LARGEST_PICKLE:
-        raise TorchDamage(f"has a data.pkl of more than {LARGEST_PICKLE >> 20} MiB; it is not read")
+        raise TorchDamage(f"has a data.pkl of more than {LARGEST_PICKLE // MIB} MiB; it is not read")
     try:
         return replay(io.BytesIO(content))
     except PickleDamage as damage:
@@ -179,7 +188,7 @@ def _replay(content: bytes) -> Replayed:
 
 
 def _read_legacy(file: IO[bytes]) -> TorchFile:
-    """Magic number, protocol, system, object, keys: five pickles; only files of torch begin with the first."""
+    """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
     limited = io.BytesIO(file.read(LARGEST_PICKLE))
     try:
         if replay(limited).value != _LEGACY_MAGIC:
@@ -193,7 +202,7 @@ def _read_legacy(file: IO[bytes]) -> TorchFile:
     return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
 
 
-def _plain_pickle(replayed: Replayed) -> TorchFile:
+def _plain_pickle(replayed: ReplayedPickle) -> TorchFile:
     return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
 
 
@@ -201,11 +210,11 @@ def find_tensors(value: object) -> Iterator[Tensor]:
     """The tensors of an inert value."""
     for path, current in walk(value):
         match current:
-            case Made(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
+            case Call(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
                 tensor = _tensor(path, arguments)
-            case Made(function=function, arguments=(Name(text=rebuild), Name(), tuple(arguments), *_)) if (
+            case Call(function=function, arguments=(GlobalName(text=rebuild), GlobalName(), tuple(arguments), *_)) if (
                 "_rebuild_from_type" in function and rebuild.rpartition(".")[2] in _REBUILDS
-            ):  # a tensor with attributes of its own, as DeepSpeed's
+            ):  # a tensor with further attributes, as DeepSpeed saves it
                 tensor = _tensor(path, arguments)
             case _:
                 continue
@@ -214,9 +223,9 @@ def find_tensors(value: object) -> Iterator[Tensor]:
 
 
 def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
-    """Read the arguments of torch's own rebuilding functions: storage, offset, shape, strides and, in v3, the dtype."""
+    """Parse the arguments of the functions that rebuild a tensor: storage, offset, shape, strides and, in v3, dtype."""
     match arguments:
-        case (Persistent(id=(_, Name(text=kind), key, _, int(items), *_)), int(offset), size, _, *more) if (
+        case (PersistentId(id=(_, GlobalName(text=kind), key, _, int(items), *_)), int(offset), size, _, *options) if (
             items >= 0 and offset >= 0
         ):
             shape = _shape(size)
@@ -225,14 +234,14 @@ def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
     if shape is None:
         return None
     storage = Storage(str(key), kind.rpartition(".")[2].removesuffix("Storage"), items)
-    named = next((part.text for part in more if isinstance(part, Name)), "")
-    untyped = storage.dtype == "Untyped" and named.startswith("torch.")
-    dtype = named.removeprefix("torch.") if untyped else _DTYPES.get(storage.dtype, storage.dtype)
+    dtype_name = next((part.text for part in options if isinstance(part, GlobalName)), "")
+    is_untyped = storage.dtype == "Untyped" and dtype_name.startswith("torch.")
+    dtype = dtype_name.removeprefix("torch.") if is_untyped else _DTYPES.get(storage.dtype, storage.dtype)
     return Tensor(path, dtype, shape, storage, offset)
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, Made):  # torch.Size((2, 3))
+    if isinstance(value, Call):  # torch.Size((2, 3))
         value = value.arguments[0] if isinstance(value.arguments, tuple) and value.arguments else None
     if isinstance(value, tuple | list) and all(isinstance(part, int) and part >= 0 for part in value):
         return tuple(value)

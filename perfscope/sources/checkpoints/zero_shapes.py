@@ -1,33 +1,33 @@
-"""The shapes of a model's parameters where DeepSpeed keeps shapes instead of weights (ZeRO 1 to 3)."""
+"""The sizes of a model's parameters in files in which DeepSpeed stores their shapes (ZeRO 1 to 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
 
-from perfscope.sources.checkpoints.pickles import Made, Pairs
+from perfscope.sources.checkpoints.pickles import Call, InertDict
 
 
-def parameter_shapes(value: object) -> Iterator[tuple[str, int]]:
-    """The names and sizes in ``param_shapes``: one dict a parameter group."""
+def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
+    """The names and numbers of elements in ``param_shapes``, which holds one dict per parameter group."""
     groups = _entries(value, "param_shapes")
     for group in groups if isinstance(groups, list | tuple) else [groups]:
-        for name, shape in group.items if isinstance(group, Pairs | Made) else ():
+        for name, shape in group.items if isinstance(group, InertDict | Call) else ():
             elements = _elements(shape)
             if isinstance(name, str) and elements is not None:
                 yield name, elements
 
 
 def _entries(value: object, key: str) -> object:
-    if isinstance(value, Pairs):
+    if isinstance(value, InertDict):
         return value.get(key)
-    if isinstance(value, Made):
+    if isinstance(value, Call):
         return next((child for name, child in value.items if name == key), None)
     return None
 
 
 def _elements(shape: object) -> int | None:
-    if isinstance(shape, Made) and isinstance(shape.arguments, tuple) and len(shape.arguments) == 1:
+    if isinstance(shape, Call) and isinstance(shape.arguments, tuple) and len(shape.arguments) == 1:
         parts = shape.arguments[0]
         if isinstance(parts, tuple | list) and all(isinstance(part, int) and part >= 0 for part in parts):
             return prod(parts)

@@ -1,7 +1,7 @@
-"""What a checkpoint's files are by their names, and who wrote it.
+"""The kind of a checkpoint's files, and its layout, by the names of the files.
 
-The names were read off the writers: DeepSpeed's engine and pipeline module, Megatron-LM's checkpointing, torch's
-FileSystemWriter and Hugging Face's trainer.
+The names come from the code that writes them: DeepSpeed's engine and pipeline module, Megatron-LM's checkpointing,
+torch's FileSystemWriter and Hugging Face's trainer.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ _NAMES: tuple[tuple[str, Kind], ...] = (
     (r".*\.(?:pt|pth|ckpt)", Kind.MODEL_AND_OPTIMIZER),
 )
 _PATTERNS = tuple((re.compile(pattern), kind) for pattern, kind in _NAMES)
+_STATE_KINDS = frozenset(Kind) - {Kind.OTHER, Kind.METADATA}
 _TRACKERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """What a name says."""
+class ParsedName:
+    """The kind of a file, and the ranks, layer or expert that it belongs to."""
 
     kind: Kind
     ranks: Mapping[str, int]
 
 
-def read_name(path: str) -> Named:
-    """Say what a file is by its path below the checkpoint.
+def parse_name(path: str) -> ParsedName:
+    """Parse the path of a file below the checkpoint.
 
-    >>> read_name("bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt").ranks
+    >>> parse_name("bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt").ranks
     {'dp': 3, 'mp': 0}
     """
     for pattern, kind in _PATTERNS:
@@ -54,18 +55,23 @@ def read_name(path: str) -> Named:
             match = pattern.fullmatch(text)
             if match:
                 ranks = {name: int(value) for name, value in match.groupdict().items() if value and value.isdigit()}
-                return Named(kind, ranks)
-    return Named(Kind.OTHER, {})
+                return ParsedName(kind, ranks)
+    return ParsedName(Kind.OTHER, {})
+
+
+def holds_state(path: str) -> bool:
+    """Whether a file holds weights or optimizer states, by its path."""
+    return parse_name(path).kind in _STATE_KINDS
 
 
 def is_tracker(name: str) -> bool:
-    """Whether a file names the latest checkpoint beside it."""
+    """Whether a file names the latest checkpoint of its folder."""
     return name in _TRACKERS
 
 
-def layout_of(paths: Sequence[str]) -> Layout:
-    """Say who wrote a checkpoint by all of its names."""
-    kinds = {read_name(path).kind for path in paths}
+def find_layout(paths: Sequence[str]) -> Layout:
+    """The layout of a checkpoint, by the paths of all its files."""
+    kinds = {parse_name(path).kind for path in paths}
     names = {path.rpartition("/")[2] for path in paths}
     zero = any(name.endswith("_optim_states.pt") for name in names)
     megatron = bool(names & {"metadata.json", "common.pt"})
@@ -82,10 +88,10 @@ def layout_of(paths: Sequence[str]) -> Layout:
         (weights, Layout.HUGGING_FACE),
         (Kind.MODEL_AND_OPTIMIZER in kinds or Kind.WEIGHTS in kinds, Layout.TORCH_FILE),
     )
-    return next((layout for holds, layout in rules if holds), Layout.UNKNOWN)
+    return next((layout for applies, layout in rules if applies), Layout.UNKNOWN)
 
 
-def iteration(tag: str) -> tuple[int, str]:
-    """Order tags by the number that they end in: global_step1000, iter_0001000, step-1000, checkpoint-1000."""
+def tag_order(tag: str) -> tuple[int, str]:
+    """A sort key for tags, by the last number in them: global_step1000, iter_0001000, step-1000, checkpoint-1000."""
     numbers = re.findall(r"\d+", tag)
     return (int(numbers[-1][:18]) if numbers else -1, tag)

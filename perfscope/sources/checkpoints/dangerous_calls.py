@@ -1,4 +1,4 @@
-"""Which functions a pickle would call that no checkpoint needs: what a malicious file is recognised by."""
+"""Functions that a pickle would call and that no checkpoint needs: the sign of a malicious file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUILTINS = frozenset({
     "eval", "exec", "execfile", "compile", "open", "input", "__import__", "setattr", "delattr", "globals", "locals",
     "vars", "breakpoint", "exit", "quit", "apply", "file", "map", "filter", "help",
 })  # fmt: skip
-# A dotted name can reach a module through another's imports: torch.serialization.os.system.
+# A dotted name can reach a module through the imports of another one: torch.serialization.os.system.
 _INNER = frozenset({"os", "sys", "subprocess", "builtins", "importlib", "shutil", "socket", "ctypes", "pickle"})
 _TORCH = ("torch.hub.", "torch.load", "torch.serialization.load", "torch.utils.cpp_extension", "torch.package.",
           "torch.jit.load", "torch._dynamo", "torch._inductor", "torch.classes.", "torch.ops.load",
@@ -23,8 +23,8 @@ _TORCH = ("torch.hub.", "torch.load", "torch.serialization.load", "torch.utils.c
           "numpy.load", "numpy.fromfile", "numpy.f2py", "numpy.distutils", "numpy.testing", "joblib.")  # fmt: skip
 
 
-def dangers(names: Iterable[str]) -> tuple[str, ...]:
-    """Pick the dangerous functions out of those that a pickle names."""
+def find_dangerous_calls(names: Iterable[str]) -> tuple[str, ...]:
+    """The dangerous functions among those that a pickle names."""
     return tuple(sorted({name or "a function whose name is computed" for name in names if _is_dangerous(name)}))
 
 
