@@ -1,6 +1,6 @@
-"""Runs a producer in a thread of its own, a few items ahead of who uses them.
+"""Runs a producer in a thread of its own, a few items ahead of its consumer.
 
-Inflating releases Python's global lock, so it costs no time of its own while the events before it are looked at.
+Inflating releases Python's global lock, so it costs no time of its own while earlier events are scanned.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 _DEPTH = 2
-_LOOKS_UP_S = 0.05
+_CHECK_EVERY_S = 0.05
 
 
 class Pace(Enum):
-    """When a producer works: AHEAD in a thread of its own, or IN_TURN where others keep the processors busy."""
+    """When a producer works: AHEAD in a thread of its own, or IN_TURN where other workers keep the processors busy."""
 
     AHEAD = "ahead"
     IN_TURN = "in turn"
 
 
 def paced(items: Iterator[_T], pace: Pace) -> AbstractContextManager[Iterator[_T]]:
-    """The items of a producer; leave the context when no more of them are wanted."""
+    """The items of a producer; leave the context to end it."""
     return Ahead(items) if pace is Pace.AHEAD else nullcontext(items)
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What the producer raised."""
+    """An exception of the producer."""
 
     error: BaseException
 
@@ -44,7 +44,7 @@ class _Finished:
 class Ahead(AbstractContextManager[Iterator[_T]], Generic[_T]):
     """The items of a producer, made ahead in a thread; leave the context to end the thread.
 
-    What the producer raises is raised where its item would have come.
+    An exception of the producer is raised where its next item would have come.
     """
 
     def __init__(self, items: Iterator[_T]) -> None:
@@ -71,14 +71,14 @@ class Ahead(AbstractContextManager[Iterator[_T]], Generic[_T]):
             for item in self._items:
                 if not self._put(item):
                     return
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the items are used
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the consumer
             last = _Raised(error)
         self._put(last)
 
     def _put(self, item: _T | _Raised | _Finished) -> bool:
         while not self._is_left.is_set():
             try:
-                self._ready.put(item, timeout=_LOOKS_UP_S)
+                self._ready.put(item, timeout=_CHECK_EVERY_S)
             except Full:
                 continue
             return True

@@ -10,24 +10,30 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args
+from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
+from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import classify, classify_copy
-from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int32, Work, distinct
+from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int8, Int32, Work, distinct
 
 #: Below this a double of microseconds keeps every nanosecond.
 _EXACT_BELOW_US = 2.0**43
 #: CUPTI's overflowed records claim to last for years.
-_LONGEST_NS = 7 * 86400 * 10**9
+_LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _DECIMALS = 3
 
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
+
+#: The columns of some events, with as many rows each.
+_Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
+_Arguments = TypeVar("_Arguments", Args, HostArgs)
 
 
 class TimesDoNotFit(Exception):
@@ -39,24 +45,24 @@ class Columns:
 
     Attributes:
         names: Every name met so far, with its number.
-        collectives: What is said of communication kernels.
+        collectives: The metadata of communication kernels, each distinct one once.
         groups: Of each process group that a kernel names: description, ranks and size as they are written.
         dropped: How many events were left out, by reason.
     """
 
-    def __init__(self, wanted: Events) -> None:
+    def __init__(self, requested: Events) -> None:
         self.names: dict[str, int] = {}
         self.collectives: list[Collective] = []
         self.groups: dict[str, tuple[str, str, int]] = {}
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
-        self._wanted = wanted
+        self._requested = requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
-        self._device: list[tuple[Any, ...]] = []
-        self._host: dict[Events, list[tuple[Any, ...]]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
+        self._device: list[_Block] = []
+        self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
     def add(self, events: Iterable[AnyEvent]) -> None:
-        """Take in one block of events; those that are not wanted are left out.
+        """Add the requested ones of some events.
 
         Raises:
             TimesDoNotFit: A time is too large for the doubles of Event.
@@ -67,7 +73,7 @@ class Columns:
                 by_category.setdefault(event.cat, []).append(event)
         for category, members in by_category.items():
             kind = KIND.get(category)
-            if kind is None or kind not in self._wanted:
+            if kind is None or kind not in self._requested:
                 continue
             if kind is Events.DEVICE:
                 self._add_device(members, DEVICE_CATEGORIES[category])
@@ -76,12 +82,12 @@ class Columns:
 
     def device_events(self) -> DeviceEvents:
         """The device's table, in the order of start."""
-        types = (np.int32, np.int8, *[np.int64] * 8)
-        name, category, start_ns, *others = _in_order(self._device, types, by=2)
-        duration_ns, device, stream, correlation, external_id, size, collective = others
+        columns = _in_order(self._device, width=10, by=2)
+        names, categories, start_ns, duration_ns, device, stream, correlation, external_id, size, collective = columns
+        name = names.astype(np.int32, copy=False)
         return DeviceEvents(
             name=name,
-            work=self._work(name, category, collective),
+            work=self._work(name, categories, collective),
             start_ns=start_ns,
             duration_ns=duration_ns,
             device=device,
@@ -94,11 +100,12 @@ class Columns:
 
     def host_spans(self, kind: Events) -> HostSpans:
         """One of the host's tables, in the order of start."""
-        return HostSpans(*_in_order(self._host[kind], (np.int32, *[np.int64] * 6), by=1))
+        names, *columns = _in_order(self._host[kind], width=7, by=1)
+        return HostSpans(names.astype(np.int32, copy=False), *columns)
 
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = _args(events)
+        args = _arguments(events, HostArgs())
         self._host[kind].append(
             (
                 self._numbered(events),
@@ -111,17 +118,17 @@ class Columns:
             )
         )
 
-    def _add_device(self, events: Sequence[Any], category: int) -> None:
+    def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = _args(events)
+        args = _arguments(events, Args())
         self._device.append(
             (
                 self._numbered(events),
                 np.full(len(events), category, np.int8),
                 start_ns,
                 duration_ns,
-                _either(_integers(args, "device"), partial(self._identities, events, _PROCESS)),
-                _either(_integers(args, "stream"), partial(self._identities, events, _THREAD)),
+                _with_fallback(_integers(args, "device"), partial(self._identities, events, _PROCESS)),
+                _with_fallback(_integers(args, "stream"), partial(self._identities, events, _THREAD)),
                 _integers(args, "correlation"),
                 _external_ids(args),
                 _integers(args, "bytes"),
@@ -129,34 +136,35 @@ class Columns:
             )
         )
 
-    def _times(self, events: Sequence[Any]) -> tuple[Sequence[Any], Int64, Int64]:
+    def _times(self, events: Sequence[AnyEvent]) -> tuple[Sequence[AnyEvent], Int64, Int64]:
         """The events with a possible time and duration, and these in nanoseconds."""
-        whole = [event for event in events if event.ts is not None and event.dur is not None]
-        if whole and isinstance(whole[0].ts, msgspec.Raw):
-            written = [_digits_to_ns(event.ts) for event in whole]
-            whole = [event for event, ns in zip(whole, written, strict=True) if ns is not None]
-            start_ns = np.array([ns for ns in written if ns is not None], np.int64)
+        timed = [event for event in events if event.ts is not None and event.dur is not None]
+        if timed and isinstance(timed[0].ts, msgspec.Raw):
+            times = [_digits_to_ns(_TS(event)) for event in timed]
+            timed = [event for event, ns in zip(timed, times, strict=True) if ns is not None]
+            start_ns = np.array([ns for ns in times if ns is not None], np.int64)
         else:
-            start_us = np.fromiter(map(_TS, whole), np.float64, len(whole))
+            start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
             if len(start_us) and np.abs(start_us).max() >= _EXACT_BELOW_US:
                 raise TimesDoNotFit
             start_ns = _to_ns(start_us)
-        self.dropped["no time"] += len(events) - len(whole)
-        duration_us = np.fromiter(map(_DURATION, whole), np.float64, len(whole))
-        negative, endless = duration_us < 0, duration_us > _LONGEST_NS / 1000
+        self.dropped["no time"] += len(events) - len(timed)
+        duration_us = np.fromiter(map(_DURATION, timed), np.float64, len(timed))
+        negative, endless = duration_us < 0, duration_us > _LONGEST_NS / NS_PER_US
         if not negative.any() and not endless.any():
-            return whole, start_ns, _to_ns(duration_us)
+            return timed, start_ns, _to_ns(duration_us)
         self.dropped["a negative duration"] += int(negative.sum())
         self.dropped["a duration of more than seven days"] += int(endless.sum())
-        kept = ~(negative | endless)
-        return [whole[index] for index in np.flatnonzero(kept)], start_ns[kept], _to_ns(duration_us[kept])
+        is_possible = ~(negative | endless)
+        possible = [timed[index] for index in np.flatnonzero(is_possible)]
+        return possible, start_ns[is_possible], _to_ns(duration_us[is_possible])
 
     def _numbered(self, events: Sequence[AnyEvent]) -> Int32:
         names = self.names
         return np.fromiter((names.setdefault(name, len(names)) for name in map(_NAME, events)), np.int32, len(events))
 
     def _identities(self, events: Sequence[AnyEvent], of: Callable[[AnyEvent], int | str | None]) -> Int64:
-        """Process or thread ids; a text that is no number gets a negative one."""
+        """Process or thread ids; a text that is no number gets a negative number."""
         try:
             return np.fromiter(map(of, events), np.int64, len(events))
         except (TypeError, ValueError, OverflowError):
@@ -173,9 +181,9 @@ class Columns:
 
     def _collectives_of(self, args: Sequence[Args]) -> Int64:
         rows = np.full(len(args), ABSENT, np.int64)
-        for index, one in enumerate(args):
-            if one.operation is not None or one.group is not None:
-                rows[index] = self._collective(one)
+        for index, arguments in enumerate(args):
+            if arguments.operation is not None or arguments.group is not None:
+                rows[index] = self._collective(arguments)
         return rows
 
     def _collective(self, args: Args) -> int:
@@ -197,27 +205,28 @@ class Columns:
             self.collectives.append(collective)
         return number
 
-    def _work(self, name: Int32, category: Any, collective: Int64) -> Any:  # noqa: ANN401 - arrays of int8
+    def _work(self, name: Int32, category: Int64, collective: Int64) -> Int8:
         texts = list(self.names)
         of_kernel, of_copy = np.zeros(len(texts), np.int8), np.zeros(len(texts), np.int8)
         for number in distinct(name):
             of_kernel[number], of_copy[number] = classify(texts[number]), classify_copy(texts[number])
-        work = np.where(category == KERNEL, of_kernel[name], of_copy[name])
+        work: Int8 = np.where(category == KERNEL, of_kernel[name], of_copy[name])
         work[category == FILL] = Work.COPY
         work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
         return work
 
 
-def _in_order(blocks: Sequence[tuple[Any, ...]], types: Sequence[Any], by: int) -> list[Any]:
+def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
+    """The columns of all blocks, in the order of one of them."""
     if not blocks:
-        return [np.zeros(0, kind) for kind in types]
-    columns = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+        return [np.zeros(0, np.int64) for _ in range(width)]
+    columns: list[Int64] = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     order = np.argsort(columns[by], kind="stable")
     return [column[order] for column in columns]
 
 
-def _integers(records: Sequence[Any], name: str) -> Int64:
-    """One field of the records; what is null, or no integer of 64 bits, is ABSENT."""
+def _integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
+    """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
     try:
         return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
     except (TypeError, OverflowError):
@@ -226,37 +235,38 @@ def _integers(records: Sequence[Any], name: str) -> Int64:
         return np.array([value if fits else ABSENT for value, fits in zip(values, fitting, strict=True)], np.int64)
 
 
-def _args(events: Sequence[Any]) -> list[Any]:
+def _arguments(events: Sequence[AnyEvent], default: _Arguments) -> list[_Arguments]:
+    """The events' arguments; null is the default."""
     args = list(map(_ARGS, events))
-    return args if all(args) else [one or Args() for one in args]
+    return args if all(args) else [arguments or default for arguments in args]
 
 
-def _external_ids(args: Sequence[Any]) -> Int64:
-    return _either(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
+def _external_ids(args: Sequence[Args] | Sequence[HostArgs]) -> Int64:
+    return _with_fallback(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
 
 
-def _either(column: Int64, other: Callable[[], Int64]) -> Int64:
-    """A column, and another one where it is ABSENT."""
+def _with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
+    """A column, with the values of another one where it is ABSENT."""
     absent = column == ABSENT
-    return np.where(absent, other(), column) if absent.any() else column
+    return np.where(absent, fallback(), column) if absent.any() else column
 
 
-def _to_ns(microseconds: Any) -> Int64:  # noqa: ANN401 - an array of doubles
+def _to_ns(times_us: npt.NDArray[np.float64]) -> Int64:
     """Doubles of microseconds to nanoseconds; the fraction is taken off first, so that no product is rounded."""
-    whole = np.floor(microseconds)
-    fraction = np.rint((microseconds - whole) * 1000)
-    return np.asarray(whole.astype(np.int64) * 1000 + fraction.astype(np.int64))
+    microseconds = np.floor(times_us)
+    fraction = np.rint((times_us - microseconds) * NS_PER_US)
+    return np.asarray(microseconds.astype(np.int64) * NS_PER_US + fraction.astype(np.int64))
 
 
 def _digits_to_ns(raw: msgspec.Raw) -> int | None:
     """Microseconds as they are written to nanoseconds; None where they are no number, or beyond 146 years."""
     text = bytes(raw).strip(b'"')
-    whole, _, fraction = text.partition(b".")
-    if whole.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= _DECIMALS:
-        value = int(whole) * 1000 + int(fraction.ljust(_DECIMALS, b"0"))
+    microseconds, _, fraction = text.partition(b".")
+    if microseconds.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= _DECIMALS:
+        value = int(microseconds) * NS_PER_US + int(fraction.ljust(_DECIMALS, b"0"))
     else:
         try:
-            value = int((Decimal(text.decode("ascii", "replace")) * 1000).to_integral_value())
+            value = int((Decimal(text.decode("ascii", "replace")) * NS_PER_US).to_integral_value())
         except (InvalidOperation, OverflowError, ValueError):
             return None
     return value if abs(value) < 1 << 62 else None

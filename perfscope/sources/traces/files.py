@@ -1,4 +1,4 @@
-"""Where traces are: files, folders, patterns, and URLs that fsspec can open."""
+"""Locations of traces: files, folders, patterns, and URLs that fsspec can open."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def find_traces(locations: Sequence[str]) -> list[str]:
     Raises:
         SourceError: A location does not exist.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
     for location in locations:
         matches = _find_remote(location) if is_url(location) else _find_local(location)
         if not matches and not _is_folder(location):
             raise SourceError(location, "does not exist")
-        found.update(matches)
-    # A trace that was compressed a moment ago may lie there twice.
-    plain = {path.removesuffix(".gz") for path in found if path.endswith(f"{TRACE_SUFFIX}.gz")}
-    return sorted(found - plain)
+        paths.update(matches)
+    # A trace that is being compressed exists twice for a moment.
+    uncompressed = {path.removesuffix(".gz") for path in paths if path.endswith(f"{TRACE_SUFFIX}.gz")}
+    return sorted(paths - uncompressed)
 
 
 def is_folder(location: str) -> bool:
-    """Whether a location stands for whatever lies below it or matches it, rather than for one file."""
+    """Whether a location stands for the files below it or for those that match it, rather than for one file."""
     return glob.has_magic(location) or _is_folder(location)
 
 
@@ -72,28 +72,29 @@ def _find_local(location: str) -> list[str]:
     path = Path(location)
     if path.is_dir():
         return [
-            os.path.join(folder, name)  # noqa: PTH118 - a walk gives texts, and so are locations
+            f"{folder.removesuffix(os.sep)}{os.sep}{name}"
             for folder, _, names in os.walk(path, followlinks=True)
             for name in names
-            if name.endswith(TRACE_ENDINGS) and not name.startswith(".")  # what a process began and never finished
+            if name.endswith(TRACE_ENDINGS) and not name.startswith(".")  # a process began it and never finished
         ]
     if path.exists():
         return [location]
     if not glob.has_magic(location):
         return []
-    return [match for each in glob.glob(location, recursive=True) for match in _find_local(each)]  # noqa: PTH207
+    # Path.glob takes no absolute pattern.
+    return [path for match in glob.glob(location, recursive=True) for path in _find_local(match)]  # noqa: PTH207
 
 
 def _find_remote(location: str) -> list[str]:
     filesystem, path = _filesystem(location)
     try:
         if filesystem.isdir(path):
-            found = [one for one in filesystem.find(path) if one.endswith(TRACE_ENDINGS)]
+            matches = [match for match in filesystem.find(path) if match.endswith(TRACE_ENDINGS)]
         elif filesystem.exists(path):
-            found = [path]
+            matches = [path]
         else:
-            found = filesystem.glob(path) if glob.has_magic(path) else []
-        return [filesystem.unstrip_protocol(one) for one in found]
+            matches = filesystem.glob(path) if glob.has_magic(path) else []
+        return [filesystem.unstrip_protocol(match) for match in matches]
     except OSError as error:
         raise SourceError(location, f"cannot be listed: {error.strerror or error}") from None
 

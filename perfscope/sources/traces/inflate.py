@@ -1,33 +1,34 @@
-"""The bytes of a trace file, inflated as they are read, and whatever is whole of a damaged one."""
+"""The bytes of a trace file, inflated as they are read, and the intact part of a damaged file."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import BinaryIO, cast
 
 from isal import isal_zlib
-from isal.igzip_lib import IsalError as _IsalError
 
+from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.traces.files import open_trace
 
-IsalError: Any = _IsalError  # its stub does not say that it is an exception
+#: Its stub does not say that it is an exception.
+_INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 #: A megabyte when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
-_READ_BYTES = 64 << 10
-_GIVEN_BYTES = 4 << 20
+_READ_BYTES = 64 * KIB
+_MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
-_LARGEST_KEPT_BYTES = 31 << 20
-#: gzip cannot exceed 1032:1, traces reach 25:1; what is far above that is not one, and would fill the memory.
+_LARGEST_KEPT_BYTES = 31 * MIB
+#: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is no trace, and would fill the memory.
 _LARGEST_RATIO = 250
-_RATIO_MATTERS_ABOVE_BYTES = 256 << 20
+_RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
 
 
 def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
-    """Yield a file's content piece by piece; what is wrong with it is added to ``damage``.
+    """Yield a file's content piece by piece; its damage is added to ``damage`` as sentences.
 
     Raises:
         SourceError: The file cannot be opened, or inflates without end.
@@ -59,35 +60,35 @@ def _rest(file: BinaryIO) -> Iterator[bytes]:
 
 def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
     stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
-    given = taken = 0
-    is_whole = False
+    inflated = read = 0
+    is_complete = False
     for raw in blocks:
         block = raw
-        taken += len(block)
+        read += len(block)
         while block:
             try:
-                data = stream.decompress(block, _GIVEN_BYTES)
-            except IsalError as error:
-                yield _inflate_carefully(path)[given:]
+                data = stream.decompress(block, _MOST_INFLATED_BYTES)
+            except _INFLATE_ERROR as error:
+                yield _inflate_carefully(path)[inflated:]
                 damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
                 return
-            given += len(data)
-            if given > _RATIO_MATTERS_ABOVE_BYTES and given > _LARGEST_RATIO * taken:
+            inflated += len(data)
+            if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > _LARGEST_RATIO * read:
                 raise SourceError(path, f"inflates to more than {_LARGEST_RATIO} times its size: it is no trace")
             yield data
             block = stream.unconsumed_tail
-            is_whole = stream.eof
-            if is_whole:
-                # A gzip file may have several members; what follows the last one is padding.
+            is_complete = stream.eof
+            if is_complete:
+                # A gzip file may have several members; padding follows the last one.
                 block = stream.unused_data if stream.unused_data.startswith(_GZIP_MAGIC) else b""
                 stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
-    if not is_whole:
+    if not is_complete:
         yield stream.flush()
         damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
 
 
 def _inflate_carefully(path: str) -> bytes:
-    """Inflate again in small pieces, to keep all that comes before the damage."""
+    """Inflate again in small pieces, to keep everything before the damage."""
     stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
     pieces: list[bytes] = []
     with open_trace(path) as file:
@@ -99,7 +100,7 @@ def _inflate_carefully(path: str) -> bytes:
                     file.seek(-len(stream.unused_data), 1)
                     stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
             except zlib.error:
-                pieces.append(_until_the_damage(checkpoint, piece))
+                pieces.append(_inflate_until_damage(checkpoint, piece))
                 break
     return b"".join(pieces)
 
@@ -108,11 +109,11 @@ def _reason(error: Exception) -> str:
     return "its checksum does not match" if "crc" in str(error).lower() or "check" in str(error) else str(error)
 
 
-def _until_the_damage(stream: Any, piece: bytes) -> bytes:  # noqa: ANN401 - zlib's private type
-    kept = []
+def _inflate_until_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
+    inflated = []
     for index in range(len(piece)):
         try:
-            kept.append(stream.decompress(piece[index : index + 1]))
+            inflated.append(stream.decompress(piece[index : index + 1]))
         except zlib.error:
             break
-    return b"".join(kept)
+    return b"".join(inflated)

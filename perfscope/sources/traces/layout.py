@@ -1,8 +1,8 @@
-"""How an exporter lays out its events, so that the few that are wanted can be found without parsing the many others.
+"""How an exporter lays out its events, so that the few that are needed can be found without parsing all of them.
 
-An exporter writes every event alike: the same spaces, the same keys first. From one sample follow the text between
-two events and the text from an event's brace to its category. What does not fit the layout is noticed, and the whole
-file is then parsed.
+An exporter writes every event alike: the same spaces, the same keys first. One sample gives the text between two events
+and the text from an event's brace to its category. A departure from the layout is noticed, and the file is then parsed
+as a whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Layout:
         separator: From there to the first quote of the next event, ``close`` included.
         prefix: From an event's opening brace to the key ``"cat"``.
         key: From that key to the first letter of the category.
-        before_identity: From an operator's key ``"args"`` to its external id, where that comes first and everything
+        before_external_id: From an operator's key ``"args"`` to its external id, where that comes first and everything
             else before it; empty where it does not. What follows it is long and not needed.
         is_unambiguous: The separator has line breaks, so it cannot occur inside an event.
     """
@@ -40,7 +40,7 @@ class Layout:
     separator: bytes
     prefix: bytes
     key: bytes
-    before_identity: bytes
+    before_external_id: bytes
     is_unambiguous: bool
 
     @property
@@ -74,8 +74,8 @@ def find_layout(text: bytes, start: int) -> Layout | None:
         indent = before[before.rindex(b"\n") :]
         return Layout(indent + b"}", indent + b"}," + indent + opening[0], *fixed, is_unambiguous=True)
     separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
-    places = [(place, separator) for separator in separators if (place := text.find(separator, first.end())) >= 0]
-    return Layout(b"}", min(places)[1], *fixed, is_unambiguous=False) if places else None
+    offsets = [(offset, separator) for separator in separators if (offset := text.find(separator, first.end())) >= 0]
+    return Layout(b"}", min(offsets)[1], *fixed, is_unambiguous=False) if offsets else None
 
 
 def times_fit_doubles(text: bytes, start: int) -> bool:

@@ -1,8 +1,8 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
-Only operators that multiply are looked at, and of nested ones the innermost, so that each product is found once; and
-those whose backward pass has an operator of its own, because their order tells what ran forward twice. Two letters of
-every operator's name are looked up at once, so that the many others cost next to nothing.
+Only operators that multiply count, and of nested ones the innermost, so that each product is counted once; and those
+whose backward pass has an operator of its own, because their order shows which ran forward twice. Two letters of every
+operator's name are looked up first, so that all other operators cost next to nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LETTERS = (
     b'mm",', b"addm", b"_add", b'bmm"', b"badd", b"_sca", b"_gro", b"attn", b"_sof", b"gelu", b"silu", b"relu", b"thre",
 )  # fmt: skip
 _BEFORE = len("aten::")
-#: Which of those letters are looked up, and whether the names that have them may be wanted.
-_TELLING_LETTERS = 1, 3
-_MAY_BE_WANTED = np.zeros((256, 256), np.bool_)
-_MAY_BE_WANTED[tuple(np.array([[name[place] for name in _LETTERS] for place in _TELLING_LETTERS]))] = True
+#: Which of those letters are looked up, and whether an operator whose name has them may count.
+_KEY_LETTERS = 1, 3
+_MAY_COUNT = np.zeros((256, 256), np.bool_)
+_MAY_COUNT[tuple(np.array([[name[letter] for name in _LETTERS] for letter in _KEY_LETTERS]))] = True
 #: Letters 1 and 6 of the category ``cpu_op``; ``cpu_instant_event`` has another one there.
 _OF_OPERATORS = (0, ord("c")), (5, ord("p"))
 _UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
@@ -47,13 +47,13 @@ _CATEGORIES = ("cpu_op", "Operator")
 
 
 class _Args(msgspec.Struct, gc=False, rename={"dims": "Input Dims"}):
-    """The arguments of an operator, as far as they are wanted."""
+    """The arguments of an operator that are needed here."""
 
     dims: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Event(msgspec.Struct, gc=False):
-    """One event, as far as it is wanted."""
+    """The fields of one event that are needed here."""
 
     cat: str = ""
     name: str = ""
@@ -66,18 +66,18 @@ class ProductFinder:
 
     def __init__(self) -> None:
         self._until_name: int | None = None
-        self._found: Counter[tuple[bytes, bytes]] = Counter()
+        self._counts: Counter[tuple[bytes, bytes]] = Counter()
         self._in_order: list[tuple[float, str]] = []
-        self._without = 0
+        self._without_shapes = 0
         self._fits = True
 
-    def look(self, text: bytes, categories: Int64, stops: Int64) -> None:
-        """Look at events: where the first letters of their categories stand, and where each of them ends."""
+    def scan(self, text: bytes, categories: Int64, stops: Int64) -> None:
+        """Scan events: the positions of the first letters of their categories, and of their ends."""
         if not self._fits or not len(categories):
             return
         letters = np.frombuffer(text, np.uint8)
-        for place, letter in _OF_OPERATORS:
-            chosen = letters.take(categories + place, mode="clip") == letter
+        for offset, letter in _OF_OPERATORS:
+            chosen = letters.take(categories + offset, mode="clip") == letter
             categories, stops = categories[chosen], stops[chosen]
         if not len(categories):
             return
@@ -89,21 +89,21 @@ class ProductFinder:
             # An exporter writes every event alike.
             self._until_name = len(match[0])
         names = categories + self._until_name
-        chosen = _MAY_BE_WANTED[tuple(letters.take(names + _BEFORE + place, mode="clip") for place in _TELLING_LETTERS)]
-        for place, stop in zip(names[chosen].tolist(), stops[chosen].tolist(), strict=True):
-            match = _NAME.match(text, place)
+        chosen = _MAY_COUNT[tuple(letters.take(names + _BEFORE + letter, mode="clip") for letter in _KEY_LETTERS)]
+        for name, stop in zip(names[chosen].tolist(), stops[chosen].tolist(), strict=True):
+            match = _NAME.match(text, name)
             if match is not None:
-                self._take(text, match, stop)
+                self._add(text, match, stop)
 
-    def look_at_last(self, text: bytes) -> None:
-        """Look at the last event and what follows it."""
+    def scan_last(self, text: bytes) -> None:
+        """Scan the last event and what follows it."""
         operator = _LAST.search(text)
         match = _NAME.match(text, operator.end()) if operator else None
         if match is not None:
-            self._take(text, match, len(text))
+            self._add(text, match, len(text))
 
-    def look_at_events(self, events: bytes) -> None:
-        """Look at a list of events in JSON, of whatever layout.
+    def decode(self, events: bytes) -> None:
+        """Decode a list of events in JSON, of whatever layout.
 
         Raises:
             msgspec.MsgspecError: It cannot be read.
@@ -113,34 +113,34 @@ class ProductFinder:
             if match is not None:
                 self._count(match, bytes(event.args.dims) if event.args else b"", _number(event.ts))
 
-    def _take(self, text: bytes, match: re.Match[bytes], end: int) -> None:
+    def _add(self, text: bytes, match: re.Match[bytes], end: int) -> None:
         dims = _DIMS.search(text, match.end(), end) if match["product"] else None
-        start = _START.search(text, match.end(), end) if _tells_passes(match) else None
+        start = _START.search(text, match.end(), end) if _has_backward_operator(match) else None
         self._count(match, dims[1] if dims else b"", float(start[1]) if start else 0.0)
 
     def _count(self, match: re.Match[bytes], dims: bytes, start_us: float) -> None:
         operator = match["product"]
-        if _tells_passes(match):
+        if _has_backward_operator(match):
             self._in_order.append((start_us, (operator or match["pass"]).decode()))
         if operator is not None and dims:
-            self._found[operator, dims] += 1
+            self._counts[operator, dims] += 1
         elif operator is not None:
-            self._without += 1
+            self._without_shapes += 1
 
     def products(self) -> Products | None:
-        """What was found; absent where the events are written in another order than the finder knows."""
+        """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
             return None
         return Products(
             products=tuple(
-                Product(operator.decode(), _shapes(dims), count) for (operator, dims), count in self._found.items()
+                Product(operator.decode(), _shapes(dims), count) for (operator, dims), count in self._counts.items()
             ),
-            without_shapes=self._without,
+            without_shapes=self._without_shapes,
             in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),
         )
 
 
-def _tells_passes(match: re.Match[bytes]) -> bool:
+def _has_backward_operator(match: re.Match[bytes]) -> bool:
     return match["product"] is None or b"attention" in match["product"] or b"attn" in match["product"]
 
 

@@ -24,7 +24,7 @@ _CALL_CATEGORIES = (
     "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
     "mtia_runtime", "privateuse1_runtime", "privateuse1_driver",
 )  # fmt: skip
-#: What the categories of the exporters are to us; other categories are not read.
+#: The kind of event behind each category that exporters write; other categories are not read.
 KIND = {
     **dict.fromkeys(DEVICE_CATEGORIES, Events.DEVICE),
     **dict.fromkeys(_CALL_CATEGORIES, Events.CALLS),
@@ -124,7 +124,7 @@ class Group(msgspec.Struct):
 
 
 class DistributedInfo(msgspec.Struct):
-    """What the profiler knew of torch.distributed."""
+    """The profiler's metadata on torch.distributed."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -139,8 +139,8 @@ class Device(msgspec.Struct):
     name: str = ""
 
 
-class OurMetadata(msgspec.Struct):
-    """What the hooks added to the trace."""
+class HookMetadata(msgspec.Struct):
+    """The metadata that the hooks of perfscope add to a trace."""
 
     rank: int | None = None
     world_size: int | None = None

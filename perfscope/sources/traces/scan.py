@@ -1,9 +1,9 @@
-"""Finds the events of the wanted categories in a trace's text without parsing the others.
+"""Finds the events of some categories in a trace's text without parsing the rest.
 
 Most events of a trace are of no interest to an analysis: operators, Python functions, arrows. In a text of a known
-layout an event begins with a brace behind the text that separates events, and has its category at a fixed distance from
-that brace. One comparison finds the braces of a block; the few bytes around each tell which of them begin wanted
-events, and only these are cut out.
+layout an event begins with a brace behind the text that separates events, and has its category at a fixed distance
+from that brace. One comparison finds the braces of a block; the few bytes around each brace decide whether it begins
+an event of a requested category, and only these events are cut out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,14 @@ from perfscope.sources.traces.records import KIND
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import Events
 
-_TELLING_LETTERS = 0, 5  # of a category, its closing quote included: these two tell those that are wanted from others
+#: Two letters of a category, its closing quote included, which no two categories of different kinds share.
+_KEY_LETTERS = 0, 5
 _BRACE = ord("{")
 _SPACE = ord(" ")
 _COMMA = ord(",")
 _SLICE_BYTES = 1 << 18  # what is compared at once stays in the processor's cache
-_LONGEST_IDENTITY = 20
-_GIVEN_TOGETHER = 1 << 13
+_LONGEST_ID = 20
+_EVENTS_PER_BATCH = 1 << 13
 _LONGEST_INDENT = 64
 _LARGEST_EVENT_BYTES = 64 << 20
 
@@ -38,8 +38,8 @@ class DoesNotFit(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The wanted events of some blocks.
+class EventTexts:
+    """The requested events of some blocks, as they are written.
 
     Attributes:
         device: Texts of events on devices.
@@ -49,10 +49,10 @@ class Found:
     device: list[bytes]
     host: list[bytes]
 
-    def extend(self, other: Found) -> None:
+    def extend(self, following: EventTexts) -> None:
         """Add the events of another block."""
-        self.device.extend(other.device)
-        self.host.extend(other.host)
+        self.device.extend(following.device)
+        self.host.extend(following.host)
 
 
 class _Block:
@@ -71,54 +71,54 @@ class _Block:
 
     @cached_property
     def braces(self) -> Int64:
-        """Where opening braces stand."""
-        found = []
+        """The positions of opening braces."""
+        positions = []
         for start in range(self.begin, self.end, _SLICE_BYTES):
             part = self._bytes[start : min(start + _SLICE_BYTES, self.end)]
-            found.append(np.flatnonzero(part == _BRACE) + start)
-        return np.concatenate(found)
+            positions.append(np.flatnonzero(part == _BRACE) + start)
+        return np.concatenate(positions)
 
-    def letters(self, places: Int64, offset: int) -> npt.NDArray[np.uint8]:
-        """The byte so far behind (or before) each place; that at the text's border where there is none."""
-        shifted = places if offset == 0 else places + offset
+    def letters(self, positions: Int64, offset: int) -> npt.NDArray[np.uint8]:
+        """The byte at an offset from each position; that at the text's border where the offset leads beyond it."""
+        shifted = positions if offset == 0 else positions + offset
         return self._bytes.take(shifted, mode="clip")
 
-    def holds(self, text: bytes, places: Int64, offset: int = 0) -> Bool:
-        """Whether a text stands so far behind (or before) each place.
+    def has_text(self, text: bytes, positions: Int64, offset: int = 0) -> Bool:
+        """Whether a text stands at an offset from each position.
 
-        Spaces in it are taken for granted: between its other letters nothing but white space can stand in JSON.
+        Its spaces are not compared: between its other letters JSON allows only white space.
         """
-        found = np.ones(len(places), np.bool_)
+        matches = np.ones(len(positions), np.bool_)
         for index, letter in enumerate(text, offset):
             if letter != _SPACE:
-                found &= self.letters(places, index) == letter
-        return found
+                matches &= self.letters(positions, index) == letter
+        return matches
 
-    def commas(self, places: Int64) -> Int64:
-        """Where the first comma after each place stands, or the place itself where none is near."""
-        near = self._bytes.take(places[:, None] + np.arange(_LONGEST_IDENTITY), mode="clip") == _COMMA
-        return np.asarray(places + near.argmax(axis=1))
+    def commas(self, positions: Int64) -> Int64:
+        """The position of the first comma after each position, or the position itself where none is near."""
+        near = self._bytes.take(positions[:, None] + np.arange(_LONGEST_ID), mode="clip") == _COMMA
+        return np.asarray(positions + near.argmax(axis=1))
 
     def cut(self, starts: Int64, stops: Int64) -> list[bytes]:
-        """The texts between places."""
+        """The texts between positions."""
         text = self.text
         return [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
 @dataclass(slots=True)
 class Scanner:
-    """Cuts the wanted events out of blocks of text that follow each other.
+    """Cuts the requested events out of blocks of text that follow each other.
 
     Attributes:
         layout: How the exporter writes.
-        wanted: The kinds of events to find.
-        products: Looks for matrix products among the operators; absent where they are not wanted.
-        rest: What follows the last separator so far; in the end the last event and what comes after the list.
+        requested: The kinds of events to find.
+        products: Finds matrix products among the operators; absent where they are not requested.
+        rest: The text behind the last separator so far; in the end the last event and what follows the list.
         events: How many events were passed.
     """
 
     layout: Layout
-    wanted: Events
+    requested: Events
     products: ProductFinder | None = None
     rest: bytes = b""
     events: int = 0
@@ -127,17 +127,18 @@ class Scanner:
     def __post_init__(self) -> None:
         self._kinds = np.zeros(1 << 16, np.uint8)
         for name, kind in KIND.items():
-            if kind in self.wanted:
-                self._kinds[_code(*(ord(f'{name}"'[place]) for place in _TELLING_LETTERS))] = kind.value
+            if kind in self.requested:
+                first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
+                self._kinds[first << 8 | second] = kind.value
 
-    def scan(self, blocks: Iterable[bytes]) -> Iterator[Found]:
-        """Yield the wanted events, those of many blocks together.
+    def scan(self, blocks: Iterable[bytes]) -> Iterator[EventTexts]:
+        """Yield the requested events, those of many blocks together.
 
         Raises:
             DoesNotFit: An event is written otherwise than the layout says, or none ends for 64 MB.
         """
         layout = self.layout
-        found = Found([], [])
+        texts = EventTexts([], [])
         across: list[bytes] = []
         for block in blocks:
             first = block.find(layout.separator)
@@ -146,42 +147,42 @@ class Scanner:
                 if len(self.rest) > _LARGEST_EVENT_BYTES:
                     raise DoesNotFit
                 continue
-            # Events across a border are looked at together, so that no block is copied.
+            # The events that cross a border between blocks are scanned together, so that no block is copied.
             across.append(self.rest + block[: first + len(layout.close)])
             last = block.rfind(layout.separator)
             if last > first:
-                found.extend(self._find(_Block(block, first + layout.until_brace, last + len(layout.close))))
+                texts.extend(self._find(_Block(block, first + layout.until_brace, last + len(layout.close))))
             self.rest = block[last + layout.until_brace :]
-            if len(found.device) + len(found.host) > _GIVEN_TOGETHER:
-                found.extend(self._find_across(across))
-                yield found
-                found, across = Found([], []), []
+            if len(texts.device) + len(texts.host) > _EVENTS_PER_BATCH:
+                texts.extend(self._find_across(across))
+                yield texts
+                texts, across = EventTexts([], []), []
         if across:
-            found.extend(self._find_across(across))
-        yield found
+            texts.extend(self._find_across(across))
+        yield texts
 
-    def _find_across(self, events: Sequence[bytes]) -> Found:
+    def _find_across(self, events: Sequence[bytes]) -> EventTexts:
         layout = self.layout
         text = layout.separator[len(layout.close) : layout.until_brace].join(events)
         return self._find(_Block(text, 0, len(text)))
 
-    def _find(self, block: _Block) -> Found:
+    def _find(self, block: _Block) -> EventTexts:
         layout = self.layout
         rows = self._events(block)
         starts = block.braces[rows]
         self.events += len(starts)
         stops = np.append(starts[1:] - layout.until_brace + len(layout.close), block.end)
         phase, category = layout.prefix.index(b'"X"') + 1, len(layout.prefix) + len(layout.key)
-        known = block.holds(layout.prefix[:phase], starts)
-        spans = known & (block.letters(starts, phase) == ord("X"))
-        fits = spans & block.holds((layout.prefix + layout.key)[phase:], starts, phase)
-        for index in np.flatnonzero(~known | (spans & ~fits)):
+        begins_as_expected = block.has_text(layout.prefix[:phase], starts)
+        is_span = begins_as_expected & (block.letters(starts, phase) == ord("X"))
+        fits = is_span & block.has_text((layout.prefix + layout.key)[phase:], starts, phase)
+        for index in np.flatnonzero(~begins_as_expected | (is_span & ~fits)):
             if b'"X"' in block.text[starts[index] : stops[index]]:
                 raise DoesNotFit
         if self.products is not None:
-            self.products.look(block.text, starts[fits] + category, stops[fits])
-        letters = (block.letters(starts, category + place).astype(np.intp) for place in _TELLING_LETTERS)
-        kinds = self._kinds[_code(*letters)]
+            self.products.scan(block.text, starts[fits] + category, stops[fits])
+        first, second = (block.letters(starts, category + letter).astype(np.intp) for letter in _KEY_LETTERS)
+        kinds = self._kinds[first << 8 | second]
         kinds[~fits] = 0
         device = np.flatnonzero(kinds == Events.DEVICE.value)
         host = np.flatnonzero((kinds == Events.CALLS.value) | (kinds == Events.ANNOTATIONS.value))
@@ -189,15 +190,15 @@ class Scanner:
         host_texts = block.cut(starts[host], stops[host])
         if len(operators):
             host_texts += self._shortened(block, rows[operators], stops[operators])
-        return Found(block.cut(starts[device], stops[device]), host_texts)
+        return EventTexts(block.cut(starts[device], stops[device]), host_texts)
 
     def _events(self, block: _Block) -> Int64:
         """Which of the block's braces begin events, the one that it begins with first."""
         layout, braces = self.layout, block.braces
         between, opening = layout.separator[: layout.until_brace], layout.separator[layout.until_brace :]
         rows = np.flatnonzero(block.letters(braces, -len(between)) == between[0])
-        rows = rows[block.holds(between, braces[rows], -len(between)) & (braces[rows] >= block.begin + len(between))]
-        opens = block.holds(opening, braces[rows])
+        rows = rows[block.has_text(between, braces[rows], -len(between)) & (braces[rows] >= block.begin + len(between))]
+        opens = block.has_text(opening, braces[rows])
         for index in np.flatnonzero(~opens):
             # A quoted brace is never followed by a bare quote.
             brace = braces[rows[index]]
@@ -206,18 +207,15 @@ class Scanner:
 
     def _shortened(self, block: _Block, rows: Int64, stops: Int64) -> list[bytes]:
         """Operators without the shapes and types that follow their external ids."""
-        before, braces = self.layout.before_identity, block.braces
+        before, braces = self.layout.before_external_id, block.braces
         starts = braces[rows]
         if not before:
             return block.cut(starts, stops)
         # The next brace opens the arguments, unless a name holds one.
         inner = braces[np.minimum(rows + 1, len(braces) - 1)] - before.index(b"{")
-        identities = inner + len(before)
-        commas = block.commas(identities)
-        known = (inner > starts) & (commas > identities) & (commas < stops) & block.holds(before, inner)
-        pieces = block.cut(starts, np.where(known, commas, stops))
-        return [piece + b"}}" if is_cut else piece for piece, is_cut in zip(pieces, known.tolist(), strict=True)]
-
-
-def _code(first: Any, second: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
-    return first << 8 | second
+        external_ids = inner + len(before)
+        commas = block.commas(external_ids)
+        has_comma = (commas > external_ids) & (commas < stops)
+        is_cut = (inner > starts) & has_comma & block.has_text(before, inner)
+        pieces = block.cut(starts, np.where(is_cut, commas, stops))
+        return [piece + b"}}" if cut else piece for piece, cut in zip(pieces, is_cut.tolist(), strict=True)]

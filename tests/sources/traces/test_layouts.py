@@ -16,7 +16,7 @@ from perfscope.sources.traces import reader as trace
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.reader import read_trace
 from perfscope.sources.traces.records import KIND
-from perfscope.sources.traces.scan import _TELLING_LETTERS, DoesNotFit
+from perfscope.sources.traces.scan import _KEY_LETTERS, DoesNotFit
 from perfscope.tables.trace import ALL_EVENTS, Events, Trace
 from tests.conftest import ROOT
 from tests.sources.traces.making import (
@@ -81,7 +81,7 @@ def test_traces_are_scanned_piece_by_piece_wherever_the_pieces_end(monkeypatch: 
     whole = parsed(path)
     monkeypatch.setattr(trace, "_HEAD_BYTES", 3000)
     for size in (997, 4096, 65537):
-        monkeypatch.setattr(inflate, "_GIVEN_BYTES", size)
+        monkeypatch.setattr(inflate, "_MOST_INFLATED_BYTES", size)
         assert same(scanned(path), whole)
 
 
@@ -193,7 +193,7 @@ def test_the_telling_letters_of_a_category_tell_its_kind() -> None:
     """The scanner sorts events by two letters of their category: no two kinds may share them."""
     kinds: dict[tuple[str, ...], set[Events]] = {}
     for name, kind in KIND.items():
-        kinds.setdefault(tuple(f'{name}"'[place] for place in _TELLING_LETTERS), set()).add(kind)
+        kinds.setdefault(tuple(f'{name}"'[place] for place in _KEY_LETTERS), set()).add(kind)
     assert all(len(kind) == 1 for kind in kinds.values())
 
 
