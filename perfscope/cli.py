@@ -59,6 +59,12 @@ class CommandGroup(TyperGroup):
         """The option ``--help``, as cheap as a command's."""
         return _convert_plainly(super().get_help_option(ctx))
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the options before the command, those of shell completion as cheaply as ours."""
+        for parameter in self.params:
+            _convert_plainly(parameter)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: Context) -> list[str]:
         """Name the commands in the order of a first use."""
         return list(COMMANDS)

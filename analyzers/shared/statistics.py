@@ -20,10 +20,10 @@ from perfscope.tables.columns import MaskedInt64
 
 CONFIDENCE = 0.95
 
-MaskedFloat64: TypeAlias = np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]
+MaskedFloat64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]"  # text: np.ma takes long to import
 
 #: Plain numbers, or a column of which some are absent.
-Values: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64] | MaskedInt64 | MaskedFloat64
+Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float64] | MaskedInt64 | MaskedFloat64"
 
 _FEWEST_FOR_INTERVAL = 3
 

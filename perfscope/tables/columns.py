@@ -14,7 +14,7 @@ import numpy.typing as npt
 Int64: TypeAlias = npt.NDArray[np.int64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
 #: Integers of which some are absent.
-MaskedInt64: TypeAlias = np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]
+MaskedInt64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]"  # text: np.ma takes long to import
 
 
 def masked(values: Sequence[int | None]) -> MaskedInt64:

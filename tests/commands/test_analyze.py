@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT, perfscope
+from tests.conftest import run as run_program
 
 REAL_RUN = ROOT / "fixtures" / "runs" / "h200_zero1"
 
@@ -87,3 +89,19 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     ended = perfscope("analyze", tmp_path / "nowhere", cwd=tmp_path)
     assert (ended.code, ended.stdout) == (1, "")
     assert ended.stderr.strip().endswith("nowhere does not exist")
+
+
+def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Path) -> None:
+    trace = ROOT / "fixtures" / "traces" / "gloo2" / "rank0.pt.trace.json.gz"
+    program = (
+        "import sys\n"
+        "from perfscope.cli import main\n"
+        "sys.argv[0] = 'perfscope'\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    heavy = {'pandas', 'scipy', 'torch', 'numpy.ma', 'pydantic', 'rich', 'distributed'}\n"
+        "    print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    ended = run_program([sys.executable, "-c", program, "analyze", "--only", "breakdown", trace], cwd=tmp_path)
+    assert ended.stderr.splitlines() == ["[]"]
