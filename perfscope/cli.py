@@ -8,6 +8,7 @@ typer ``app`` of such functions. It is imported when it is called (or when ``--h
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from enum import Enum
@@ -42,6 +43,9 @@ COMMANDS = (
     "report",
     "doctor",
 )
+
+
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Command(TyperCommand):
@@ -98,10 +102,12 @@ class CommandGroup(TyperGroup):
 def _convert_plainly(parameter: Parameter) -> Parameter:
     """Convert here what needs no validator: typer would first import the library that makes them, and make one."""
     process = parameter.process_value
-    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    descriptor = getattr(parameter, "type_descriptor", None)
+    annotation = getattr(descriptor, "annotation", None)
 
     def process_typed(ctx: Context, value: object) -> object:
-        plain = _member(annotation, value)
+        is_ranged = descriptor is not None and descriptor.is_ranged
+        plain = value if is_ranged else _convert_text(annotation, value)
         if not _is_plain(parameter, annotation, plain):
             return process(ctx, value)
         return plain if parameter.callback is None else parameter.callback(ctx, parameter, plain)
@@ -110,11 +116,13 @@ def _convert_plainly(parameter: Parameter) -> Parameter:
     return parameter
 
 
-def _member(annotation: object, value: object) -> object:
-    """The enum's member that was typed, or the value as it is."""
-    if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
-        return value
-    return next((member for member in annotation if member.value == value), value)
+def _convert_text(annotation: object, value: object) -> object:
+    """The whole number or the enum's member that was typed, or the value as it is."""
+    if annotation is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return next((member for member in annotation if member.value == value), value)
+    return value
 
 
 def _is_plain(parameter: Parameter, annotation: object, value: object) -> bool:
