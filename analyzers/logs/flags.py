@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perfscope.analyzers.logs.setup import Work
-from perfscope.constants import NS_PER_S
+from perfscope.analyzers.logs.setup import TrainingSetup
+from perfscope.constants import GIB, GIGA, NS_PER_S
 from perfscope.tables.joblog import JobLog
 
 _TOLERANCE = 0.02
@@ -23,15 +23,15 @@ _LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
 
-def flags_of(log: JobLog, work: Work, median_s: float | None, tflops: float | None) -> tuple[str, ...]:
+def find_flags(log: JobLog, setup: TrainingSetup, median_s: float | None, tflops: float | None) -> tuple[str, ...]:
     """Every doubt about one log."""
     return (
-        *_logged_speed(log, work.samples),
-        *_logged_tokens(log, work),
-        *_other_sources(log, median_s, work.samples),
+        *_logged_speed(log, setup.samples),
+        *_logged_tokens(log, setup),
+        *_other_sources(log, median_s, setup.samples),
         *_logged_tflops(log, tflops),
-        *_batch(log, work.samples),
-        *_name(log, work.parameters),
+        *_batch(log, setup.samples),
+        *_name(log, setup.parameters),
         *_shape(log, median_s),
         *log.remarks,
     )
@@ -84,10 +84,10 @@ def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> 
                 )
 
 
-def _logged_tokens(log: JobLog, work: Work) -> Iterator[str]:
+def _logged_tokens(log: JobLog, setup: TrainingSetup) -> Iterator[str]:
     """Tokens a second of a GPU, where they count whole sequences: not in gluon-nlp, which counts valid tokens."""
     rows = log.iterations
-    if log.framework == "gluon-nlp" or not (work.samples and work.seq_len and work.gpus):
+    if log.framework == "gluon-nlp" or not (setup.samples and setup.seq_len and setup.gpus):
         return
     timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.tokens_per_s_per_gpu)
     timed &= rows.disturbed == ""
@@ -95,7 +95,7 @@ def _logged_tokens(log: JobLog, work: Work) -> Iterator[str]:
         return
     stated = float(np.median(np.ma.getdata(rows.tokens_per_s_per_gpu)[timed]))
     seconds = float(np.median(np.ma.getdata(rows.wall_ns)[timed])) / NS_PER_S
-    right = work.samples * work.seq_len / seconds / work.gpus
+    right = setup.samples * setup.seq_len / seconds / setup.gpus
     if abs(stated - right) > _OTHER_TOLERANCE * right:
         yield (
             f"throughput-disagrees: the log states {stated:.5g} tokens/s a GPU where batch x sequence / time / GPUs is "
@@ -129,22 +129,22 @@ def _batch(log: JobLog, samples: int | None) -> Iterator[str]:
 def _name(log: JobLog, parameters: int | None) -> Iterator[str]:
     for name in _FROM_NAME:
         facts = log.facts.get(name, ())
-        said = next((fact.value for fact in facts if fact.source == "name"), None)
-        if said is not None and facts[0].value != said:
-            yield f"name-disagrees: the file's name says {name} {said}, the {facts[0].source} {facts[0].value}"
+        named = next((fact.value for fact in facts if fact.source == "name"), None)
+        if named is not None and facts[0].value != named:
+            yield f"name-disagrees: the file's name says {name} {named}, the {facts[0].source} {facts[0].value}"
     line = log.fact("model_size_line")
     if line is not None and isinstance(line.value, int | float):
-        true = line.value * 2**30 / 1e9
+        true = line.value * GIB / GIGA
         yield (
             f"size-unit: 'Model size: {line.value:g}B' may count B as 2**30, which older scripts did; "
             f"that would be {true:.3g}B of 10**9"
         )
     sizes = log.facts.get("parameters", ())
-    named = next((fact.value for fact in sizes if fact.source == "name"), None)
-    if isinstance(named, int) and parameters and abs(named - parameters) > _SIZE_TOLERANCE * parameters:
+    size = next((fact.value for fact in sizes if fact.source == "name"), None)
+    if isinstance(size, int) and parameters and abs(size - parameters) > _SIZE_TOLERANCE * parameters:
         yield (
-            f"name-disagrees: the file's name says {named / 1e9:.4g}B parameters, the log {parameters / 1e9:.4g}B"
-            + ("; the name's B is 2**30" if abs(named * 1.073741824 / parameters - 1) < _TOLERANCE else "")
+            f"name-disagrees: the file's name says {size / GIGA:.4g}B parameters, the log {parameters / GIGA:.4g}B"
+            + ("; the name's B is 2**30" if abs(size * GIB / GIGA / parameters - 1) < _TOLERANCE else "")
         )
 
 

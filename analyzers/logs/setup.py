@@ -1,9 +1,9 @@
-"""Model, batch and layout of a run: what its log and its name say, what follows from that, what must be assumed."""
+"""Model, batch and parallel layout of a run: what its log and its name state, what follows, what must be assumed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -13,19 +13,20 @@ from perfscope.tables.joblog import JobLog
 
 _ASSUMED_GPUS = 64
 _ASSUMED_SEQ_LEN = 1024
+_NOT_IN_A_GPT = ("swiglu", "group_query_attention", "experts", "untie_embeddings_and_output_weights")
 
-#: What a run's layout is made of.
+#: The parts of a run's layout, by name.
 LAYOUT = ("nodes", "tp", "pp", "dp", "cp", "ep", "gas", "mbs", "zero_stage")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the user says about the runs; it goes before what logs and names say.
+class Overrides:
+    """What the user states about the runs; it overrides what logs and names state.
 
     Attributes:
         parameters, gpus, seq_len, samples: Size of the model, GPUs of the job, tokens in a sequence, global batch.
         checkpointing: Which activations are recomputed.
-        warmup: Iterations of every start that are left out; absent for one record.
+        warmup: Iterations left out at every start; absent for one record.
     """
 
     parameters: int | None = None
@@ -37,18 +38,18 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Model, batch and layout of a run, each absent where nothing tells it, and what was assumed.
+class TrainingSetup:
+    """Model, batch and layout of a run, each absent where it is unknown, and what was assumed.
 
     Attributes:
         parameters: Size of the model.
-        parameters_source: What told it.
+        parameters_source: Where that comes from.
         gpus: GPUs of the job.
         seq_len: Tokens in a sequence.
         samples: Global batch.
         checkpointing: Which activations are recomputed.
-        layout: ``tp``, ``gas`` and the like: what is stated, and what follows from it without a rest.
-        assumed: What was taken for granted, in words.
+        layout: ``tp``, ``gas`` and the like: what is stated, and what follows from it by division without remainder.
+        assumed: What was assumed, in words.
     """
 
     parameters: int | None
@@ -61,16 +62,13 @@ class Work:
     assumed: tuple[str, ...] = field(default=())
 
 
-def know(log: JobLog, given: Given) -> Work:
-    """Gather model, batch and layout; what is given goes before what is found."""
-    parameters, source = _parameters(log, given)
-    gpus = given.gpus or _gpus(log)
-    seq_len = given.seq_len or log.number("seq_len")
-    samples = given.samples or _samples(log)
-    checkpointing = given.checkpointing or _checkpointing(log)
+def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
+    """Model, batch and layout as far as they are stated or follow; for a benchmark's log the rest is assumed."""
+    stated = stated_setup(log, overrides)
+    gpus, seq_len, checkpointing = stated.gpus, stated.seq_len, stated.checkpointing
     assumed: list[str] = []
-    # A benchmark's name gives size and batch alone; what the seed's one-liner then takes for granted is said beside it.
-    if source == "name" and samples is not None:
+    # A benchmark's file name has only size and batch; what BigScience's one-liner then assumes is listed.
+    if stated.parameters_source == "name" and stated.samples is not None:
         if gpus is None:
             gpus = _ASSUMED_GPUS
             assumed.append(f"{gpus} GPUs (--gpus)")
@@ -80,19 +78,41 @@ def know(log: JobLog, given: Given) -> Work:
         if checkpointing is None:
             checkpointing = Checkpointing.FULL
             assumed.append("activation checkpointing full (--checkpointing)")
-    layout = _layout(log, gpus, samples)
-    return Work(parameters, source, gpus, seq_len, samples, checkpointing, layout, tuple(assumed))
+    return replace(
+        stated,
+        gpus=gpus,
+        seq_len=seq_len,
+        checkpointing=checkpointing,
+        layout=_layout(log, gpus, stated.samples),
+        assumed=tuple(assumed),
+    )
 
 
-def _parameters(log: JobLog, given: Given) -> tuple[int | None, str | None]:
-    if given.parameters is not None:
-        return given.parameters, "given"
+def stated_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
+    """Model, batch and layout as far as they are stated or follow, without assumptions."""
+    parameters, source = _parameters(log, overrides)
+    gpus = overrides.gpus or _gpus(log)
+    samples = overrides.samples or _samples(log)
+    return TrainingSetup(
+        parameters=parameters,
+        parameters_source=source,
+        gpus=gpus,
+        seq_len=overrides.seq_len or log.number("seq_len"),
+        samples=samples,
+        checkpointing=overrides.checkpointing or _checkpointing(log),
+        layout=_layout(log, gpus, samples),
+    )
+
+
+def _parameters(log: JobLog, overrides: Overrides) -> tuple[int | None, str | None]:
+    if overrides.parameters is not None:
+        return overrides.parameters, "given"
     stated = log.fact("parameters")
     if stated is not None and stated.source == "log" and log.fact("parameters_rounded") is None:
         return log.number("parameters"), "log"
-    counted_up = dense_parameters(log)
-    if counted_up is not None:
-        return counted_up, "arguments"
+    counted = count_gpt_parameters(log)
+    if counted is not None:
+        return counted, "arguments"
     if stated is not None and stated.source == "log":
         return log.number("parameters"), "log, rounded"
     if log.number("parameters_of_shards") is not None:
@@ -100,22 +120,19 @@ def _parameters(log: JobLog, given: Given) -> tuple[int | None, str | None]:
     return log.number("parameters"), stated.source if stated else None
 
 
-def dense_parameters(log: JobLog) -> int | None:
-    """Parameters of a plain GPT from its dimensions; None where they are unknown or the model is another.
+def count_gpt_parameters(log: JobLog) -> int | None:
+    """Parameters of a GPT from its dimensions; None where they are unknown or the model is no plain GPT.
 
     Source: bigscience-workshop/bigscience, experiments/gpt2.md: ``l(12h^2 + 13h) + vh + sh + 2h``.
     """
     layers, hidden, vocab, seq_len = (log.number(name) for name in ("layers", "hidden", "vocab", "seq_len"))
     if layers is None or hidden is None or vocab is None or seq_len is None:
         return None
-    if any(log.fact(name) is not None and log.fact(name).value for name in _NOT_PLAIN):  # type: ignore[union-attr]
+    if any(fact is not None and fact.value for fact in map(log.fact, _NOT_IN_A_GPT)):
         return None
     if log.number("ffn") not in (None, 4 * hidden):
         return None
     return layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden + seq_len * hidden + 2 * hidden
-
-
-_NOT_PLAIN = ("swiglu", "group_query_attention", "experts", "untie_embeddings_and_output_weights")
 
 
 def _gpus(log: JobLog) -> int | None:
@@ -124,9 +141,9 @@ def _gpus(log: JobLog) -> int | None:
         return stated
     for parts in (("tp", "pp", "dp"), ("nodes", "gpus_per_node")):
         sizes = [log.number(name) for name in parts]
-        known = [size for size in sizes if size]
-        if len(known) == len(parts):
-            return prod(known) * (log.number("cp") or 1 if "dp" in parts else 1)
+        stated_sizes = [size for size in sizes if size]
+        if len(stated_sizes) == len(parts):
+            return prod(stated_sizes) * (log.number("cp") or 1 if "dp" in parts else 1)
     return None
 
 
@@ -146,9 +163,9 @@ def _layout(log: JobLog, gpus: int | None, samples: int | None) -> dict[str, int
     return layout
 
 
-def _divide(layout: dict[str, int], name: str, whole: int, part: int) -> None:
-    if whole % part == 0 and whole >= part:
-        layout[name] = whole // part
+def _divide(layout: dict[str, int], name: str, total: int, divisor: int) -> None:
+    if total % divisor == 0 and total >= divisor:
+        layout[name] = total // divisor
 
 
 def _samples(log: JobLog) -> int | None:
@@ -157,9 +174,9 @@ def _samples(log: JobLog) -> int | None:
     if len(stated):
         values, counts = np.unique(stated, return_counts=True)
         return int(values[np.argmax(counts)])
-    whole = log.number("gbs")
-    if whole is not None:
-        return whole
+    batch = log.number("gbs")
+    if batch is not None:
+        return batch
     micro, accumulated = log.number("mbs"), log.number("gas")
     replicas = log.number("dp") or _replicas(log)
     if micro is None or replicas is None:
@@ -176,5 +193,4 @@ def _replicas(log: JobLog) -> int | None:
 
 def _checkpointing(log: JobLog) -> Checkpointing | None:
     fact = log.fact("checkpointing")
-    known = {str(kind) for kind in Checkpointing}
-    return Checkpointing(fact.value) if fact is not None and fact.value in known else None
+    return Checkpointing(fact.value) if fact is not None and fact.value in set(Checkpointing) else None

@@ -1,9 +1,9 @@
-"""What a run's log says of its speed, recomputed.
+"""The speed of a run, recomputed from its log.
 
-The step time is over undisturbed iterations: the first record of every start is warm-up, and a record whose time also
-holds an evaluation or a checkpoint save is left out where the framework's clock runs on through them. Throughput is the
-batch over that time, never the figure that the log prints; where the two disagree, that is a finding. A run without a
-single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts").
+The step time is over steady-state iterations: the first record of every start is warm-up, and a record whose time also
+contains an evaluation or a checkpoint save is left out where the framework's clock runs on through them. Throughput is
+the batch over that time, never the figure that the log prints; where the two disagree, that is a finding. A run without
+a single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts").
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.flops.throughput import Throughput
-from perfscope.analyzers.logs.flags import flags_of
-from perfscope.analyzers.logs.setup import LAYOUT, Given, Work, know
-from perfscope.analyzers.logs.times import Times, measure, undisturbed
-from perfscope.constants import GIGA, NS_PER_S
+from perfscope.analyzers.logs.flags import find_flags
+from perfscope.analyzers.logs.setup import LAYOUT, Overrides, TrainingSetup, determine_setup
+from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records
+from perfscope.analyzers.shared.statistics import median
+from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S
 from perfscope.report import Json
 from perfscope.tables.joblog import JobLog, Save, Timer
-
-__all__ = ["Given", "LogSummary", "analyze"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class LogSummary:
         reason: Why it is not ``ok``, or why it has no step time.
         log: The table.
         times: The time of an iteration.
-        work: Model, batch and layout.
+        setup: Model, batch and layout.
         samples_per_s: Batch over the median time.
         tflops_per_gpu: By the BigScience convention, from the median time.
         flags: Doubts: ``code: sentence``.
@@ -47,8 +46,8 @@ class LogSummary:
     status: str
     reason: str | None
     log: JobLog
-    times: Times
-    work: Work
+    times: StepTimes
+    setup: TrainingSetup
     samples_per_s: float | None
     tflops_per_gpu: float | None
     flags: tuple[str, ...]
@@ -61,15 +60,15 @@ class LogSummary:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second over all GPUs."""
-        if self.samples_per_s is None or self.work.seq_len is None:
-            return _median(self.log.iterations.tokens_per_s)
-        return self.samples_per_s * self.work.seq_len
+        """Tokens/s over all GPUs."""
+        if self.samples_per_s is None or self.setup.seq_len is None:
+            return median(self.log.iterations.tokens_per_s.compressed())
+        return self.samples_per_s * self.setup.seq_len
 
     @property
     def logged_tflops_per_gpu(self) -> float | None:
         """TFLOPs per GPU as the log states them, in its own convention."""
-        return _median(self.log.iterations.tflops_per_gpu)
+        return median(self.log.iterations.tflops_per_gpu.compressed())
 
     def data(self) -> dict[str, Json]:
         """The log's entry in ``logs``."""
@@ -79,17 +78,17 @@ class LogSummary:
             "status": self.status,
             "reason": self.reason,
             "iterations": self.iterations,
-            **_times(self.times, self.log),
+            **_times_data(self.times, self.log),
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "tflops_per_gpu": self.tflops_per_gpu,
             "logged": {
-                "samples_per_s": _median(self.log.iterations.samples_per_s),
-                "tokens_per_s_per_gpu": _median(self.log.iterations.tokens_per_s_per_gpu),
+                "samples_per_s": median(self.log.iterations.samples_per_s.compressed()),
+                "tokens_per_s_per_gpu": median(self.log.iterations.tokens_per_s_per_gpu.compressed()),
                 "tflops_per_gpu": self.logged_tflops_per_gpu,
             },
-            **_work(self.work, self.log),
-            **_training(self.log),
+            **_setup_data(self.setup, self.log),
+            **_training_data(self.log),
             "memory": {
                 "peak_allocated_bytes": self.log.memory.allocated_bytes,
                 "peak_reserved_bytes": self.log.memory.reserved_bytes,
@@ -97,21 +96,21 @@ class LogSummary:
                 "total_bytes": self.log.memory.total_bytes,
             },
             "oom": self.log.out_of_memory,
-            "checkpoints": [_save(save) for save in self.log.saves],
-            "timers_ms": {timer.name: _timer(timer) for timer in self.log.timers},
-            "assumed": list(self.work.assumed),
+            "checkpoints": [_save_data(save) for save in self.log.saves],
+            "timers_ms": {timer.name: _timer_data(timer) for timer in self.log.timers},
+            "assumed": list(self.setup.assumed),
             "flags": list(self.flags),
         }
 
 
-def analyze(log: JobLog, given: Given | None = None) -> LogSummary:
+def analyze(log: JobLog, overrides: Overrides | None = None) -> LogSummary:
     """Summarise one log."""
-    given = given or Given()
-    times = measure(log, given.warmup)
-    work = know(log, given)
-    samples_per_s = _speed(log, work, times)
+    overrides = overrides or Overrides()
+    times = measure_step_times(log, overrides.warmup)
+    setup = determine_setup(log, overrides)
+    samples_per_s = _samples_per_s(log, setup, times)
     status, reason = _status(log, times)
-    tflops = _tflops(work, times)
+    tflops = _tflops(setup, times)
     return LogSummary(
         path=log.path,
         framework=log.framework,
@@ -119,40 +118,41 @@ def analyze(log: JobLog, given: Given | None = None) -> LogSummary:
         reason=reason,
         log=log,
         times=times,
-        work=work,
+        setup=setup,
         samples_per_s=samples_per_s,
         tflops_per_gpu=tflops,
-        flags=flags_of(log, work, times.median_s, tflops),
+        flags=find_flags(log, setup, times.median_s, tflops),
     )
 
 
-def _speed(log: JobLog, work: Work, times: Times) -> float | None:
+def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float | None:
     """Samples a second: batch over median time, or all samples over all time where the batch grew."""
     rows = log.iterations
-    used = undisturbed(rows, None) & ~np.ma.getmaskarray(rows.samples)
+    used = steady_records(rows, None) & ~np.ma.getmaskarray(rows.samples)
     batches = np.ma.getdata(rows.samples)[used]
     if len(batches) and batches.min() != batches.max():
         return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
-    if work.samples is not None and times.median_s:
-        return work.samples / times.median_s
-    return _median(rows.samples_per_s)
+    if setup.samples is not None and times.median_s:
+        return setup.samples / times.median_s
+    return median(rows.samples_per_s.compressed())
 
 
-def _tflops(work: Work, times: Times) -> float | None:
-    known = (work.parameters, work.samples, work.gpus, work.seq_len)
-    if times.median_s is None or work.checkpointing is None or any(value is None for value in known):
+def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
+    if times.median_s is None or setup.checkpointing is None:
+        return None
+    if setup.parameters is None or setup.samples is None or setup.gpus is None or setup.seq_len is None:
         return None
     return Throughput(
-        parameters=work.parameters or 0,
-        samples=work.samples or 0,
+        parameters=setup.parameters,
+        samples=setup.samples,
         step_ns=round(times.median_s * NS_PER_S),
-        gpus=work.gpus or 0,
-        seq_len=work.seq_len or 0,
-        checkpointing=work.checkpointing,
+        gpus=setup.gpus,
+        seq_len=setup.seq_len,
+        checkpointing=setup.checkpointing,
     ).tflops_per_gpu
 
 
-def _status(log: JobLog, times: Times) -> tuple[str, str | None]:
+def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
     if len(log.iterations):
         if log.ended is not None:
             return "incomplete", log.ended
@@ -166,7 +166,7 @@ def _status(log: JobLog, times: Times) -> tuple[str, str | None]:
     return "unrecognised", "nothing in it is known to be a training log"
 
 
-def _times(times: Times, log: JobLog) -> dict[str, Json]:
+def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:
     rows = log.iterations
     numbers = rows.iteration.compressed()
     last = log.folded.last_iteration if log.folded else int(numbers[-1]) if len(numbers) else None
@@ -193,24 +193,24 @@ def _times(times: Times, log: JobLog) -> dict[str, Json]:
     }
 
 
-def _work(work: Work, log: JobLog) -> dict[str, Json]:
+def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
     precision = log.fact("precision")
     return {
-        "parameters": work.parameters,
-        "parameters_source": work.parameters_source,
-        "size": None if work.parameters is None else f"{work.parameters / GIGA:.4g}B",
-        "gpus": work.gpus,
-        "seq_len": work.seq_len,
-        "global_batch_size": work.samples,
-        "gbs": work.samples,
-        **{name: work.layout.get(name) for name in LAYOUT},
+        "parameters": setup.parameters,
+        "parameters_source": setup.parameters_source,
+        "size": None if setup.parameters is None else f"{setup.parameters / GIGA:.4g}B",
+        "gpus": setup.gpus,
+        "seq_len": setup.seq_len,
+        "global_batch_size": setup.samples,
+        "gbs": setup.samples,
+        **{name: setup.layout.get(name) for name in LAYOUT},
         **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
         "precision": None if precision is None else str(precision.value),
-        "checkpointing": None if work.checkpointing is None else str(work.checkpointing),
+        "checkpointing": None if setup.checkpointing is None else str(setup.checkpointing),
     }
 
 
-def _training(log: JobLog) -> dict[str, Json]:
+def _training_data(log: JobLog) -> dict[str, Json]:
     rows = log.iterations
     folded = log.folded
     losses, scales = rows.loss.compressed(), rows.loss_scale.compressed()
@@ -236,7 +236,7 @@ def _ends(values: np.ndarray[tuple[int], np.dtype[np.float64]], last: float | No
     return {"first": float(values[0]), "last": float(values[-1]) if last is None else last}
 
 
-def _save(save: Save) -> dict[str, Json]:
+def _save_data(save: Save) -> dict[str, Json]:
     seconds = None if save.wall_ns is None else save.wall_ns / NS_PER_S
     return {
         "iteration": save.iteration,
@@ -248,10 +248,5 @@ def _save(save: Save) -> dict[str, Json]:
     }
 
 
-def _timer(timer: Timer) -> dict[str, Json]:
-    return {"mean": timer.mean_ns / 1e6, "lines": timer.lines}
-
-
-def _median(column: np.ma.MaskedArray) -> float | None:
-    known = column.compressed()
-    return float(np.median(known)) if len(known) else None
+def _timer_data(timer: Timer) -> dict[str, Json]:
+    return {"mean": timer.mean_ns / NS_PER_MS, "lines": timer.lines}

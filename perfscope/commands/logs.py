@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
+from perfscope.analyzers.logs.setup import Overrides
+from perfscope.analyzers.logs.summary import LogSummary, analyze
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
@@ -47,7 +48,7 @@ def logs(
     """Tell step time, throughput and set-up of training runs from their logs."""
     if warmup is not None and warmup < 0:
         raise UsageError(f"--warmup must be at least 0, not {warmup}")
-    given = Given(
+    given = Overrides(
         parameters=None if size is None else parse_parameters(size),
         gpus=None if gpus is None else require_positive("--gpus", gpus),
         seq_len=None if seq_len is None else require_positive("--seq-len", seq_len),
@@ -65,7 +66,7 @@ def logs(
     )
 
 
-def _summarise(paths: list[Path], given: Given) -> tuple[list[LogSummary], list[str]]:
+def _summarise(paths: list[Path], given: Overrides) -> tuple[list[LogSummary], list[str]]:
     summaries: list[LogSummary] = []
     unread: list[str] = []
     for path in find_logs(paths):
@@ -127,7 +128,7 @@ def _speed(summaries: list[LogSummary]) -> Section:
         Column("Logged TFLOPs"),
     )
     notes = ["Warm-up: " + _policy(summaries)]
-    assumed = sorted({item for summary in summaries for item in summary.work.assumed})
+    assumed = sorted({item for summary in summaries for item in summary.setup.assumed})
     if assumed:
         notes.append("Assumed where neither log nor name tells: " + ", ".join(assumed) + ".")
     notes.append("TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.")
@@ -181,12 +182,12 @@ def _setup(summaries: list[LogSummary]) -> Section:
         rows.append(
             (
                 summary.path,
-                None if summary.work.parameters is None else format_parameters(summary.work.parameters),
-                summary.work.gpus,
-                *(summary.work.layout.get(name) for name in names),
-                summary.work.samples,
-                summary.work.layout.get("zero_stage"),
-                summary.work.seq_len,
+                None if summary.setup.parameters is None else format_parameters(summary.setup.parameters),
+                summary.setup.gpus,
+                *(summary.setup.layout.get(name) for name in names),
+                summary.setup.samples,
+                summary.setup.layout.get("zero_stage"),
+                summary.setup.seq_len,
                 f"{loss['first']:.4g} to {loss['last']:.4g}" if isinstance(loss, dict) else None,
                 scale["last"] if isinstance(scale, dict) else None,
                 data["skipped_iterations"],

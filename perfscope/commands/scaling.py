@@ -11,7 +11,7 @@ import typer
 
 from perfscope.analyzers import steps
 from perfscope.analyzers.logs import summary as logs
-from perfscope.analyzers.logs.summary import Given
+from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.scaling import dlperf, zero_stages
 from perfscope.analyzers.scaling import tables as scaling_tables
 from perfscope.analyzers.scaling.study import Scaling, Series
@@ -178,14 +178,14 @@ def _profiled(path: Path) -> list[Path]:
 
 def _logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
     log = read_log(path)
-    summary = logs.analyze(log, Given(warmup=warmup))
-    case = case_of(path, log, summary.work.gpus)
+    summary = logs.analyze(log, Overrides(warmup=warmup))
+    case = case_of(path, log, summary.setup.gpus)
     if case is None or summary.status == "unrecognised":
         return None
     precision = log.fact("precision")
     doubts = tuple(flag for flag in summary.flags if flag.startswith(("throughput-disagrees", "name-disagrees")))
-    batch = summary.work.samples
-    layout = summary.work.layout
+    batch = summary.setup.samples
+    layout = summary.setup.layout
     micro, replicas = layout.get("mbs"), layout.get("dp")
     if batch is None and micro is not None:
         batch = micro * (replicas or case.gpus) * (log.number("gas") or 1)

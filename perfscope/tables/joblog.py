@@ -36,12 +36,14 @@ class Iterations:
         span: How many iterations the record is the mean of; the last one is ``iteration``.
         attempt: 0 before the first restart, 1 after it and so on.
         wall_ns: Mean time of one iteration; masked where the log does not tell it.
+        wall_resolution_ns: What the last digit of the time stands for; masked where the framework does not print one.
         disturbed: ``""``, ``"evaluation"`` or ``"save"``: what else the time contains.
         samples: Global batch size; masked where the record does not state it.
         samples_per_s: Throughput over all GPUs, as the log states it.
         tokens_per_s: Tokens a second over all GPUs, as the log states it.
         tokens_per_s_per_gpu: Tokens a second and GPU, as the log states it.
         tflops_per_gpu: TFLOP/s a GPU, as the log states it.
+        tflops_resolution: What the last digit of that stands for.
         loss: Training loss.
         loss_scale: Loss scale.
         skipped: Iterations of the record whose update was skipped.
@@ -52,12 +54,14 @@ class Iterations:
     span: Int64
     attempt: Int64
     wall_ns: np.ma.MaskedArray[Any, Any]
+    wall_resolution_ns: np.ma.MaskedArray[Any, Any]
     disturbed: npt.NDArray[np.str_]
     samples: np.ma.MaskedArray[Any, Any]
     samples_per_s: np.ma.MaskedArray[Any, Any]
     tokens_per_s: np.ma.MaskedArray[Any, Any]
     tokens_per_s_per_gpu: np.ma.MaskedArray[Any, Any]
     tflops_per_gpu: np.ma.MaskedArray[Any, Any]
+    tflops_resolution: np.ma.MaskedArray[Any, Any]
     loss: np.ma.MaskedArray[Any, Any]
     loss_scale: np.ma.MaskedArray[Any, Any]
     skipped: Int64
@@ -235,6 +239,8 @@ class JobLog:
         unreadable: Records whose time is no number.
         others: Other sources of the step time in the same log.
         facts: What is said about model, batch and layout, by name, best source first.
+        arguments: Every argument that it prints, as text.
+        tflops_label: What it calls its own TFLOPs; absent where it prints none.
         saves: Checkpoint saves.
         timers: Parts of an iteration.
         memory: Device memory.
@@ -256,6 +262,8 @@ class JobLog:
     unreadable: int
     others: tuple[Other, ...]
     facts: Mapping[str, tuple[Fact, ...]]
+    arguments: Mapping[str, str]
+    tflops_label: str | None
     saves: tuple[Save, ...]
     timers: tuple[Timer, ...]
     memory: Memory

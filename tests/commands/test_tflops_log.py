@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.analyzers.flops.making import FIXTURES, answer, ask, by_name, refused
+from tests.sources.joblog.lines import neox
 
 H200_LOG = FIXTURES / "megatron_core_tp2_pp2_h200.iterations.log"
 H200_MODEL = ("--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--seq-len", 1024)
@@ -183,7 +185,7 @@ def test_a_log_without_a_speed_needs_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("hello\n", "no log of Megatron or torchtitan"),
+        ("hello\n", "no log of a known framework"),
         (ARGUMENTS.replace("moe_router_topk", "other_topk"), "moe_router_topk"),
         (
             ARGUMENTS.replace("moe_layer_freq .................................. 2", "moe_layer_freq ... [1,0]"),
@@ -200,6 +202,34 @@ def test_logs_that_do_not_tell_the_model_are_refused(tmp_path: Path, broken: str
 def test_a_log_without_arguments_does_not_make_a_model() -> None:
     assert "no Megatron arguments" in refused("tflops", "--model", H200_LOG, "--gbs", 1, "--time", 1)
     assert "which model?" in refused("tflops", "--log", H200_LOG)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "UTF-16", "labels of a launcher", "a quotation"])
+def test_a_log_is_read_in_every_wrapping(tmp_path: Path, kind: str) -> None:
+    """The figures are those of the plain log, and those of ``perfscope logs``."""
+    text = ARGUMENTS + H200_LOG.read_text()
+    plain, wrapped = tmp_path / "plain.log", tmp_path / "wrapped.log"
+    plain.write_text(text)
+    prefix = {"labels of a launcher": "[default3]:", "a quotation": "> "}.get(kind, "")
+    labelled = "".join(prefix + line for line in text.splitlines(keepends=True))
+    content = labelled.encode("utf-16") if kind == "UTF-16" else labelled.encode()
+    wrapped.write_bytes(gzip.compress(content) if kind == "gzip" else content)
+    expected, actual = (answer("tflops", "--log", log) for log in (plain, wrapped))
+    for key in ("inputs", "assumptions", "conventions"):
+        assert actual[key] == expected[key]
+    assert actual["log"]["steps_with_tflops"] == expected["log"]["steps_with_tflops"] == 15
+    (summary,) = answer("logs", wrapped)["logs"]
+    assert actual["inputs"]["time_s"] == pytest.approx(summary["median_s"])
+    assert actual["inputs"]["gbs"] == summary["gbs"]
+    assert actual["assumptions"] == {key: summary[key] for key in ("gpus", "seq_len", "checkpointing")}
+
+
+def test_a_log_of_another_framework_supplies_what_it_states(tmp_path: Path) -> None:
+    log = tmp_path / "neox.log"
+    log.write_text("".join(neox(n, 4000.0, 8.0) for n in (1, 2, 3)))
+    document = answer("tflops", "--log", log, "--size", "20B", "--gbs", 32)
+    assert document["inputs"]["time_s"] == 4
+    assert (document["log"]["framework"], document["log"]["label"]) == ("gpt-neox", "approx flops per GPU")
 
 
 def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class FileOptions(NamedTuple):
 
     log: Annotated[
         Path | None,
-        typer.Option(help="A Megatron or torchtitan log: supplies missing values; its own TFLOPs are checked."),
+        typer.Option(help="A training log: supplies missing values; its own TFLOPs are compared with the conventions."),
     ] = None
     trace: Annotated[
         Path | None,
@@ -66,7 +66,7 @@ class StepInputs(NamedTuple):
         """Take the missing values from a file's, and note that they were read."""
         phrases = {
             "samples": f"global batch {supplied.samples}",
-            "step_ns": f"time of a step {(supplied.step_ns or 0) / NS_PER_S:.4g} s, the median without the first",
+            "step_ns": f"time of a step {(supplied.step_ns or 0) / NS_PER_S:.4g} s, the median of steady-state steps",
             "gpus": f"{supplied.gpus} GPUs",
             "seq_len": f"sequence length {supplied.seq_len}",
             "checkpointing": f"activation checkpointing {supplied.checkpointing}",

@@ -8,95 +8,129 @@ from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step
 from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match_log
+from perfscope.analyzers.logs.setup import Overrides, stated_setup
+from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
+from perfscope.analyzers.shared.statistics import median
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.training import DEFAULT_SEQ_LEN
 from perfscope.commands.tflops.comparison import Comparison
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
 from perfscope.errors import UsageError
-from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
-from perfscope.sources.joblog.megatron_log import TrainingLog, read_megatron_log
+from perfscope.sources.joblog import read_log
+from perfscope.sources.models.megatron_arguments import read_log_model
+from perfscope.tables.joblog import JobLog
 from perfscope.units import format_parameters
 
-_GIBI = GIB / GIGA
-_WHOLE_BILLION = 0.6
+_SIZE_TOLERANCE_BILLIONS = 0.6
+#: Half of the last digit of tokens/s, which are printed without decimals.
+_HALF_A_TOKEN = 0.5
+
+_MEGATRON_CONVENTIONS = {"megatron_core", "megatron_before_2025", "bigscience_code"}
+#: The conventions that a framework's log is likely to use, tried first.
+_LIKELY = {
+    "megatron-lm": _MEGATRON_CONVENTIONS,
+    "megatron-deepspeed": _MEGATRON_CONVENTIONS,
+    "gpt-neox": _MEGATRON_CONVENTIONS,
+    "torchtitan": {"torchtitan"},
+}
 
 
 class StepLog(NamedTuple):
-    """A log of the step."""
+    """A log of the step.
 
-    log: TrainingLog
+    Attributes:
+        log: The table.
+        model: The model that the log describes; None where it does not print all dimensions.
+    """
 
-    @property
-    def model(self) -> ModelDescription | None:
-        """The model that the log describes; None where it prints no arguments."""
-        return self.log.model
+    log: JobLog
+    model: ModelDescription | None
 
     def supply(self, inputs: StepInputs) -> StepInputs:
-        """Take missing values from the log.
+        """Take missing values from the log; the same ones as ``perfscope logs`` reports.
 
         Raises:
             UsageError: The log has no iteration line, and no time was typed.
         """
-        steady_steps = self.log.steps[1:] or self.log.steps  # the first step pays for start-up
+        log = self.log
+        setup = stated_setup(log, Overrides())
+        rate = _tokens_per_s_per_gpu(log)
+        dtype = log.fact("matmul_dtype")
         supplied = StepInputs(
-            samples=self.log.number("global_batch_size")
-            or next((step.samples for step in self.log.steps if step.samples), None),
-            step_ns=_median([step.step_ns for step in steady_steps if step.step_ns]),
-            gpus=self.log.number("world_size"),
-            seq_len=self.log.number("seq_length"),
-            checkpointing=_checkpointing(self.log),
-            dtype=_dtype(self.log),
+            samples=setup.samples,
+            step_ns=_step_ns(log, rate),
+            gpus=setup.gpus,
+            seq_len=setup.seq_len,
+            checkpointing=setup.checkpointing,
+            dtype=Dtype(str(dtype.value)) if dtype else None,
         )
-        inputs = inputs.fill_missing(supplied, self.log.path)
+        inputs = inputs.fill_missing(supplied, log.path)
         if inputs.step_ns is not None:
             return inputs
-        tokens_per_s_per_gpu = _median(
-            [step.tokens_per_s_per_gpu for step in steady_steps if step.tokens_per_s_per_gpu]
-        )
-        if tokens_per_s_per_gpu is None:
-            raise UsageError(f"{self.log.path} has no iteration line, so --time is missing")
-        return _supply_from_rate(inputs, tokens_per_s_per_gpu)
+        if rate is None:
+            raise UsageError(f"{log.path} has no iteration line, so --time is missing")
+        return _supply_from_rate(inputs, rate)
 
     def compare(self, step: Step, conventions: Sequence[Convention]) -> Comparison:
         """Find the convention that the log's own TFLOPs follow."""
+        log = self.log
+        likely = _LIKELY.get(log.framework or "", set())
         candidates = [convention for convention in conventions if "+" not in convention.name]
-        likely_first = sorted(candidates, key=lambda convention: convention.name not in _LIKELY[self.log.framework])
-        log_match = match_log(_list_allowed(self.log, step), likely_first)
-        mistakes = _find_size_mistakes(self.log, step.model)
+        likely_first = sorted(candidates, key=lambda convention: convention.name not in likely)
+        log_match = match_log(_list_allowed(log, step), likely_first)
+        mistakes = _find_size_mistakes(log, step.model)
         data: Json = {
-            "path": self.log.path,
-            "framework": self.log.framework,
-            "label": self.log.label or None,
-            "steps": len(self.log.steps),
+            "path": log.path,
+            "framework": log.framework,
+            "label": log.tflops_label,
+            "steps": len(log.iterations) + (log.folded.records if log.folded else 0),
             "steps_with_tflops": log_match.lines if log_match else 0,
             "convention": log_match.convention if log_match else None,
             "nearest": log_match.nearest if log_match else None,
             "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
             "notes": list(mistakes),
         }
-        notes = (_describe_match(self.log, log_match), *mistakes)
+        notes = (_describe_match(log, log_match), *mistakes)
         return Comparison(data, notes, log_match.convention if log_match else None)
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read a log of Megatron-LM, Megatron-DeepSpeed or torchtitan.
+    """Read a training log.
 
     Raises:
         SourceError: The file cannot be read.
-        UsageError: It is no such log, or its arguments contradict each other.
+        UsageError: No known framework wrote it, or its arguments contradict each other.
     """
-    return StepLog(read_megatron_log(path))
+    log = read_log(path)
+    if log.framework is None:
+        raise UsageError(
+            f"{path} is no log of a known framework: it has neither printed arguments nor iteration lines",
+            hint="docs/logs.md lists the frameworks",
+        )
+    return StepLog(log, read_log_model(log))
 
 
-def _median(values: Sequence[int]) -> int | None:
-    if not values:
+def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
+    """The median of the steady-state steps, unless the log states tokens/s per GPU and prints no time.
+
+    A time that follows from dates is less exact than a printed rate.
+    """
+    median_s = measure_step_times(log, warmup=None).median_s
+    if median_s is None or (tokens_per_s_per_gpu is not None and not log.iterations.wall_resolution_ns.count()):
         return None
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2
+    return round(median_s * NS_PER_S)
+
+
+def _tokens_per_s_per_gpu(log: JobLog) -> int | None:
+    """The median rate of one GPU, as the log states it after warm-up; None where it states none."""
+    rates = log.iterations.tokens_per_s_per_gpu
+    steady = rates[~warmup_records(log.iterations, None)].compressed()
+    rate = median(steady if len(steady) else rates.compressed())
+    return round(rate) if rate else None
 
 
 def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInputs:
@@ -107,75 +141,57 @@ def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInpu
     return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))
 
 
-def _checkpointing(log: TrainingLog) -> Checkpointing | None:
-    """What the arguments say; Megatron recomputes nothing by default."""
-    if not log.arguments:
-        return None
-    granularity = log.arguments.get("recompute_granularity", "None")
-    if granularity in ("full", "selective"):
-        return Checkpointing(granularity)
-    if log.arguments.get("checkpoint_activations") == "True":
-        return Checkpointing.FULL
-    return Checkpointing.SELECTIVE if log.arguments.get("recompute_activations") == "True" else Checkpointing.NONE
-
-
-def _dtype(log: TrainingLog) -> Dtype | None:
-    named = log.arguments.get("params_dtype", "").removeprefix("torch.")
-    if log.arguments.get("fp8", "None") not in ("None", "False", ""):
-        return Dtype.FP8
-    return {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.FP32}.get(named)
-
-
-def _list_allowed(log: TrainingLog, step: Step) -> list[Allowed]:
-    """The operations per token that each line of a log allows."""
+def _list_allowed(log: JobLog, step: Step) -> list[Allowed]:
+    """The operations per token that each record of a log allows, by the rounding of what it prints."""
+    rows = log.iterations
+    columns = (
+        rows.iteration,
+        rows.tflops_per_gpu,
+        rows.tflops_resolution,
+        rows.wall_ns,
+        rows.wall_resolution_ns,
+        rows.samples,
+        rows.tokens_per_s_per_gpu,
+    )
     allowed = []
-    for line in log.steps:
-        if line.tflops is None:
+    for iteration, tflops, resolution, wall_ns, wall_resolution_ns, samples, rate in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        if tflops is None or resolution is None:
             continue
-        low, high = line.tflops - line.resolution / 2, line.tflops + line.resolution / 2
-        if line.tokens_per_s_per_gpu:
-            rate = line.tokens_per_s_per_gpu
-            allowed.append(Allowed(line.step, low * TERA / (rate + 0.5), high * TERA / (rate - 0.5)))
-        elif line.step_ns:
-            tokens = line.samples * step.seq_len if line.samples else step.tokens
-            scale = step.gpus * TERA / NS_PER_S / tokens
-            half = line.step_resolution_ns / 2
-            allowed.append(
-                Allowed(line.step, low * scale * (line.step_ns - half), high * scale * (line.step_ns + half))
-            )
+        low, high = (tflops - resolution / 2) * TERA, (tflops + resolution / 2) * TERA
+        if wall_ns is not None and wall_resolution_ns is not None:
+            gpu_s_per_token = step.gpus / NS_PER_S / (samples * step.seq_len if samples else step.tokens)
+            shortest_ns, longest_ns = wall_ns - wall_resolution_ns / 2, wall_ns + wall_resolution_ns / 2
+            allowed.append(Allowed(iteration, low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns))
+        elif rate:
+            allowed.append(Allowed(iteration, low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
     return allowed
 
 
-def _find_size_mistakes(log: TrainingLog, model: Transformer | None) -> tuple[str, ...]:
+def _find_size_mistakes(log: JobLog, model: Transformer | None) -> tuple[str, ...]:
     """Say where a log states a size in G of 2**30 as if it were B of 10**9."""
-    if model is None:
+    printed = log.fact("model_size_line")
+    if model is None or printed is None or not isinstance(printed.value, int | float):
         return ()
     parameters = total_parameters(model)
-    billions = parameters / GIGA
-    return tuple(
-        f"the log says `Model size: {size:g}B`, counted in G of 2**30; in B of 10**9 it is "
-        f"{format_parameters(parameters)}"
-        for size in log.claimed_sizes
-        if abs(size - billions / _GIBI) <= _WHOLE_BILLION < abs(size - billions)
+    if not abs(printed.value - parameters / GIB) <= _SIZE_TOLERANCE_BILLIONS < abs(printed.value - parameters / GIGA):
+        return ()
+    return (
+        f"the log says `Model size: {printed.value:g}B`, counted in G of 2**30; in B of 10**9 it is "
+        f"{format_parameters(parameters)}",
     )
 
 
-#: The conventions that a framework's log is likely to use, tried first.
-_LIKELY = {
-    "megatron": {"megatron_core", "megatron_before_2025", "bigscience_code"},
-    "torchtitan": {"torchtitan"},
-}
-
-
-def _describe_match(log: TrainingLog, log_match: LogMatch | None) -> str:
+def _describe_match(log: JobLog, log_match: LogMatch | None) -> str:
     if log_match is None:
         return f"{log.path} prints no TFLOPs to compare with."
     if log_match.convention:
         return (
-            f"`{log.label}` is `{log_match.convention}`: it gives every one of the {log_match.lines} printed figures "
-            "within their rounding."
+            f"`{log.tflops_label}` is `{log_match.convention}`: it gives every one of the {log_match.lines} printed "
+            "figures within their rounding."
         )
     return (
-        f"`{log.label}` is none of these conventions; `{log_match.nearest}` is nearest, the log is "
+        f"`{log.tflops_label}` is none of these conventions; `{log_match.nearest}` is nearest, the log is "
         f"{log_match.nearest_deviation:+.1%} from it: do the dimensions, the batch or the number of GPUs differ?"
     )

@@ -1,6 +1,6 @@
-"""Logs of training jobs, one module a framework; ``read_log`` recognises which."""
+"""Logs of training jobs: ``read_log`` recognises the framework; ``formats`` holds a module for each."""
 
 from perfscope.sources.joblog.files import find_logs
-from perfscope.sources.joblog.read import read_log
+from perfscope.sources.joblog.reading import read_log
 
 __all__ = ["find_logs", "read_log"]

@@ -13,26 +13,26 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Every file that is named, and every log below every folder that is named, in natural order.
+    """Every named file, and every log below every named folder, in natural order.
 
     Raises:
         UsageError: A path does not exist.
     """
-    found: dict[Path, None] = {}
+    logs: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found.update(dict.fromkeys(sorted((file for file in path.rglob("*") if _is_log(file)), key=natural)))
+            logs.update(dict.fromkeys(sorted((file for file in path.rglob("*") if _is_log(file)), key=natural_order)))
         elif path.exists():
-            found[path] = None
+            logs[path] = None
         else:
             raise UsageError(f"{path} does not exist")
-    return list(found)
+    return list(logs)
 
 
-def natural(path: Path) -> list[tuple[int, int | str]]:
+def natural_order(path: Path) -> list[tuple[int, int | str]]:
     """A key that puts run 2 before run 10.
 
-    >>> sorted([Path("b10"), Path("b2")], key=natural)
+    >>> sorted([Path("b10"), Path("b2")], key=natural_order)
     [PosixPath('b2'), PosixPath('b10')]
     """
     return [(0, int(part)) if part.isdigit() else (1, part) for part in _DIGITS.split(str(path))]

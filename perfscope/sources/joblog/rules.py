@@ -2,30 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from perfscope.sources.joblog.draft import Draft, Hit, Rule
+from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
+
+StateT_contra = TypeVar("StateT_contra", contravariant=True)
 
 
-def find(text: bytes, rules: Iterable[Rule]) -> list[tuple[int, Rule, Hit]]:
-    """Every match of every rule in a block, each with its place; two records glued on one line are two matches."""
-    found = []
-    for rule in rules:
-        at = text.find(rule.anchor)
-        past = 0
-        while at >= 0:
-            line = text.rfind(b"\n", 0, at) + 1
-            end = text.find(b"\n", at)
+@dataclass(frozen=True, slots=True)
+class LineMatch:
+    """A match of a rule, and where it lies.
+
+    Attributes:
+        text: The block of text.
+        line: Where the line begins.
+        end: Where it ends.
+        match: The match.
+    """
+
+    text: bytes
+    line: int
+    end: int
+    match: re.Match[bytes]
+
+    def __getitem__(self, group: int | str) -> bytes:
+        return self.match[group] or b""
+
+    @property
+    def full_line(self) -> bytes:
+        """The line from its beginning to its end."""
+        return self.text[self.line : self.end]
+
+    @property
+    def label(self) -> bytes | None:
+        """What a launcher wrote in front of the line: ``[default7]:``, ``12: ``, ``[1,3]<stdout>:``."""
+        return parse_label(self.text, self.line)
+
+    @property
+    def timestamp_ns(self) -> int | None:
+        """The line's first date and time, as nanoseconds since 1970 without a time zone."""
+        return parse_timestamp_ns(self.text, self.line, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[StateT_contra]):
+    """A line to look for, and what it means.
+
+    Attributes:
+        anchor: Bytes that such a line has; the pattern is tried only there.
+        pattern: What the line must match, from its beginning on or anywhere.
+        on_match: What it means: a function of the format's state and the match.
+        reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
+        identifies: Whether such a line proves that the format's framework wrote the log.
+    """
+
+    anchor: bytes
+    pattern: re.Pattern[bytes]
+    on_match: Callable[[StateT_contra, LineMatch], None]
+    reach: int = 0
+    identifies: bool = True
+
+    def find(self, text: bytes) -> Iterator[LineMatch]:
+        """Yield every match in a block of text; two records glued on one line are two matches."""
+        anchored = text.find(self.anchor)
+        searched = 0
+        while anchored >= 0:
+            line = text.rfind(b"\n", 0, anchored) + 1
+            end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
-            match = rule.pattern.search(text, max(line, past), end + rule.reach)
+            match = self.pattern.search(text, max(line, searched), end + self.reach)
             if match is not None:
-                found.append((match.start(), rule, Hit(text, line, end, match)))
-            past = max(at + len(rule.anchor), match.end() if match is not None else 0)
-            at = text.find(rule.anchor, past)
-    return found
-
-
-def play(draft: Draft, found: Sequence[tuple[int, Rule, Hit]]) -> None:
-    """Act on matches in the order of the text."""
-    for _, rule, hit in sorted(found, key=lambda item: item[0]):
-        rule.act(draft, hit)
+                yield LineMatch(text, line, end, match)
+            searched = max(anchored + len(self.anchor), match.end() if match is not None else 0)
+            anchored = text.find(self.anchor, searched)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.read import read_log
+from perfscope.sources.joblog.reading import read_log
 from perfscope.tables.joblog import JobLog
 from perfscope.tables.saves import Saves, SaveTiming
 

@@ -31,8 +31,8 @@ _LONGEST_LINE = 16 * BLOCK
 _USUAL_LINE = 1 << 12
 
 
-def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
-    """Yield a file as blocks that end with a line's end, not yet ``plain``; the last line may lack its end.
+def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
+    """Yield a file as blocks that end with a line's end, not yet plain text; the last line may lack its end.
 
     Raises:
         SourceError: The file cannot be read, is binary, or is a damaged gzip file.
@@ -44,13 +44,13 @@ def blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
 
 
-def is_plain(path: Path) -> bool:
+def is_uncompressed_text(path: Path) -> bool:
     """Whether a file's bytes are its text: it is neither compressed nor UTF-16."""
     with path.open("rb") as raw:
         return not raw.read(2).startswith((_GZIP, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
-def blocks_between(path: Path, begin: int, end: int, buffer: bytearray) -> Iterator[int]:
+def read_blocks_between(path: Path, begin: int, end: int, buffer: bytearray) -> Iterator[int]:
     """Read the lines that begin in a stretch of a file into a buffer, block after block, and yield how much it holds.
 
     A line longer than the buffer comes in parts.
@@ -171,10 +171,10 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def plain(text: bytes) -> bytes:
+def to_plain_text(text: bytes) -> bytes:
     r"""Text without colour codes, each overwritten part of a line as a line of its own.
 
-    >>> plain(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
+    >>> to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
     b'step: 1\n 10%|#|\n\n'
     """
     if b"\x1b" in text:

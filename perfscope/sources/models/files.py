@@ -13,6 +13,7 @@ def read_model(path: Path) -> ModelDescription:
     """Read the dimensions of a model from a ``config.json``, the folder that holds it, or a Megatron log.
 
     Raises:
+        SourceError: The file cannot be read.
         UsageError: The file does not exist, or does not state the dimensions.
     """
     if not path.exists():
@@ -22,9 +23,10 @@ def read_model(path: Path) -> ModelDescription:
     if path.is_dir():
         raise UsageError(f"{path} holds no config.json")
     # The readers of logs import NumPy, which a model by its name or config does not need.
-    from perfscope.sources.joblog.megatron_log import read_megatron_log
+    from perfscope.sources.joblog import read_log
+    from perfscope.sources.models.megatron_arguments import read_log_model
 
-    description = read_megatron_log(path).model
+    description = read_log_model(read_log(path))
     if description is None:
         raise UsageError(f"{path} prints no Megatron arguments, so it does not state the dimensions of the model")
     return description

@@ -10,8 +10,8 @@ import msgspec
 from perfscope import wire
 from perfscope.errors import UsageError
 from perfscope.models.transformer import Transformer
-from perfscope.sources.joblog.megatron_log import model_of
 from perfscope.sources.models.huggingface import to_transformer
+from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.tables.model import Model, Weight
 
 
@@ -50,7 +50,7 @@ def _dimensions(config: dict[str, Any], name: str) -> tuple[Transformer | None, 
         if "model_type" in config:
             return to_transformer(config, name)[0], ""
         if "padded_vocab_size" in config:
-            return model_of({key: str(value) for key, value in config.items()}, None, name), ""
+            return model_from_arguments({key: str(value) for key, value in config.items()}, None, name), ""
     except UsageError as error:
         return None, error.problem
     return None, ""

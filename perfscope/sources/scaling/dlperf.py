@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
-from perfscope.sources.joblog.draft import number
-from perfscope.sources.joblog.files import natural
-from perfscope.sources.joblog.text import blocks, plain
+from perfscope.sources.joblog.files import natural_order
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.text import read_blocks, to_plain_text
 from perfscope.tables.scaling import Case, Printed, ProtocolRun
 
 
@@ -81,7 +81,7 @@ def _logs(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-        found.update(dict.fromkeys(sorted(path.rglob("*.log"), key=natural) if path.is_dir() else [path]))
+        found.update(dict.fromkeys(sorted(path.rglob("*.log"), key=natural_order) if path.is_dir() else [path]))
     return list(found)
 
 
@@ -94,8 +94,8 @@ def _read(run: ProtocolRun, path: Path, protocol: Protocol) -> ProtocolRun:
     printed: list[Printed] = []
     stops = _stops_at_name(run.case)
     read = _latencies if protocol is Protocol.MXNET_BERT else _speeds
-    for block in blocks(path):
-        for line in plain(block).splitlines(keepends=True):
+    for block in read_blocks(path):
+        for line in to_plain_text(block).splitlines(keepends=True):
             values, trouble = read(line)
             printed += values
             stops = stops or trouble
@@ -116,7 +116,7 @@ def _latencies(line: bytes) -> tuple[list[Printed], str | None]:
     found = [
         Printed(int(match[1]) if match[1] else None, value)
         for match in _GLUON.finditer(line)
-        for value in (number(match[2]),)
+        for value in (parse_number(match[2]),)
         if value is not None and value > 0
     ]
     if len(found) > 1:
@@ -130,7 +130,7 @@ def _speeds(line: bytes) -> tuple[list[Printed], str | None]:
     """The speeds of a line, more than one where records are glued together."""
     if b"SamplesPerSec" not in line:
         return [], None
-    found = [(match, number(match["speed"])) for match in _DEEPSPEED.finditer(line)]
+    found = [(match, parse_number(match["speed"])) for match in _DEEPSPEED.finditer(line)]
     printed = [Printed(_step(match), value) for match, value in found if value is not None and value > 0]
     if any(value == 0 for _, value in found):
         return printed, "a line states 0 samples a second; it is left out, and the original script counts it"

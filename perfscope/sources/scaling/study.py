@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from perfscope.sources.joblog.names import read_name
+from perfscope.sources.joblog.file_names import parse_file_name
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.scaling.nvidia_smi import is_smi, read_smi
 from perfscope.tables.gpus import GpuSamples
@@ -24,7 +24,7 @@ _SHORT = re.compile(
 
 def case_of(path: Path, log: JobLog | None, world_size: int | None = None, hosts: int | None = None) -> Case | None:
     """Nodes and GPUs of a run: from its name or folder, else from what it says of itself; None where nothing tells."""
-    facts = read_name(path).facts
+    facts = parse_file_name(path).facts
     nodes, per_node = facts.get("nodes"), facts.get("gpus_per_node")
     if isinstance(nodes, int) and isinstance(per_node, int):
         return Case(nodes, per_node) if nodes and per_node else None

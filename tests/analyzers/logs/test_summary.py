@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.logs.summary import Given, LogSummary, analyze
+from perfscope.analyzers.logs.setup import Overrides
+from perfscope.analyzers.logs.summary import LogSummary, analyze
 from perfscope.models.conventions import Checkpointing
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
@@ -17,8 +18,8 @@ FIXTURES = ROOT / "fixtures" / "logs"
 EVALUATION = " validation loss at iteration 2 | lm loss value: 7.0E+00 | \n"
 
 
-def summary(folder: Path, *lines: str, name: str = "run.log", given: Given | None = None) -> LogSummary:
-    return analyze(read(folder, *lines, name=name), given)
+def summary(folder: Path, *lines: str, name: str = "run.log", overrides: Overrides | None = None) -> LogSummary:
+    return analyze(read(folder, *lines, name=name), overrides)
 
 
 def codes(result: LogSummary) -> set[str]:
@@ -40,7 +41,7 @@ def test_a_mean_that_holds_the_first_iteration_is_warm_up_too(tmp_path: Path) ->
     lines = ["  log_interval ............ 10\n", *(megatron(n, ms, prefix=stamp) for n, ms in times)]
     result = summary(tmp_path, *lines)
     assert (result.iterations, result.times.max_s, result.times.warmup) == (30, 0.812, 2)
-    assert summary(tmp_path, *lines, given=Given(warmup=11)).times.records == 1
+    assert summary(tmp_path, *lines, overrides=Overrides(warmup=11)).times.records == 1
     assert result.times.mean_all_s == pytest.approx((9 + 1.6308 + 0.812 * 2) / 4)  # of lines, as the one-liner's
 
 
@@ -49,14 +50,14 @@ def test_what_is_not_stated_follows_from_what_is(tmp_path: Path) -> None:
         "using world size: 16, data-parallel size: 4, tensor-model-parallel size: 2, pipeline-model-parallel size: 2\n"
     )
     result = summary(tmp_path, banner, "  micro_batch_size ......... 1\n", megatron(1, 100.0, batch=32))
-    assert (result.work.layout["gas"], result.data()["gas"]) == (8, 8)
+    assert (result.setup.layout["gas"], result.data()["gas"]) == (8, 8)
     stated = "  world_size ... 64\n  model_parallel_size ... 4\n  micro_batch_size ... 48\n  gradient_accumulation_steps ... 1\n"
     result = summary(tmp_path, stated, megatron(1, 100.0, batch=768))
-    assert (result.work.layout["dp"], result.work.layout["pp"]) == (16, 1)
+    assert (result.setup.layout["dp"], result.setup.layout["pp"]) == (16, 1)
     nodes = "batch_size_per_device = 32\ngpu_num_per_node = 8\nnum_nodes = 2\n"
     line = "step: {}, total_loss: 9.1, throughput: 1.0 {}.0\n"
     result = summary(tmp_path, nodes, line.format(10, 1598056510), line.format(20, 1598056530))
-    assert (result.work.gpus, result.work.samples, result.samples_per_s) == (16, 512, 256.0)
+    assert (result.setup.gpus, result.setup.samples, result.samples_per_s) == (16, 512, 256.0)
 
 
 def test_tokens_a_second_that_the_batch_contradicts_are_flagged(tmp_path: Path) -> None:
@@ -90,9 +91,9 @@ def test_every_start_warms_up(tmp_path: Path) -> None:
 
 def test_a_number_of_warm_up_iterations_counts_iterations_not_records(tmp_path: Path) -> None:
     lines = [megatron(n, ms) for n, ms in [(10, 900.0), (20, 500.0), (30, 100.0), (40, 100.0)]]
-    assert summary(tmp_path, *lines, given=Given(warmup=20)).times.max_s == 0.1
-    assert summary(tmp_path, *lines, given=Given(warmup=0)).times.max_s == 0.9
-    assert summary(tmp_path, *lines, given=Given(warmup=400)).times.median_s is None
+    assert summary(tmp_path, *lines, overrides=Overrides(warmup=20)).times.max_s == 0.1
+    assert summary(tmp_path, *lines, overrides=Overrides(warmup=0)).times.max_s == 0.9
+    assert summary(tmp_path, *lines, overrides=Overrides(warmup=400)).times.median_s is None
 
 
 def test_a_single_iteration_is_its_own_median(tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_tflops_of_the_seeds_row(tmp_path: Path) -> None:
     lines = [megatron(n, "144000.0").replace("global batch size:  1024 |", "") for n in (1, 2, 3)]
     result = summary(tmp_path, *lines, name="61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out")
     assert result.tflops_per_gpu == pytest.approx(55.5, abs=0.05)
-    assert result.work.assumed == (
+    assert result.setup.assumed == (
         "64 GPUs (--gpus)",
         "sequence length 1024 (--seq-len)",
         "activation checkpointing full (--checkpointing)",
@@ -123,16 +124,16 @@ def test_tflops_of_the_seeds_row(tmp_path: Path) -> None:
 
 
 def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
-    given = Given(parameters=52 * 10**9, gpus=64, seq_len=1024, samples=1024, checkpointing=Checkpointing.FULL)
-    result = summary(tmp_path, megatron(1, 127000.0), name="7B-mbs-1-pp2-dp-1-gas-4.out", given=given)
+    overrides = Overrides(parameters=52 * 10**9, gpus=64, seq_len=1024, samples=1024, checkpointing=Checkpointing.FULL)
+    result = summary(tmp_path, megatron(1, 127000.0), name="7B-mbs-1-pp2-dp-1-gas-4.out", overrides=overrides)
     assert result.tflops_per_gpu == pytest.approx(53.667, abs=1e-3)
-    assert result.work.assumed == ()
+    assert result.setup.assumed == ()
 
 
 def test_nothing_is_assumed_of_a_log_that_does_not_name_its_size(tmp_path: Path) -> None:
     result = summary(tmp_path, megatron(1, 1000.0))
     assert result.tflops_per_gpu is None
-    assert result.work.gpus is None
+    assert result.setup.gpus is None
 
 
 def test_the_size_is_counted_from_the_arguments(tmp_path: Path) -> None:
@@ -146,10 +147,10 @@ def test_the_size_is_counted_from_the_arguments(tmp_path: Path) -> None:
         )
     )
     result = summary(tmp_path, arguments, megatron(1, 1000.0), name="52B.out")
-    assert result.work.parameters == 64 * (12 * 8192**2 + 13 * 8192) + 50688 * 8192 + 1024 * 8192 + 2 * 8192
-    assert result.work.parameters_source == "arguments"
+    assert result.setup.parameters == 64 * (12 * 8192**2 + 13 * 8192) + 50688 * 8192 + 1024 * 8192 + 2 * 8192
+    assert result.setup.parameters_source == "arguments"
     gated = arguments + "  swiglu ............ True\n"
-    assert summary(tmp_path, gated, megatron(1, 1000.0), name="52B.out").work.parameters_source == "name"
+    assert summary(tmp_path, gated, megatron(1, 1000.0), name="52B.out").setup.parameters_source == "name"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_throughput_a_thousand_times_too_small_is_flagged(tmp_path: Path) -> N
 def test_a_throughput_that_agrees_to_its_last_digit_is_not(tmp_path: Path) -> None:
     lines = [megatron(n, 215820.0, batch=2048, cells=" samples per second: 9.489 |") for n in (1, 2)]
     assert "throughput-disagrees" not in codes(summary(tmp_path, *lines))
-    assert "throughput-disagrees" in codes(summary(tmp_path, neox(1, 4125.1, 7.757), given=Given(samples=64)))
+    assert "throughput-disagrees" in codes(summary(tmp_path, neox(1, 4125.1, 7.757), overrides=Overrides(samples=64)))
 
 
 def test_deepspeeds_count_of_micro_steps_is_flagged(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_a_growing_batch_is_all_samples_over_all_time(tmp_path: Path) -> None:
 def test_gluon_ranks_are_counted_into_the_batch(tmp_path: Path) -> None:
     lines = [gluon(step, 200.0) for step in (1, 2, 3) for _ in range(4)]
     result = summary(tmp_path, *lines, name="bert_b32_fp32_1.log")
-    assert result.work.samples == 128
+    assert result.setup.samples == 128
     assert result.samples_per_s == pytest.approx(640)
 
 

@@ -229,6 +229,29 @@ def test_arguments_are_read_and_shell_traces_are_not(tmp_path: Path) -> None:
     assert log.fact("checkpointing").value == "full"  # type: ignore[union-attr]
 
 
+def test_arguments_behind_a_launchers_label_are_read(tmp_path: Path) -> None:
+    log = read(
+        tmp_path, *(f"[default{rank}]:  hidden_size ............ 8192\n" for rank in range(2)), megatron(1, 100.0)
+    )
+    assert log.number("hidden") == 8192
+    assert log.arguments == {"hidden_size": "8192"}
+    config = "[default0]:[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 16\n"
+    assert read(tmp_path, config, megatron(1, 100.0)).arguments == {}
+
+
+def test_all_arguments_without_a_word_on_recomputation_mean_none(tmp_path: Path) -> None:
+    arguments = "---- arguments ----\n  num_layers ... 4\n"
+    assert read(tmp_path, arguments).fact("checkpointing") is None
+    fact = read(tmp_path, arguments, "---- end of arguments ----\n").fact("checkpointing")
+    assert fact is not None
+    assert fact.value == "none"
+
+
+def test_the_resolution_of_printed_figures_is_kept(tmp_path: Path) -> None:
+    rows = read(tmp_path, megatron(1, "100.0", cells=" TFLOPs: 55.40 |")).iterations
+    assert (rows.wall_resolution_ns.tolist(), rows.tflops_resolution.tolist()) == ([100_000], [0.01])
+
+
 def test_parameters_are_the_sum_over_all_shards_or_nothing(tmp_path: Path) -> None:
     shard = " > number of parameters on (tensor, pipeline) model parallel rank ({}, {}): {}"
     some = [shard.format(tensor, stage, 100 + stage) + "\n" for tensor in (0, 1) for stage in (0, 1)]

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.text import blocks, blocks_between, is_binary, plain
+from perfscope.sources.joblog.text import is_binary, read_blocks, read_blocks_between, to_plain_text
 
 
 def whole(path: Path, size: int = 64) -> bytes:
-    return b"".join(blocks(path, size))
+    return b"".join(read_blocks(path, size))
 
 
 def test_blocks_hold_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
     text = b"".join(b"line %d %s\n" % (n, b"x" * (n % 90)) for n in range(500))
     (tmp_path / "a.log").write_bytes(text)
-    parts = list(blocks(tmp_path / "a.log", 64))
+    parts = list(read_blocks(tmp_path / "a.log", 64))
     assert b"".join(parts) == text
     assert len(parts) > 100
     assert all(part.endswith(b"\n") for part in parts)
@@ -74,13 +74,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_colours_and_carriage_returns_go() -> None:
-    assert plain(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n\n"
-    assert plain(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
+    assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n\n"
+    assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
 
 
 def stretch(path: Path, begin: int, end: int, size: int) -> bytes:
     buffer = bytearray(size)
-    return b"".join(bytes(buffer[:held]) for held in blocks_between(path, begin, end, buffer))
+    return b"".join(bytes(buffer[:held]) for held in read_blocks_between(path, begin, end, buffer))
 
 
 @given(

@@ -1,0 +1,83 @@
+"""The table of a log from everything that was read: which source tells the step time, and which framework wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.file_names import parse_file_name
+from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.log_format import OpenFormat, Role
+from perfscope.tables.joblog import JobLog, Other
+
+
+def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) -> JobLog:
+    """Close the formats and make the table."""
+    name = parse_file_name(path)
+    for fact, value in name.facts.items():
+        log.set_fact(fact, value, "name")
+    trainers_first = sorted(formats, key=lambda log_format: log_format.role)
+    for log_format in trainers_first:
+        log_format.close()
+    sources = _sources(formats)
+    source = _step_time_source(log, list(sources))
+    series = log.series[source] if source is not None else IterationSeries()
+    last_iteration = log.count("train_iterations")
+    return JobLog(
+        path=str(path),
+        framework=_framework(log, trainers_first, sources[source] if source is not None else None),
+        iterations=series.iterations(),
+        folded=series.folded(),
+        time_source=source,
+        copies=series.copies,
+        redone=series.redone,
+        gaps=series.irregular_gaps,
+        unreadable=log.unreadable,
+        others=_other_sources(log, [name for name in sources if name != source]),
+        facts=log.facts(),
+        arguments=log.arguments,
+        tflops_label=log.tflops_label,
+        saves=log.saves.table(),
+        timers=log.timers(),
+        memory=log.memory,
+        out_of_memory=log.out_of_memory,
+        names_run=name.is_run,
+        ended=log.bad_end,
+        complete=None if series.last is None or last_iteration is None else series.last >= last_iteration,
+        remarks=tuple(f"{code}: {text}" for code, text in log.remarks.items()),
+    )
+
+
+def _sources(formats: Sequence[OpenFormat]) -> dict[str, OpenFormat]:
+    """Every source of step times, best first, and the format that it belongs to."""
+    ranked = [(source, log_format) for log_format in formats for source in log_format.sources]
+    return {source.name: log_format for source, log_format in sorted(ranked, key=lambda pair: pair[0].is_fallback)}
+
+
+def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
+    """The best source that tells a time, else the best one that has records."""
+    times = log.median_times()
+    timed = [source for source in sources if source in times]
+    recorded = [source for source in sources if source in log.series and len(log.series[source])]
+    return next(iter((*timed, *recorded)), None)
+
+
+def _other_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[Other, ...]:
+    others = [
+        Other(source, log.series[source].median_ns(), log.series[source].median_samples_per_s())
+        for source in sources
+        if source in log.series
+    ]
+    return tuple(other for other in others if (other.wall_ns, other.samples_per_s) != (None, None))
+
+
+def _framework(log: JobLogBuilder, formats: Sequence[OpenFormat], timed_by: OpenFormat | None) -> str | None:
+    """The trainer whose step time it is; without one, the first that some line identifies."""
+    writer = timed_by
+    if timed_by is None or timed_by.role is Role.ENGINE:
+        identified = (log_format for log_format in formats if log_format.framework in log.frameworks)
+        writer = next(identified, timed_by)
+    if writer is None:
+        return None
+    return writer.framework_of() if writer.framework_of else writer.framework

@@ -1,0 +1,168 @@
+"""The table of one log in the making: the formats' readers write into it what their lines mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from perfscope.sources.joblog.checkpoint_saves import CheckpointSaves
+from perfscope.sources.joblog.iteration_series import RECORDS_KEPT, IterationSeries
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
+
+#: The sources of facts, best first.
+FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "name")
+
+_BAD_ENDS = (
+    "the device ran out of memory",
+    "the host ran out of memory",
+    "SLURM cancelled it at its time limit",
+    "it was cancelled",
+    "it raised an exception",
+    "a process of it failed",
+    "srun reports an error",
+)
+
+#: What a fact can be.
+Value: TypeAlias = "int | float | str | bool"
+
+
+class JobLogBuilder:
+    """What has been read of one log so far.
+
+    Attributes:
+        series: The iteration records, by the source of their times.
+        frameworks: The frameworks that some line proves to have written it.
+        saves: The checkpoint saves.
+        arguments: The arguments that the framework printed, as text.
+        tflops_label: What the log calls its own TFLOPs.
+        memory: The largest memory figures.
+        out_of_memory: ``device``, ``host`` or None.
+        unreadable: Records whose time is no number.
+        timer_lines: Values of timers so far.
+        remarks: The first doubt of each kind, by its code.
+    """
+
+    def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
+        self.series: dict[str, IterationSeries] = {}
+        self.frameworks: set[str] = set()
+        self.saves = CheckpointSaves()
+        self.arguments: dict[str, str] = {}
+        self.tflops_label: str | None = None
+        self.memory = Memory()
+        self.out_of_memory: str | None = None
+        self.unreadable = 0
+        self.timer_lines = 0
+        self.remarks: dict[str, str] = {}
+        self._records_kept = records_kept
+        self._distrusted: set[str] = set()
+        self._facts: dict[str, dict[str, Fact]] = {}
+        self._timers: dict[str, tuple[int, int]] = {}
+        self._bad_ends: dict[int, str] = {}
+
+    def series_of(self, source: str) -> IterationSeries:
+        """The series of one source, made when it is first asked for."""
+        if source not in self.series:
+            self.series[source] = IterationSeries(self._records_kept)
+        return self.series[source]
+
+    def median_times(self) -> dict[str, int]:
+        """The median time by each source that tells one, except those that were distrusted."""
+        medians = {name: series.median_ns() for name, series in self.series.items() if name not in self._distrusted}
+        return {name: median for name, median in medians.items() if median is not None}
+
+    def distrust(self, source: str) -> None:
+        """Do not take the step time from a source while another one tells it."""
+        self._distrusted.add(source)
+
+    def on_disturbance(self, kind: Disturbance) -> None:
+        """Something else than training happens, inside the time of the next record where its clock runs on."""
+        for series in self.series.values():
+            series.on_disturbance(kind)
+
+    def on_restart(self) -> None:
+        """A process begins to train."""
+        for series in self.series.values():
+            series.on_restart()
+
+    def on_bad_end(self, reason: str) -> None:
+        """Something ended badly; it was the run if no record follows. The gravest reason, in this order, is kept."""
+        records = self._records()
+        known = self._bad_ends.get(records)
+        if known is None or _BAD_ENDS.index(reason) < _BAD_ENDS.index(known):
+            self._bad_ends[records] = reason
+
+    @property
+    def bad_end(self) -> str | None:
+        """How the run ended badly; None where nothing says so after the last record."""
+        return self._bad_ends.get(self._records())
+
+    def _records(self) -> int:
+        return sum(len(series) for series in self.series.values())
+
+    def set_fact(self, name: str, value: Value, source: str) -> None:
+        """Set a fact; the last word of each source counts, because a job can start again with another set-up."""
+        self._facts.setdefault(name, {})[source] = Fact(value, source)
+
+    def set_count(self, name: str, text: bytes, source: str) -> None:
+        """Set a fact that is a count, if the text is one."""
+        value = parse_number(text)
+        if value is not None and value == int(value):
+            self.set_fact(name, int(value), source)
+
+    def drop_fact(self, name: str) -> None:
+        """Take back what every source says about a name."""
+        self._facts.pop(name, None)
+
+    def has_fact(self, name: str) -> bool:
+        """Whether any source says something about a name."""
+        return name in self._facts
+
+    def count(self, name: str) -> int | None:
+        """The best source's word on a count; None where there is none."""
+        facts = self.facts().get(name)
+        value = facts[0].value if facts else None
+        return value if isinstance(value, int) else None
+
+    def facts(self) -> Mapping[str, tuple[Fact, ...]]:
+        """Every fact, the best source first."""
+        return {
+            name: tuple(sorted(by_source.values(), key=lambda fact: FACT_SOURCES.index(fact.source)))
+            for name, by_source in sorted(self._facts.items())
+        }
+
+    def add_remark(self, code: str, text: str) -> None:
+        """Add a doubt; the first one of each kind is kept."""
+        self.remarks.setdefault(code, text)
+
+    def add_timer(self, name: str, wall_ns: int) -> None:
+        """Add one line's time of a named part of the iteration."""
+        lines, total = self._timers.get(name, (0, 0))
+        self._timers[name] = (lines + 1, total + wall_ns)
+        self.timer_lines += 1
+
+    def timers(self) -> tuple[Timer, ...]:
+        """The parts, in the order of their first line."""
+        return tuple(Timer(name, lines, total // lines) for name, (lines, total) in self._timers.items())
+
+    def add_memory(
+        self,
+        *,
+        allocated: float | None = None,
+        reserved: float | None = None,
+        used: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """Raise the peaks to what a line says, in bytes."""
+        self.memory = Memory(
+            _larger(self.memory.allocated_bytes, allocated),
+            _larger(self.memory.reserved_bytes, reserved),
+            _larger(self.memory.used_bytes, used),
+            _larger(self.memory.total_bytes, total),
+        )
+
+
+def _larger(peak: int | None, size: float | None) -> int | None:
+    if size is None or size <= 0:
+        return peak
+    return max(int(size), peak or 0)

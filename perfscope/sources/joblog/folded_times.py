@@ -1,0 +1,101 @@
+"""The records of a log that is too long to keep them one by one, counted by time.
+
+The counts are exact and small: logs print tenths of milliseconds, so times repeat.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_columns import as_integers
+from perfscope.tables.columns import Int64
+from perfscope.tables.joblog import Folded
+
+_MERGE_AT_SINGLE = 1 << 12
+_MERGE_AT_ROWS = 1 << 17
+
+
+class FoldedTimes:
+    """Distinct times and how often each occurred, with what else is summed over the records."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._wall_ns = np.empty(0, np.int64)
+        self._count = np.empty(0, np.int64)
+        self._pending: list[Int64] = []
+        self._pending_rows = 0
+        self._single = array("q")
+        self._wall_total_ns = 0
+        self._samples: int | None = 0
+        self._skipped = 0
+        self._nan = 0
+        self._disturbed = 0
+        self._warmups: list[int] = []
+        self._last_loss: float | None = None
+        self._last_loss_scale: float | None = None
+
+    def add(self, record: Record, *, is_disturbed: bool, begins: bool) -> None:
+        """Add one record; ``begins`` says that it is the first one of a start."""
+        self.records += 1
+        self._skipped += record.skipped
+        self._nan += record.nan
+        self._samples = None if self._samples is None or record.samples is None else self._samples + record.samples
+        self._last_loss = record.loss if record.loss is not None else self._last_loss
+        self._last_loss_scale = record.loss_scale if record.loss_scale is not None else self._last_loss_scale
+        if record.wall_ns is None:
+            return
+        self._wall_total_ns += record.wall_ns
+        if begins:
+            self._warmups.append(record.wall_ns)
+        elif is_disturbed:
+            self._disturbed += 1
+        else:
+            self._single.append(record.wall_ns)
+            if len(self._single) >= _MERGE_AT_SINGLE:
+                self._merge()
+
+    def add_many(self, wall_ns: Int64, samples: int | None) -> None:
+        """Add many undisturbed records with as many samples each; None where those are unknown."""
+        self.records += len(wall_ns)
+        self._wall_total_ns += int(wall_ns.sum())
+        self._samples = None if self._samples is None or samples is None else self._samples + samples
+        self._pending.append(wall_ns)
+        self._pending_rows += len(wall_ns)
+        if self._pending_rows >= _MERGE_AT_ROWS:
+            self._merge()
+
+    def table(self, interval: int, last_iteration: int | None) -> Folded:
+        """The counts, each record the mean of ``interval`` iterations."""
+        self._merge()
+        return Folded(
+            wall_ns=self._wall_ns,
+            count=self._count,
+            records=self.records,
+            iterations=self.records * interval,
+            last_iteration=last_iteration,
+            wall_total_ns=self._wall_total_ns * interval,
+            samples=None if self._samples is None else self._samples * interval,
+            skipped=self._skipped,
+            nan=self._nan,
+            disturbed=self._disturbed,
+            warmups=tuple(self._warmups),
+            last_loss=self._last_loss,
+            last_loss_scale=self._last_loss_scale,
+        )
+
+    def _merge(self) -> None:
+        """Two ascending lists of distinct times become one; a stable sort of them joined is one pass."""
+        values, counts = np.unique(np.concatenate((*self._pending, as_integers(self._single))), return_counts=True)
+        joined = np.concatenate((self._wall_ns, values))
+        if len(joined):
+            order = np.argsort(joined, kind="stable")
+            ascending = joined[order]
+            first = np.flatnonzero(np.diff(ascending, prepend=ascending[0] - 1))
+            self._wall_ns = ascending[first]
+            self._count = np.add.reduceat(np.concatenate((self._count, counts))[order], first)
+        self._pending = []
+        self._pending_rows = 0
+        self._single = array("q")

@@ -1,0 +1,1 @@
+"""The log formats, one module or package each; `registry` lists them."""

@@ -1,0 +1,143 @@
+"""DeepSpeed's lines a step: throughput, pipeline, and the step line with its date.
+
+``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is a mean from the third step on, not the speed of the
+moment; the speed since the line before is worked out of two such means. Lines that jump about as no mean does are taken
+as they are. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so the
+figure is compared with every other source in the log.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.batch import find_global_batch
+from perfscope.sources.joblog.formats.deepspeed.state import DeepSpeedState
+from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import FormatState, ignore_line
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+THROUGHPUT = "batch / SamplesPerSec"
+PIPELINE = "DeepSpeed's pipeline: iter time"
+
+_AS_PRINTED = "SamplesPerSec as it is printed"
+_UNTIMED_STEPS = 2
+_HALF_A_MS = 0.0005
+_SURE = 0.4
+_FEWEST_LINES = 12
+_SETTLED = 0.6
+_ALIKE = 0.25
+
+
+def _on_throughput(state: DeepSpeedState, line: LineMatch) -> None:
+    step, mean = int(line["new"] or line["old"]), parse_number(line["mean"])
+    current = parse_number(line["now"])
+    if mean is None or mean <= 0:
+        state.log.unreadable += 1
+        return
+    if current is None:
+        state.log.series_of(_AS_PRINTED).add(Record(iteration=step, samples_per_s=mean), line.label)
+        current = _since_last(state, step, mean) if line["epoch"] in (b"", b"0") else mean
+    state.log.series_of(THROUGHPUT).add(Record(iteration=step, samples_per_s=current), line.label)
+
+
+def _since_last(state: DeepSpeedState, step: int, mean: float) -> float:
+    """Samples a second since the line before: means m1 at step n1 and m2 at n2 count the steps n - 2."""
+    last, state.last_mean = state.last_mean, (step, mean)
+    if last is None or last[0] >= step or step <= _UNTIMED_STEPS:
+        return mean
+    before, mean_before = last
+    spent = (step - _UNTIMED_STEPS) / mean - max(before - _UNTIMED_STEPS, 0) / mean_before
+    return (step - before) / spent if spent > 0 else mean
+
+
+def _on_pipeline_step(state: FormatState, line: LineMatch) -> None:
+    seconds, speed = parse_number(line["seconds"]), parse_number(line["speed"])
+    if seconds is None or seconds <= 0:
+        state.log.unreadable += 1
+        return
+    record = Record(int(line["step"]), round(seconds * NS_PER_S), samples_per_s=speed, loss=parse_number(line["loss"]))
+    if speed is not None and speed > 0:
+        _sharpen(state, record, seconds, speed)
+    state.log.series_of(PIPELINE).add(record, line.label)
+
+
+def _sharpen(state: FormatState, record: Record, seconds: float, speed: float) -> None:
+    """Batch = time x speed, where the time's three decimals leave a single integer; the speed has more digits."""
+    batch = round(seconds * speed)
+    if batch > 0 and _HALF_A_MS * speed < _SURE and abs(batch / speed - seconds) <= _HALF_A_MS * 1.01:
+        record.samples, record.wall_ns = batch, round(batch / speed * NS_PER_S)
+        state.log.set_fact("gbs", batch, "records")
+
+
+def _on_step(state: DeepSpeedState, line: LineMatch) -> None:
+    if state.step_clock.add(state.log, line, Record(iteration=int(line[1]))):
+        state.log.set_fact("skipped_total", int(line[2]), "log")
+
+
+def _on_start(state: FormatState, line: LineMatch) -> None:
+    state.log.set_fact("deepspeed_version", line[1].decode(errors="replace"), "log")
+    state.log.on_restart()
+
+
+def conclude(state: DeepSpeedState) -> None:
+    """Make times of the throughput, and do not trust them where micro-steps may have been counted."""
+    log = state.log
+    if THROUGHPUT not in log.series:
+        return
+    printed = log.series.pop(_AS_PRINTED, None)
+    if printed is not None and not _are_running_means(printed):
+        log.series[THROUGHPUT] = printed
+    batch = find_global_batch(log)
+    if batch is not None:
+        log.series[THROUGHPUT].set_times_by_throughput(batch)
+    if log.count("gas") != 1 and not _is_confirmed(log.median_times()):
+        log.distrust(THROUGHPUT)
+
+
+def _are_running_means(printed: IterationSeries) -> bool:
+    """Whether the lines are running means: those move ever less, as a step is ever less of them."""
+    if len(printed) < _FEWEST_LINES:
+        return True
+    speeds = printed.iterations().samples_per_s.compressed()
+    moves = np.abs(np.diff(speeds))
+    third = len(moves) // 3
+    early, late = float(moves[:third].mean()), float(moves[-third:].mean())
+    return late <= _SETTLED * early
+
+
+def _is_confirmed(median_times: dict[str, int]) -> bool:
+    """Whether nothing else is timed, or something gives about the same time: the error would be the accumulation."""
+    doubtful = median_times.pop(THROUGHPUT, 0)
+    others = median_times.values()
+    return not others or any(abs(time - doubtful) <= _ALIKE * doubtful for time in others)
+
+
+RULES = (
+    Rule(
+        b"SamplesPerSec=",
+        re.compile(
+            rb"(?:global_step=(?P<new>\d+)|\b(?P<epoch>\d+)/(?P<old>\d+)), "
+            rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]+)"
+            rb"(?:, *CurrSamplesPerSec=(?P<now>[^,\s]+))?"
+        ),
+        _on_throughput,
+    ),
+    Rule(
+        b"iter time (s):",
+        re.compile(
+            rb"steps: (?P<step>\d+) loss: (?P<loss>\S+).*? iter time \(s\): (?P<seconds>[^,\s]+)"
+            rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?"
+        ),
+        _on_pipeline_step,
+    ),
+    Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step),
+    Rule(b"DeepSpeed info: version=", re.compile(rb"DeepSpeed info: version=([^,\s]+)"), _on_start),
+    Rule(b"[launch.py:", re.compile(rb"\[launch\.py:"), ignore_line),
+    Rule(b"DeepSpeedEngine", re.compile(rb"DeepSpeedEngine"), ignore_line),
+    Rule(b"Initializing torch distributed with backend", re.compile(rb"init_distributed\]"), ignore_line),
+)

@@ -1,0 +1,32 @@
+"""Megatron-LM and its children: Megatron-DeepSpeed, GPT-NeoX, Megatron-core."""
+
+from __future__ import annotations
+
+from perfscope.sources.joblog import timer_lines
+from perfscope.sources.joblog.formats.megatron import records, saves, setup
+from perfscope.sources.joblog.formats.megatron.bulk import split_block
+from perfscope.sources.joblog.formats.megatron.state import MegatronState
+from perfscope.sources.joblog.log_format import BulkReading, Format, Role, StepTimeSource
+
+
+def _close(state: MegatronState) -> None:
+    setup.conclude(state)
+    records.conclude(state)
+
+
+def _framework_of(state: MegatronState) -> str:
+    if state.is_gpt_neox:
+        return "gpt-neox"
+    return "megatron-deepspeed" if "deepspeed" in state.log.frameworks else "megatron-lm"
+
+
+FORMAT = Format(
+    framework="megatron",
+    state=MegatronState,
+    rules=(*setup.RULES, *saves.RULES, *timer_lines.MEGATRON_RULES, records.RULE),
+    sources=(StepTimeSource(records.SOURCE),),
+    close=_close,
+    framework_of=_framework_of,
+    role=Role.LIBRARY,
+    bulk=BulkReading(records.SOURCE, records.RULE, split_block, records.add_plain_lines),
+)

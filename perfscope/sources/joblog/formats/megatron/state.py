@@ -1,0 +1,28 @@
+"""What is remembered of a log while Megatron's lines are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from perfscope.sources.joblog.log_format import FormatState
+
+
+@dataclass(slots=True)
+class MegatronState(FormatState):
+    """What Megatron's lines say over several lines.
+
+    Attributes:
+        consumed_samples: Samples consumed up to the last record.
+        train_iterations: The run's last iteration, as the last record states it.
+        is_gpt_neox: A line is one that GPT-NeoX alone prints.
+        shards: Parameters by tensor and pipeline rank.
+        has_all_arguments: The printed arguments have come to their end.
+        is_without_deepspeed: The arguments say that DeepSpeed is not used.
+    """
+
+    consumed_samples: int | None = None
+    train_iterations: int | None = None
+    is_gpt_neox: bool = False
+    shards: dict[tuple[int, ...], int] = field(default_factory=dict)
+    has_all_arguments: bool = False
+    is_without_deepspeed: bool = False

@@ -1,0 +1,84 @@
+"""NeMo: a progress bar (1.x) or a line an iteration (2.x), both with ``train_step_timing in s``.
+
+The bar prints four significant digits, so that ``global_step=2e+3`` has lost its last three; there the bar's own
+counter is the number of the step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.epochs import EpochCounter
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+SOURCE = "train_step_timing"
+
+_CELLS = re.compile(rb"(consumed_samples|global_batch_size|reduced_train_loss)(?:=|: )([-+\d.eE]+)")
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The progress bar's epochs."""
+
+    epochs: EpochCounter = field(default_factory=EpochCounter)
+
+
+def _on_bar(state: _State, line: LineMatch) -> None:
+    """The bar counts anew in every epoch."""
+    total = int(line["total"])
+    step = state.epochs.add(int(line["epoch"] or 0), int(line["step"]), total)
+    _add_step(state, line, step, max(total, step))
+
+
+def _on_line(state: FormatState, line: LineMatch) -> None:
+    """``global_step`` counts from 0: the first line is the first step."""
+    _add_step(state, line, int(line["step"]) + 1, int(line["total"]) + 1)
+
+
+def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> None:
+    seconds = parse_number(line["seconds"])
+    if seconds is None or seconds <= 0:
+        state.log.unreadable += 1
+        return
+    cells = {key: parse_number(text) for key, text in _CELLS.findall(line[0])}
+    batch = cells.get(b"global_batch_size")
+    record = Record(
+        iteration=step,
+        wall_ns=round(seconds * NS_PER_S),
+        samples=None if batch is None else int(batch),
+        loss=cells.get(b"reduced_train_loss"),
+    )
+    if not state.log.series_of(SOURCE).add(record, line.label):
+        return
+    state.log.set_fact("train_iterations", total, "records")
+    consumed = cells.get(b"consumed_samples")
+    if batch is None and consumed is not None and step > 0 and consumed % step == 0 and b"e+" not in line[0]:
+        state.log.set_fact("gbs", int(consumed / step), "records")
+
+
+_RULES = (
+    Rule(
+        b"train_step_timing in s=",
+        re.compile(
+            rb"(?:Epoch (?P<epoch>\d+):[^\n|]*\|[^\n|]*)?\| *(?P<step>\d+)/(?P<total>\d+) \[.*?"
+            rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
+        ),
+        _on_bar,
+    ),
+    Rule(
+        b"train_step_timing in s:",
+        re.compile(
+            rb"iteration \d+/(?P<total>\d+) \|.*?global_step: (?P<step>\d+) .*?"
+            rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
+        ),
+        _on_line,
+    ),
+    Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line),
+)
+
+FORMAT = Format(framework="nemo", state=_State, rules=_RULES, sources=(StepTimeSource(SOURCE),))

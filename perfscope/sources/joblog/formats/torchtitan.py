@@ -1,0 +1,175 @@
+"""torchtitan's step line.
+
+    [rank0]:[titan] 2025-06-16 22:31:04,970 - root - INFO - step: 210  loss:  6.0388  memory: 49.66GiB(52.28%) ...
+
+``tps`` (``wps`` in 2024) is tokens a second and *device*, ``memory`` the largest reserved. The line holds no time: it
+comes from the dates, over the steps between two lines, checkpoints and validation included. A line of validation looks
+alike and is none. Some runs print every rank, unlabelled.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+
+from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.step_clock import StepClock
+from perfscope.tables.joblog import Disturbance, Save
+
+SOURCE = "dates of torchtitan's step lines"
+
+_PERCENT = 100
+_SETTINGS = {
+    b"local batch size": "mbs",
+    b"global batch size": "gbs",
+    b"gradient accumulation steps": "gas",
+    b"sequence length": "seq_len",
+    b"maximum context length": "seq_len",
+    b"total steps": "train_iterations",
+}
+_SETTING = re.compile(rb"(" + b"|".join(_SETTINGS) + rb"):? (\d+)")
+_TOKENS = re.compile(rb"(\d+) tokens per train step")
+_SPLITS = {b"tp": "tp", b"pp": "pp", b"cp": "cp", b"ep": "ep"}
+#: Expert parallelism lies across the other axes.
+_NOT_DEVICES = (b"ep", b"etp")
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The dates of the step lines, and the device memory that the last one implies."""
+
+    clock: StepClock = field(default_factory=lambda: StepClock(SOURCE))
+    total_memory_gib: float | None = None
+
+
+def _on_step(state: _State, line: LineMatch) -> None:
+    log = state.log
+    if line["validate"]:
+        log.on_disturbance(Disturbance.EVALUATION)
+        return
+    record = Record(
+        iteration=int(line["step"]),
+        loss=parse_number(line["loss"]),
+        tokens_per_s_per_gpu=parse_number(line["tps"]),
+        tflops_per_gpu=parse_number(line["tflops"]),
+    )
+    if record.tflops_per_gpu is not None:
+        record.tflops_resolution = parse_resolution(line["tflops"])
+        log.tflops_label = "tflops"
+    reserved, percent = parse_number(line["memory"]), parse_number(line["percent"])
+    if reserved is not None:
+        log.add_memory(reserved=reserved * GIB)
+        if percent is not None and percent > 0:
+            state.total_memory_gib = round(reserved * _PERCENT / percent, 1)
+    state.clock.add(log, line, record)
+
+
+def _on_start(state: FormatState, line: LineMatch) -> None:
+    state.log.on_restart()
+    _on_settings(state, line)
+
+
+def _on_settings(state: FormatState, line: LineMatch) -> None:
+    log = state.log
+    for key, value in _SETTING.findall(line[0]):
+        log.set_count(_SETTINGS[key], value, "log")
+    tokens, length = _TOKENS.search(line[0]), log.count("seq_len")
+    if tokens and length and int(tokens[1]) % length == 0:
+        log.set_fact("gbs", int(tokens[1]) // length, "log")
+
+
+def _on_mesh(state: FormatState, line: LineMatch) -> None:
+    """``Building 2-D device mesh with ['dp_shard', 'tp'], [4, 2]``: their product is the number of devices."""
+    names = re.findall(rb"'(\w+)'", line["names"])
+    _set_mesh(state, dict(zip(names, re.findall(rb"\d+", line["sizes"]), strict=False)))
+
+
+def _on_parallelism(state: FormatState, line: LineMatch) -> None:
+    """``Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1``."""
+    _set_mesh(state, dict(re.findall(rb"(\w+)=(\d+)", line[0])))
+
+
+def _set_mesh(state: FormatState, sizes: dict[bytes, bytes]) -> None:
+    log = state.log
+    for name, size in sizes.items():
+        if name in _SPLITS:
+            log.set_count(_SPLITS[name], size, "log")
+    copies = [int(size) for name, size in sizes.items() if name.startswith(b"dp")]
+    if copies:
+        log.set_fact("dp", prod(copies), "log")
+    log.set_fact("gpus", prod(int(size) for name, size in sizes.items() if name not in _NOT_DEVICES), "log")
+
+
+def _on_checkpointing(state: FormatState, line: LineMatch) -> None:
+    state.log.set_fact("checkpointing", line[1].decode(), "log")
+
+
+def _on_saved(state: FormatState, line: LineMatch) -> None:
+    """The time until training goes on: of an asynchronous save it is the copy to the host alone."""
+    seconds = parse_number(line["seconds"])
+    if seconds is None or line["background"]:
+        return
+    is_staged = line["what"] == b"staging" or None
+    state.log.saves.add(Save(None, round(seconds * NS_PER_S), "timer", None, asynchronous=is_staged))
+    state.log.on_disturbance(Disturbance.SAVE)
+
+
+def _on_parameters(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("parameters", line[1], "log")
+
+
+def _close(state: _State) -> None:
+    if state.total_memory_gib is not None:
+        state.log.add_memory(total=state.total_memory_gib * GIB)
+
+
+_STEP = re.compile(
+    rb"(?P<validate>validate )?\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*?"
+    rb"(?:memory:\s*(?P<memory>[\d.]+)GiB(?:\((?P<percent>[\d.]+)%\))?\s+)?[tw]ps:\s*(?P<tps>[\d,]+)"
+    rb"(?:\s+tflops:\s*(?P<tflops>[\d.,]+))?"
+)
+
+_RULES = (
+    Rule(b"  tps:", _STEP, _on_step),
+    Rule(b"  wps:", _STEP, _on_step),
+    Rule(b"Training starts at step", re.compile(rb"Training starts at step.*"), _on_start),
+    Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.*"), _on_settings),
+    Rule(b"device mesh with", re.compile(rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])"), _on_mesh),
+    Rule(b"device mesh with parallelism", re.compile(rb"device mesh with parallelism: .*"), _on_parallelism),
+    Rule(
+        b"activation checkpointing to the model",
+        re.compile(rb"Applied (full|selective) activation checkpointing to the model"),
+        _on_checkpointing,
+        identifies=False,
+    ),
+    Rule(
+        b"inish",
+        re.compile(
+            rb"[Ff]inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
+            rb"[^\n]*?in (?P<seconds>[\d.]+) seconds"
+        ),
+        _on_saved,
+        identifies=False,
+    ),
+    Rule(
+        b"Last step checkpoint completed in",
+        re.compile(rb"Last step checkpoint completed in (?P<what>)(?P<background>)(?P<seconds>[\d.]+)s"),
+        _on_saved,
+        identifies=False,
+    ),
+    Rule(b"[titan]", re.compile(rb"\[titan\]"), ignore_line),
+    Rule(b"torchtitan", re.compile(rb"torchtitan"), ignore_line),
+    Rule(
+        b"total parameters",
+        re.compile(rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters"),
+        _on_parameters,
+        identifies=False,
+    ),
+)
+
+FORMAT = Format(framework="torchtitan", state=_State, rules=_RULES, sources=(StepTimeSource(SOURCE),), close=_close)

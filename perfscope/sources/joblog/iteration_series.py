@@ -1,0 +1,240 @@
+"""Iteration records as they are read: copies of other ranks dropped, restarts noticed, memory bounded.
+
+Several ranks can print the same iteration, with or without a label in front, at once or some iterations apart. A job
+that restarts goes back to the iteration of its checkpoint. Both look like an iteration number that does not grow. A
+process counts up, so that each label is followed by itself: where it goes back, its process has started again. Where
+several processes share a label, or have none, that first looks like a restart, too; but then numbers repeat, or go
+back again at once, and the restart is taken back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from perfscope.sources.joblog.folded_times import FoldedTimes
+from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
+from perfscope.tables.columns import Int64
+from perfscope.tables.joblog import Disturbance, Folded, Iterations
+
+#: Records that are kept one by one; those of a longer log are folded.
+RECORDS_KEPT = 1 << 12
+
+_SUSPECTED_RECORDS = 16
+_OPTIONAL = ("wall_ns", "samples")
+_INTEGERS_OF_RECORDS = (*_OPTIONAL, "skipped", "nan")
+
+
+@dataclass(frozen=True, slots=True)
+class _SuspectedRestart:
+    """A restart that may be none: what to put back if another process shares the label."""
+
+    label: bytes | None
+    records: int
+    attempt: int
+    redone: int
+    last: int
+    gaps: Counter[int]
+    counts: Counter[int]
+
+
+class IterationSeries:
+    """The iteration records of one source in one log.
+
+    Attributes:
+        records_kept: How many records are kept one by one.
+        clock_runs_on: A record's time goes from the record before it, whatever happened between.
+        starts_over: The first record of a start is printed by itself, and counted again in the mean of the next one.
+        stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
+        copies: Records that repeated another rank's.
+        attempt: Restarts so far.
+        redone: Iterations that were done again after a restart.
+        last: Number of the last iteration.
+    """
+
+    def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
+        self.records_kept = records_kept
+        self.clock_runs_on = False
+        self.starts_over = False
+        self.stated_interval: int | None = None
+        self.copies = 0
+        self.attempt = 0
+        self.redone = 0
+        self.last: int | None = None
+        self._numbers: dict[bytes | None, PrintedNumbers] = {}
+        self._suspected: _SuspectedRestart | None = None
+        self._restarting = False
+        self._disturbance = 0
+        self._gaps: Counter[int] = Counter()
+        self._columns = RecordColumns()
+        self._folded = FoldedTimes()
+
+    def __len__(self) -> int:
+        return len(self._columns) + self._folded.records
+
+    def on_restart(self) -> None:
+        """A line says that a process begins to train; several ranks may say so."""
+        self._restarting = len(self) > 0
+        self._numbers.clear()
+        self._suspected = None
+
+    def on_disturbance(self, kind: Disturbance) -> None:
+        """Something else than training happens; where the clock runs on, the next record's time contains it."""
+        if self.clock_runs_on:
+            self._disturbance = DISTURBANCES.index(kind)
+
+    def add(self, record: Record, label: bytes | None = None) -> bool:
+        """Append a record unless it is another rank's copy of one, or absurd; say whether it was appended."""
+        number = record.iteration
+        if number is not None and number > LARGEST_INTEGER:
+            return False
+        for name in _INTEGERS_OF_RECORDS:
+            value = getattr(record, name)
+            if value is not None and not 0 < value <= LARGEST_INTEGER:
+                setattr(record, name, None if name in _OPTIONAL else 0)
+        if number is not None and not self._restarting and self._is_copy(number, label):
+            self.copies += 1
+            return False
+        begins = self._on_number(number, label)
+        if self.is_full:
+            self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
+        else:
+            self._columns.append(record, self.attempt, self._disturbance)
+        self._disturbance = 0
+        return True
+
+    def add_many(self, iterations: Int64, wall_ns: Int64, samples: int | None) -> None:
+        """Append many undisturbed records at once: numbers ascending, evenly spaced, beyond the ones that are kept."""
+        self._folded.add_many(wall_ns, samples)
+        self.last = int(iterations[-1])
+        numbers = self._numbers.get(None)
+        processes = (numbers.processes if numbers else None) or 1  # their numbers grow one by one
+        counts = Counter(iterations[-RECENT:].tolist())
+        self._numbers[None] = PrintedNumbers(self.last, self.attempt, counts, processes)
+        self._suspected = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further records are folded."""
+        return len(self._columns) >= self.records_kept
+
+    @property
+    def is_continuing(self) -> bool:
+        """Whether the next record follows the last one in the same process."""
+        return not self._restarting
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next record neither begins an attempt nor is known to be disturbed."""
+        return self._disturbance == 0 and not self._restarting
+
+    def interval(self) -> int:
+        """How many iterations lie between two records: what occurs most often, 1 where nothing tells."""
+        return min(self._gaps, key=lambda gap: (-self._gaps[gap], gap)) if self._gaps else 1
+
+    @property
+    def iterations_per_record(self) -> int:
+        """How many iterations a record is the mean of; a stated number that the records contradict is not believed."""
+        if not self.stated_interval:
+            return self.interval()
+        return min(self.stated_interval, self.interval()) if self._gaps else self.stated_interval
+
+    @property
+    def irregular_gaps(self) -> int:
+        """Places where more iterations lie between two records than elsewhere."""
+        usual = self.interval()
+        return sum(count for gap, count in self._gaps.items() if gap > usual)
+
+    def median_ns(self) -> int | None:
+        """Median time of the kept records; None without one."""
+        return self._columns.median_ns()
+
+    def median_samples_per_s(self) -> float | None:
+        """Median throughput of the kept records, as the log states it; None without one."""
+        return self._columns.median_samples_per_s()
+
+    def set_times_by_throughput(self, samples: int) -> None:
+        """Give every record without a time the one that its throughput means, for a batch of ``samples``."""
+        self._columns.set_times_by_throughput(samples)
+
+    def iterations(self) -> Iterations:
+        """The kept records as a table."""
+        return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
+
+    def folded(self) -> Folded | None:
+        """The records beyond those; None where there are none."""
+        return self._folded.table(self.iterations_per_record, self.last) if self._folded.records else None
+
+    def _is_copy(self, number: int, label: bytes | None) -> bool:
+        """Whether a record repeats one of another process; takes note of the number under its label."""
+        numbers = self._numbers.get(label)
+        if numbers is None:
+            if self.last is None:
+                return False
+            self._numbers[label] = PrintedNumbers(number, self.attempt, Counter({number: 1}))
+            return number <= self.last
+        if self._take_back_restart(numbers, number, label):
+            numbers = self._numbers[label]
+        if number > numbers.last:
+            numbers.last = number
+            if self._gaps:
+                numbers.drop_old(self.interval())
+        elif numbers.is_repeat(number):
+            numbers.counts[number] += 1
+            return True
+        else:
+            numbers.last, numbers.attempt = number, numbers.attempt + 1
+            numbers.counts = Counter()
+        numbers.counts[number] += 1
+        if numbers.attempt > self.attempt:
+            return False
+        return numbers.attempt < self.attempt or (self.last is not None and number <= self.last)
+
+    def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
+        """Take a suspected restart back, if the numbers do not go on as those of one process do."""
+        suspected = self._suspected
+        if suspected is None or suspected.label != label:
+            return False
+        if numbers.last < number <= numbers.last + self.interval():
+            is_past = number > suspected.last + SKEW * self.interval()
+            if is_past or len(self) > suspected.records + _SUSPECTED_RECORDS:
+                self._suspected = None
+            return False
+        self._suspected = None
+        if self.is_full:
+            return False
+        counts = suspected.counts + Counter(self._columns.iterations_from(suspected.records))
+        self.copies += self._columns.join_attempt(suspected.records, suspected.last, suspected.attempt)
+        self.attempt, self.redone, self._gaps = suspected.attempt, suspected.redone, suspected.gaps
+        self.last = max([suspected.last, *self._columns.iterations_from(suspected.records)])
+        self._numbers = {label: PrintedNumbers(self.last, suspected.attempt, counts)}
+        return True
+
+    def _on_number(self, number: int | None, label: bytes | None) -> bool:
+        """Take note of an appended record's number; whether it begins an attempt."""
+        is_first = len(self) == 0
+        goes_back = number is not None and self.last is not None and number <= self.last
+        if self._restarting or goes_back:
+            self._suspected = None if self._restarting else self._suspect(label)
+            self.attempt += 1
+            if goes_back and number is not None and self.last is not None:
+                self.redone += self.last - number + 1
+        elif number is not None and self.last is not None:
+            self._gaps[number - self.last] += 1
+        begins = is_first or self._restarting or goes_back
+        self._restarting = False
+        if number is not None:
+            self.last = number
+            numbers = self._numbers.setdefault(label, PrintedNumbers(number, self.attempt, Counter({number: 1})))
+            numbers.last, numbers.attempt = number, self.attempt
+        return begins
+
+    def _suspect(self, label: bytes | None) -> _SuspectedRestart | None:
+        """What to put back if this is no restart; None where it surely is one."""
+        numbers = self._numbers.get(label)
+        if numbers is None or numbers.processes is not None or self.last is None:
+            return None
+        counts = Counter(dict.fromkeys(self._columns.iterations_from(-SKEW), 1))
+        return _SuspectedRestart(label, len(self), self.attempt, self.redone, self.last, Counter(self._gaps), counts)

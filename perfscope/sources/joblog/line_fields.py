@@ -1,0 +1,75 @@
+"""What any line of a log may hold: the launcher's label in front, a date, numbers."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from perfscope.constants import NS_PER_S
+
+#: No figure of a log is larger: what says so is damaged, or infinite.
+LARGEST = 1e30
+
+#: The labels of torchrun, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.
+LABEL = (
+    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
+    rb"|\d{1,3}(?:\.\d{1,3}){3}: "
+    rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
+)
+_LABEL = re.compile(LABEL)
+_LONGEST_LABEL = 120
+_TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_TIMESTAMP_REACH = 200
+_NUMBER = re.compile(rb"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def parse_label(text: bytes, line: int) -> bytes | None:
+    """What a launcher wrote in front of the line that begins at ``line``; None where it wrote nothing."""
+    match = _LABEL.match(text, line, line + _LONGEST_LABEL)
+    return match[1] if match else None
+
+
+def parse_timestamp_ns(text: bytes, start: int, end: int) -> int | None:
+    """The first date and time of a line in nanoseconds since 1970, time zone ignored; None without one."""
+    match = _TIMESTAMP.search(text, start, min(end, start + _TIMESTAMP_REACH))
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    try:
+        date = datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    fraction = (match[7] or b"").ljust(9, b"0")
+    return int((date - datetime(1970, 1, 1)).total_seconds()) * NS_PER_S + int(fraction)
+
+
+def parse_number(text: bytes) -> float | None:
+    """The number that a text begins with, thousands separated or not; None for anything else, ``1.2.3`` included.
+
+    >>> parse_number(b" 5,498 "), parse_number(b"5.12e+02,"), parse_number(b"1.2.3"), parse_number(b"nan")
+    (5498.0, 512.0, None, None)
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        pass
+    else:
+        return value if abs(value) < LARGEST else None
+    stripped = text.strip()
+    match = _NUMBER.match(stripped)
+    if match is None or stripped[match.end() : match.end() + 1] == b".":
+        return None
+    try:
+        value = float(match[0].replace(b",", b"").replace(b"_", b""))
+    except ValueError:
+        return None
+    return value if abs(value) < LARGEST else None
+
+
+def parse_resolution(text: bytes) -> float:
+    """What the last printed digit of a number stands for.
+
+    >>> parse_resolution(b" 5837.9 "), parse_resolution(b"1,024"), parse_resolution(b"0.25")
+    (0.1, 1.0, 0.01)
+    """
+    return float(10 ** -len(text.strip().partition(b".")[2]))

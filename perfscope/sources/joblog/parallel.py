@@ -1,0 +1,73 @@
+"""A log of gigabytes, split into plain lines and the rest by several processes.
+
+Finding lines and reading digits is what a long log costs, and it needs no memory of what came before. Each process
+gets a range of the file's bytes, reads it block by block, and returns what the splitter made of every block; the order
+of the file is kept, so that copies, restarts and saves are seen as if one process had read it all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from perfscope.sources.joblog.bulk import SplitBlock, Splitter
+from perfscope.sources.joblog.text import BLOCK, read_blocks_between
+from perfscope.tables.columns import Bool
+
+_RANGE = 4 * BLOCK - (1 << 16)  # four blocks, each short of a line
+_MOST_PROCESSES = 4
+_AHEAD = 2
+
+
+def split_blocks_between(path: Path, begin: int, end: int, split: Splitter) -> Iterator[SplitBlock | bytes]:
+    """Yield every block between two places of a file in order, split or as it is; a line belongs to its beginning."""
+    processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+        waiting: deque[tuple[range, Future[list[SplitBlock | bytes]]]] = deque()
+        for start in range(begin, end, _RANGE):
+            places = range(start, min(start + _RANGE, end))
+            waiting.append((places, _submit(pool, path, places, split)))
+            if len(waiting) > _AHEAD * processes:
+                yield from _result(path, split, *waiting.popleft())
+        while waiting:
+            yield from _result(path, split, *waiting.popleft())
+
+
+def _submit(pool: ProcessPoolExecutor, path: Path, places: range, split: Splitter) -> Future[list[SplitBlock | bytes]]:
+    try:
+        return pool.submit(_split_range, path, places, split)
+    except BrokenProcessPool as error:
+        broken: Future[list[SplitBlock | bytes]] = Future()
+        broken.set_exception(error)
+        return broken
+
+
+def _result(
+    path: Path, split: Splitter, places: range, future: Future[list[SplitBlock | bytes]]
+) -> list[SplitBlock | bytes]:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return _split_range(path, places, split)  # a process was killed; this one does its work
+
+
+def _split_range(path: Path, places: range, split: Splitter) -> list[SplitBlock | bytes]:
+    text, scratch = _buffers()
+    return [
+        split(text, length, scratch) or bytes(text[:length])
+        for length in read_blocks_between(path, places.start, places.stop, text)
+    ]
+
+
+@cache
+def _buffers() -> tuple[bytearray, Bool]:
+    """A process's buffers, used for every block: fresh memory costs as much as reading it."""
+    return bytearray(BLOCK), np.empty(BLOCK, np.bool_)

@@ -1,0 +1,46 @@
+"""The iteration numbers printed with one label: whether the next one repeats another process, or is a restart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+#: Iterations that processes may be apart.
+SKEW = 4
+#: Numbers that are remembered.
+RECENT = 64
+
+
+@dataclass(slots=True)
+class PrintedNumbers:
+    """What has been printed with one label.
+
+    Attributes:
+        last: The largest number of its attempt.
+        attempt: Which attempt that is.
+        counts: How often each number of the attempt was printed, of the latest ones.
+        processes: How many print with this label; None until enough iterations were printed to tell.
+    """
+
+    last: int
+    attempt: int
+    counts: Counter[int]
+    processes: int | None = None
+
+    def drop_old(self, interval: int) -> None:
+        """Learn the number of processes from iterations that all have printed, and drop the oldest of them."""
+        old = [number for number in self.counts if number < self.last - SKEW * interval]
+        if old:
+            times_printed = Counter(self.counts[number] for number in old)
+            self.processes = max(times_printed, key=lambda times: (times_printed[times], times))
+        if len(self.counts) > RECENT:
+            for number in old[: len(self.counts) - RECENT]:
+                del self.counts[number]
+
+    def is_repeat(self, number: int) -> bool:
+        """Whether a number that is not the next one is another process's; if not, its own went back."""
+        times = self.counts[number]
+        if self.processes is None:
+            return number == self.last or max(self.counts.values(), default=0) > 1
+        # A line that is printed twice is an accident; a restart at the very last number would be rare.
+        return 0 < times < (max(self.processes, 2) if number == self.last else self.processes)

@@ -1,0 +1,98 @@
+"""Read one log, whatever wrote it: every format's lines are looked for in every block of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from perfscope.sources.joblog.assembly import assemble_log
+from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.bulk import SplitBlock
+from perfscope.sources.joblog.iteration_series import RECORDS_KEPT
+from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
+from perfscope.sources.joblog.parallel import split_blocks_between
+from perfscope.sources.joblog.registry import FORMATS
+from perfscope.sources.joblog.rules import LineMatch
+from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
+from perfscope.tables.joblog import JobLog
+
+_LARGE = 1 << 25
+_RECORDS_KEPT_OF_LARGE = 1 << 9
+
+
+def read_log(path: Path) -> JobLog:
+    """Read one log.
+
+    Raises:
+        SourceError: It cannot be read, or is no text.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    return _LogReader(_RECORDS_KEPT_OF_LARGE if size > _LARGE else RECORDS_KEPT).read(path, size)
+
+
+class _LogReader:
+    """The formats, opened for one log."""
+
+    def __init__(self, records_kept: int) -> None:
+        self._log = JobLogBuilder(records_kept)
+        self._formats = [log_format.open(self._log) for log_format in FORMATS]
+        self._rules = [rule for log_format in self._formats for rule in log_format.rules]
+
+    def read(self, path: Path, size: int) -> JobLog:
+        """Read the log: block by block, and in several processes once a fast path may be taken."""
+        done = 0
+        for text in read_blocks(path):
+            self._read_block(text)
+            done += len(text)
+            bulk = self._bulk_reading()
+            if bulk and size - done > _LARGE and is_uncompressed_text(path):
+                for block in split_blocks_between(path, done, size, bulk.split):
+                    self._apply(bulk, block)
+                break
+        return assemble_log(self._log, self._formats, path)
+
+    def _bulk_reading(self) -> OpenBulkReading | None:
+        """The fast path of the format whose kept records are complete, so that its further records are folded."""
+        for log_format in self._formats:
+            bulk = log_format.bulk
+            if bulk and bulk.source in self._log.series and self._log.series[bulk.source].is_full:
+                return bulk
+        return None
+
+    def _read_block(self, text: bytes) -> None:
+        bulk = self._bulk_reading()
+        if bulk is None:
+            self._apply_rules(to_plain_text(text))
+        else:
+            self._apply(bulk, bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text)
+
+    def _apply(self, bulk: OpenBulkReading, block: SplitBlock | bytes) -> None:
+        if isinstance(block, bytes):
+            self._apply_rules(to_plain_text(block))
+        else:
+            self._apply_split(bulk, block)
+
+    def _apply_rules(self, text: bytes) -> None:
+        for _, rule, line in _find_lines(self._rules, text):
+            rule.apply(line)
+
+    def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
+        """Add the plain lines and apply the rules to the rest, in the order of the text."""
+        plain, done = block.plain, 0
+        # A block of nothing but plain lines leaves its last one as the rest.
+        rules = self._rules if len(block.origin) > 1 else [bulk.rule]
+        for start, rule, line in _find_lines(rules, block.rest):
+            row = int(np.searchsorted(block.rest_start, start, "right")) - 1
+            before = int(np.searchsorted(plain.start, block.origin[row]))
+            bulk.add(plain, done, before)
+            done = max(done, before)
+            rule.apply(line)
+        bulk.add(plain, done, len(plain.start))
+
+
+def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
+    """Every match of every rule with its place in the text, in that order."""
+    matches = [(line.match.start(), rule, line) for rule in rules for line in rule.find(text)]
+    return sorted(matches, key=lambda match: match[0])

@@ -1,0 +1,152 @@
+"""Records as columns of numbers while a log is read: eight bytes a figure."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import numpy as np
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.record import Record
+from perfscope.tables.columns import Int64
+from perfscope.tables.joblog import Disturbance, Iterations
+
+#: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
+LARGEST_INTEGER = 1 << 50
+
+#: The kinds of disturbance by the number that stands for them in the column.
+DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
+
+_ABSENT = -1
+_INTEGERS = ("iteration", "attempt", "wall_ns", "wall_resolution_ns", "disturbed", "samples", "skipped", "nan")
+_FLOATS = (
+    "samples_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "tflops_resolution",
+    "loss",
+    "loss_scale",
+)
+
+
+class RecordColumns:
+    """One array a field of ``Record``, and the attempt and the disturbance of each record."""
+
+    def __init__(self) -> None:
+        self._integers = {name: array("q") for name in _INTEGERS}
+        self._floats = {name: array("d") for name in _FLOATS}
+
+    def __len__(self) -> int:
+        return len(self._integers["wall_ns"])
+
+    def append(self, record: Record, attempt: int, disturbance: int) -> None:
+        """Append a record; ``disturbance`` is its place in ``DISTURBANCES``."""
+        integers = self._integers
+        integers["iteration"].append(_or_absent(record.iteration))
+        integers["attempt"].append(attempt)
+        integers["wall_ns"].append(_or_absent(record.wall_ns))
+        integers["wall_resolution_ns"].append(_or_absent(record.wall_resolution_ns))
+        integers["disturbed"].append(disturbance)
+        integers["samples"].append(_or_absent(record.samples))
+        integers["skipped"].append(record.skipped)
+        integers["nan"].append(record.nan)
+        for name, values in self._floats.items():
+            value = getattr(record, name)
+            values.append(math.nan if value is None or not math.isfinite(value) else value)
+
+    def iterations_from(self, row: int) -> list[int]:
+        """The numbers of the records from a row on; a negative row counts from the end."""
+        return self._integers["iteration"][row:].tolist()
+
+    def join_attempt(self, first: int, after: int, attempt: int) -> int:
+        """Of the rows from ``first`` on, drop those up to iteration ``after`` and give the rest another attempt.
+
+        Returns how many were dropped.
+        """
+        numbers = self._integers["iteration"]
+        rows = [row for row in range(first, len(numbers)) if numbers[row] > after]
+        dropped = len(numbers) - first - len(rows)
+        for integers in self._integers.values():
+            integers[first:] = array("q", [integers[row] for row in rows])
+        for floats in self._floats.values():
+            floats[first:] = array("d", [floats[row] for row in rows])
+        for row in range(first, len(numbers)):
+            self._integers["attempt"][row] = attempt
+        return dropped
+
+    def median_ns(self) -> int | None:
+        """Median time; None without one."""
+        times = [value for value in self._integers["wall_ns"] if value != _ABSENT]
+        return int(np.median(times)) if times else None
+
+    def median_samples_per_s(self) -> float | None:
+        """Median throughput as the log states it; None without one."""
+        speeds = [value for value in self._floats["samples_per_s"] if not math.isnan(value)]
+        return float(np.median(speeds)) if speeds else None
+
+    def set_times_by_throughput(self, samples: int) -> None:
+        """Give every record without a time the one that its throughput means, for a batch of ``samples``."""
+        wall_ns = self._integers["wall_ns"]
+        for row, speed in enumerate(self._floats["samples_per_s"]):
+            if wall_ns[row] == _ABSENT and speed > 0:
+                time_ns = samples / speed * NS_PER_S
+                wall_ns[row] = round(time_ns) if 1 <= time_ns <= LARGEST_INTEGER else _ABSENT
+
+    def table(self, interval: int, *, starts_over: bool) -> Iterations:
+        """The records as a table; see ``IterationSeries`` for ``starts_over``."""
+        floats = {name: _masked_floats(values) for name, values in self._floats.items()}
+        kinds = np.asarray(DISTURBANCES, np.str_)
+        return Iterations(
+            iteration=_masked(self._integers["iteration"]),
+            span=self._spans(interval, starts_over=starts_over),
+            attempt=as_integers(self._integers["attempt"]),
+            wall_ns=_masked(self._integers["wall_ns"]),
+            wall_resolution_ns=_masked(self._integers["wall_resolution_ns"]),
+            disturbed=kinds[as_integers(self._integers["disturbed"])],
+            samples=_masked(self._integers["samples"]),
+            skipped=as_integers(self._integers["skipped"]),
+            nan=as_integers(self._integers["nan"]),
+            **floats,
+        )
+
+    def _spans(self, interval: int, *, starts_over: bool) -> Int64:
+        """How many iterations each record is the mean of: ``interval``, or those since the record before."""
+        numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
+        span = np.full(len(numbers), interval, np.int64)
+        if not len(numbers):
+            return span
+        follows = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != _ABSENT)
+        since = np.where(follows, np.diff(numbers), interval)
+        span[1:] = np.minimum(since, interval)
+        first = np.flatnonzero(np.diff(attempts, prepend=-1))
+        # What a resumed run counts from is not stated; a first record off the grid is one that is printed by itself.
+        early = (numbers[first] > 0) & (numbers[first] < interval)
+        span[first[early]] = numbers[first[early]]
+        if starts_over:
+            seconds = first[first + 1 < len(numbers)]
+            again = seconds[follows[seconds] & (since[seconds] < interval) & (numbers[seconds] % interval != 0)]
+            span[again] = 1
+            span[again + 1] = since[again] + 1
+        return span
+
+
+def as_integers(values: array[int]) -> Int64:
+    """A column as an array of its own."""
+    return np.asarray(values, np.int64)
+
+
+def _or_absent(value: int | None) -> int:
+    return _ABSENT if value is None else value
+
+
+def _masked(values: array[int]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
+    column = as_integers(values)
+    return np.ma.MaskedArray(np.maximum(column, 0), mask=column == _ABSENT)
+
+
+def _masked_floats(values: array[float]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]:
+    column = np.asarray(values, np.float64)
+    absent = np.isnan(column)
+    return np.ma.MaskedArray(np.where(absent, 0.0, column), mask=absent)
