@@ -1,8 +1,8 @@
 """Power, utilisation, clock, temperature, memory and link traffic of each GPU during training.
 
 Means are over the samples between the first and the last training step of the host's ranks. NVML's utilisation is the
-share of its own sampling period in which any kernel ran: 100 % says that the GPU was never left alone, not that it was
-used well. Link rates are the change of byte counters over time: each direction, all NVLinks of a GPU together.
+share of its own sampling period in which any kernel ran: 100 % means that the GPU was never idle, not that it was used
+well. Link rates are the change of byte counters over time: each direction, all NVLinks of a GPU together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 
 _PCIE_COUNTERS = ("pcie_tx_bytes", "pcie_rx_bytes")
-#: As seen on H200 with driver 580.
+#: As observed on H200 with driver 580.
 _PCIE_WRAP = 2**32
 _NO_READINGS = Readings(np.zeros(0, np.int64), np.zeros(0, np.int64))
 

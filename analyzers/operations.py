@@ -1,7 +1,7 @@
 """How many operations a step did, counted from the shapes of its operators, and what was recomputed.
 
-TFLOP/s while profiled = operations of a step / mean host time of the profiled steps; how operations are counted is said
-in ``perfscope.analyzers.flops.operation_counts``.
+TFLOP/s while profiled = operations of a step / mean host time of the profiled steps; how operations are counted is
+defined in ``perfscope.analyzers.flops.operation_counts``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long checkpoint saves stalled training, and how fast they wrote.
 
-A save stalls training for as long as its slowest rank; its speed is the bytes of all files over that time, or, where
-writing goes on beside training, over the time until they lay on disk. Bytes
-in the page cache count as bytes on disk.
+A save stalls training for as long as its slowest rank. Its speed is the bytes of all files over that time, or, where
+training continues while files are written, over the time until all are on disk. Bytes in the page cache count as bytes
+on disk.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SaveTimes:
 
 
 def analyze(run: Run) -> SaveTimes:
-    """Time the checkpoint saves that the hooks saw in a run.
+    """Summarize the checkpoint saves that the hooks timed in a run.
 
     Raises:
         MissingInput: The run saved no checkpoint that a hook timed.
@@ -150,7 +150,7 @@ def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTi
 
 
 def _group_by_save(timings: Sequence[SaveTiming]) -> list[list[SaveTiming]]:
-    """The timings of each save, in order: ranks save the same where they do it the same way after the same step."""
+    """The timings of each save, in order: timings belong together if source, step and repetition are the same."""
     groups: dict[tuple[str, int | None, int], list[SaveTiming]] = {}
     repetitions: Counter[tuple[int | None, str, int | None]] = Counter()
     for timing in timings:

@@ -32,6 +32,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from tabulate import tabulate
 from torch.utils.data import DataLoader, dataloader
@@ -42,7 +43,7 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attaching import find_pynvml
 from perfscope.hooks.selection import parse_windows
-from perfscope.sources.runs.overhead import compare_with_limits
+from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits
 from perfscope.workloads.gpt import Gpt, GptConfig
 
 ACTIVE = 3  # steps of a window
@@ -380,7 +381,7 @@ def main() -> None:
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
     found = measure(small=options.small)
     print(", ".join(found["machine"].values()))
-    rows = [astuple(line) for line in compare_with_limits(found)]
+    rows = [astuple(line) for line in compare_with_limits(msgspec.convert(found, OverheadRecord))]
     headings = ("", "with perfscope", "bare", "difference", "limit", "kept")
     print(tabulate(rows, headings, tablefmt="pipe", floatfmt=".2f", missingval=""))
     if options.json:

@@ -1,8 +1,8 @@
 """The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
-MFU is the model's operations over what the GPU can do at most, HFU the operations that the hardware did, recomputation
-included. Each convention states one of the two. The variants are what the other passes of a formula would give, older
-code, and each convention with the recomputed operations added.
+MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
+Each convention states one of the two. The variants are the other passes of a formula, older code, and each convention
+with the recomputed operations added.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Step(NamedTuple):
     """One training step, as far as its operations depend on it.
 
     Attributes:
-        parameters: N of the forms that need no dimensions: the parameters that a token uses.
+        parameters: N of the formulas that need no dimensions: the parameters that a token uses.
         model: The dimensions; absent where only the size is known.
         tokens: Tokens of the step over all GPUs.
         seq_len: Tokens in a sequence.
         checkpointing: Which activations are recomputed.
         step_ns: Time of the step.
         gpus: Number of GPUs.
-        peak_tflops: What one GPU can do at most; absent for an unknown GPU.
+        peak_tflops: The peak of one GPU; absent for an unknown GPU.
     """
 
     parameters: int
@@ -60,7 +60,7 @@ class Convention(NamedTuple):
     Attributes:
         name: Its name in perfscope.
         formula: Its formula and source.
-        recomputes: Whether it counts recomputed activations: what it gives is then an HFU.
+        recomputes: Whether it counts recomputed activations: its figure is then an HFU.
         flops_per_token: Operations per token; absent where dimensions are missing.
         tflops_per_gpu: TFLOPs per GPU; absent likewise.
         mfu, hfu: The share of the peak, in the one of the two that the convention states.

@@ -78,7 +78,7 @@ def cross_check(step: Step, ranks: Sequence[Operations]) -> CrossCheck | None:
 
     Args:
         step: The step that was traced.
-        ranks: The traced ranks: all, or some that stand for the others.
+        ranks: The traced ranks: all, or a representative part.
     """
     counted = [rank for rank in ranks if rank.flops_per_step]
     if not counted:

@@ -4,7 +4,7 @@ A product of m x k and k x n is 2 m n k operations. Attention is counted over th
 backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
 than backward, and did so in between their backward passes, were recomputed; how much of them follows from the two
 counts. PyTorch states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is
-counted. Products of libraries that state no shapes (Transformer Engine) are not seen.
+counted. Products of libraries that state no shapes (Transformer Engine) are not counted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 #: Operators of an MLP forward, with those of its backward pass.
 _ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "threshold_backward"}
 _SOFTMAX = "_softmax"
-#: Less than this of the forward passes may be those of an evaluation or of a frozen layer.
+#: A smaller share of repeated forward passes may come from an evaluation or a frozen layer.
 _REPEATED = 0.05
-#: Longer than the run of an evaluation and a forward pass after each other, by the run of a backward pass.
+#: Consecutive forward operators over consecutive backward ones: an evaluation before a forward pass has fewer.
 _EVALUATED_TOO = 2.5
 _MATRIX, _STACK = 2, 3
 
@@ -64,8 +64,8 @@ class Operations:
     Attributes:
         rank: The rank that was traced; absent where unknown.
         steps: Training steps in it; 0 where it marks none.
-        flops_per_step: Operations of one step on this rank, of the whole trace where no step is marked; absent where no
-            shape is stated.
+        flops_per_step: Operations of one step on this rank, of the entire trace where no step is marked; absent where
+            no shape is stated.
         step_ns: Mean time from one step to the next; absent without a step.
         by_operator: Calls and operations of one step, by operator.
         repeats: What ran forward again.
@@ -169,12 +169,12 @@ def count_flops(product: Product) -> int:
         operands = shapes[1:4] if is_backward else shapes[:3]
         matrices = _attention_flops(operands, heads_last=product.operator.startswith("_flash_attn"))
         return (2 if is_backward else 1) * matrices
-    left, right = shapes[1:3] if product.operator in _FIRST_IS_ADDED else shapes[:2]
-    if len(left) < _MATRIX or len(right) < _MATRIX:
+    first, second = shapes[1:3] if product.operator in _FIRST_IS_ADDED else shapes[:2]
+    if len(first) < _MATRIX or len(second) < _MATRIX:
         return 0
     # A grouped product of a matrix and a stack uses each row, or each column, once.
-    batch = left[0] if len(left) == len(right) == _STACK else 1
-    return 2 * batch * left[-2] * left[-1] * right[-1]
+    batch = first[0] if len(first) == len(second) == _STACK else 1
+    return 2 * batch * first[-2] * first[-1] * second[-1]
 
 
 def _attention_flops(operands: tuple[tuple[int, ...], ...], *, heads_last: bool) -> int:

@@ -45,7 +45,7 @@ def bigscience_code(model: Transformer, seq_len: int, checkpointing: Checkpointi
 
 
 def megatron_core(model: Transformer, seq_len: int) -> int:
-    """What Megatron-LM prints as ``throughput per GPU`` since 2025-03-06: the attention matrix by half.
+    """What Megatron-LM prints as ``throughput per GPU`` since 2025-03-06: half of the attention matrix.
 
     Counts grouped queries, gates, experts (top-k, no router), latent attention with its norms, multi-token-prediction
     modules and the padded vocabulary; never recomputation.
@@ -55,7 +55,7 @@ def megatron_core(model: Transformer, seq_len: int) -> int:
 
 
 def megatron_whole_attention(model: Transformer, seq_len: int) -> int:
-    """What Megatron-LM printed before 2025-03-06: the same products and the whole attention matrix.
+    """What Megatron-LM printed before 2025-03-06: the same products and the full attention matrix.
 
     Source: NVIDIA/Megatron-LM, megatron/training/training.py before 8873b55 ("Fixes in number of floating-point ...").
     """
@@ -82,9 +82,9 @@ def _megatron_products(model: Transformer) -> int:
 
 
 def torchtitan(model: Transformer, seq_len: int) -> int:
-    """What torchtitan prints as ``tflops``: parameters of matrix products and the whole attention matrix.
+    """What torchtitan prints as ``tflops``: parameters of matrix products and the full attention matrix.
 
-    The embedding table is left out unless it is tied, when it is the output layer's. Norms and the router are counted.
+    The embedding table is excluded unless it is tied to the output layer. Norms and the router are counted.
     Source: pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops``.
     """
     parameters = active_parameters(model)
@@ -102,12 +102,12 @@ def palm(model: Transformer, seq_len: int) -> int:
 
 
 def scores_and_values(model: Transformer, seq_len: int) -> int:
-    """The whole attention matrix, forward and backward: queries by keys, and its product with the values."""
+    """The full attention matrix, forward and backward: queries by keys, and its product with the values."""
     return FORWARD_AND_BACKWARD * (model.layers + model.mtp_layers) * (model.query_dim + model.value_dim) * seq_len
 
 
 def recomputed_scores(model: Transformer, seq_len: int) -> int:
-    """The whole attention matrix once more, forward only."""
+    """The full attention matrix once more, forward only."""
     return scores_and_values(model, seq_len) // 3
 
 

@@ -25,7 +25,7 @@ _CAPPED = 0.98
 
 
 class Trained(NamedTuple):
-    """The whole model of a run, over all of its pipeline stages.
+    """The model of a run, over all of its pipeline stages.
 
     Attributes:
         model: Its dimensions.
@@ -102,7 +102,7 @@ def tokens_of_step(times: StepTimes) -> tuple[int, int]:
     """Tokens of a step over all GPUs, and tokens in a sequence.
 
     Raises:
-        MissingInput: They are not known.
+        MissingInput: They are unknown.
     """
     rank = next((rank for rank in times.ranks if rank.tokens and rank.samples), None)
     if times.tokens_per_s is None or times.median_s is None or rank is None:

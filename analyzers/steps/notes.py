@@ -1,4 +1,4 @@
-"""What a reader must know of step times: what ends a step, which steps are left out, and what stalled training."""
+"""What a reader must know of step times: what ends a step, which steps are excluded, and what stalled training."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ class RankSteps:
         skipped: Steps that did not update the weights.
         steady: Number of steady-state steps, which the median and the 95th percentile are over.
         median_s, p95_s: Of the steady-state steps; absent where there is none.
-        first_s: The first step, from when training could begin; absent where that was not seen.
+        first_s: The first step, from when training could begin; absent where unknown.
         profiled_s: Median of the steps inside windows; absent without a window.
-        export_s: Median of the steps after an export, the export itself left out; absent without one.
-        data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was seen.
+        export_s: Median of the steps after an export, the export itself excluded; absent without one.
+        data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was detected.
         memory_peak_bytes: Peak device memory of tensors; absent without a device.
         samples: Samples of a median steady-state step on this rank; absent where unknown.
         tokens: Tokens of it; absent where unknown.

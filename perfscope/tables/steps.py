@@ -26,7 +26,7 @@ class Steps:
         attempt: 0 for the rank's first process in the run, 1 after a restart.
         step: Number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time of the step; masked where its beginning was not seen.
+        wall_ns: Host time of the step; masked where its beginning is unknown.
         source: What detected that a step completed.
         window: ``""``, ``"warmup"``, ``"profiled"`` or ``"export"``.
         skipped: The weights were not updated.
@@ -36,7 +36,7 @@ class Steps:
         global_samples: Samples over all ranks as the framework states them; masked where unknown.
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
         save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
-        draining: An asynchronous checkpoint save was writing beside the step.
+        draining: An asynchronous checkpoint save was writing during the step.
         hook_ns: Time that perfscope's hooks took; masked where unknown.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """

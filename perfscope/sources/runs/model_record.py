@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
     )
 
 
-def _dimensions(config: dict[str, Any], name: str) -> tuple[Transformer | None, str]:
+def _dimensions(config: Mapping[str, object], name: str) -> tuple[Transformer | None, str]:
     """The dimensions by a Hugging Face config or by Megatron's arguments, and why there are none."""
     try:
         if "model_type" in config:

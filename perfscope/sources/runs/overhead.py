@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from perfscope.constants import MS_PER_S
 from perfscope.errors import SourceError
@@ -50,99 +49,175 @@ class OverheadLine:
         }
 
 
+class _Change(msgspec.Struct):
+    """A step with perfscope and without, in turn; absent times were not recorded."""
+
+    change_percent: float
+    error_percent: float
+    median_ms: float | None = None
+    bare_median_ms: float | None = None
+
+
+class _Sampling(_Change, kw_only=True):
+    """A step beside the NVML sampler."""
+
+    samples: int
+
+
+class _BareStall(msgspec.Struct):
+    """Seconds that the end of a bare profiler's window takes."""
+
+    stall: float
+    stop: float
+    export: float
+
+
+class _Stall(_BareStall):
+    """Seconds that the start and the end of our window take, and the size of its trace."""
+
+    release: float
+    start: float
+    trace_mb: float
+
+
+class _Windows(_Change, kw_only=True):
+    """Steps in windows."""
+
+    ours: _Stall
+    bare: _BareStall
+    stall_ratio: float
+
+
+class _After(msgspec.Struct):
+    """Steps after all windows."""
+
+    median_ms: float
+    change_percent: float
+
+
+class _Memory(msgspec.Struct):
+    """Memory of a process with perfscope and without."""
+
+    mb: float
+    bare_mb: float
+    more_mb: float
+
+
+class _Growth(msgspec.Struct):
+    """Growth of the memory over many windows."""
+
+    windows: int
+    mb: float
+    bare_mb: float
+
+
+class OverheadRecord(msgspec.Struct):
+    """What the benchmark measured."""
+
+    machine: dict[str, object]
+    outside: _Change
+    window: _Windows
+    after: _After
+    memory: _Memory
+    growth: _Growth
+    nvml: _Sampling | None = None
+
+
 def read_overhead(path: Path) -> tuple[str, tuple[OverheadLine, ...]]:
     """The machine that the benchmark ran on, and its lines.
 
     Raises:
         SourceError: The file was not written by the benchmark.
     """
+    content = read_text(path).encode("utf-8", "surrogateescape")
     try:
-        measured = json.loads(read_text(path))
-        return ", ".join(str(fact) for fact in measured["machine"].values()), compare_with_limits(measured)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        record = msgspec.json.decode(content, type=OverheadRecord)
+    except (ValueError, RecursionError):
         raise SourceError(path, "was not written by `python -m benchmarks.overhead --json`") from None
+    return ", ".join(str(fact) for fact in record.machine.values()), compare_with_limits(record)
 
 
-def compare_with_limits(measured: Mapping[str, Any]) -> tuple[OverheadLine, ...]:
-    """The lines of a record of the benchmark; its keys are checked by the reader."""
-    memory, growth = measured["memory"], measured["growth"]
-    added_mb, grown_mb = memory["more_mb"], growth["mb"]
+def compare_with_limits(record: OverheadRecord) -> tuple[OverheadLine, ...]:
+    """What was measured, line by line, beside the limits."""
+    memory, growth = record.memory, record.growth
     return (
-        _step_line("step outside windows (ms)", measured["outside"], OUTSIDE_PERCENT),
-        _step_line("step in a window (ms)", measured["window"], WINDOW_PERCENT),
-        *_stall_lines(measured["window"]),
+        _step_line("step outside windows (ms)", record.outside, OUTSIDE_PERCENT),
+        _step_line("step in a window (ms)", record.window, WINDOW_PERCENT),
+        *_stall_lines(record.window),
         OverheadLine(
             "steady-state step after all windows, and before them (ms)",
-            measured["after"]["median_ms"],
-            measured["outside"]["bare_median_ms"],
-            f"{measured['after']['change_percent']:+.2f} %",
+            record.after.median_ms,
+            record.outside.bare_median_ms,
+            f"{record.after.change_percent:+.2f} %",
         ),
-        *_nvml_lines(measured.get("nvml")),
+        *_nvml_lines(record.nvml),
         OverheadLine(
             "RSS outside windows (MB)",
-            memory["mb"],
-            memory["bare_mb"],
-            f"{added_mb:+.1f} MB",
+            memory.mb,
+            memory.bare_mb,
+            f"{memory.more_mb:+.1f} MB",
             f"{MEMORY_MB:.0f} MB",
-            _YES_NO[added_mb <= MEMORY_MB],
+            _YES_NO[memory.more_mb <= MEMORY_MB],
         ),
         OverheadLine(
-            f"RSS growth over the last 90 % of {growth['windows']} windows (MB)",
-            grown_mb,
-            growth["bare_mb"],
+            f"RSS growth over the last 90 % of {growth.windows} windows (MB)",
+            growth.mb,
+            growth.bare_mb,
             "",
             f"{GROWTH_MB:.0f} MB",
-            _YES_NO[grown_mb <= GROWTH_MB],
+            _YES_NO[growth.mb <= GROWTH_MB],
         ),
     )
 
 
-def _step_line(measurement: str, compared: Mapping[str, Any], limit_percent: float) -> OverheadLine:
-    change, error = compared["change_percent"], compared["error_percent"]
+def _step_line(measurement: str, change: _Change, limit_percent: float) -> OverheadLine:
+    shown = change.error_percent <= limit_percent
     return OverheadLine(
         measurement,
-        compared["median_ms"],
-        compared["bare_median_ms"],
-        f"{change:+.2f} % (standard error {error:.2f})",
+        change.median_ms,
+        change.bare_median_ms,
+        _describe(change),
         f"{limit_percent} %",
-        "not shown" if error > limit_percent else _YES_NO[change <= limit_percent],
+        _YES_NO[change.change_percent <= limit_percent] if shown else "not shown",
     )
 
 
-def _stall_lines(window: Mapping[str, Any]) -> tuple[OverheadLine, ...]:
-    ours, bare, ratio = window["ours"], window["bare"], window["stall_ratio"]
+def _describe(change: _Change) -> str:
+    return f"{change.change_percent:+.2f} % (standard error {change.error_percent:.2f})"
 
+
+def _stall_lines(window: _Windows) -> tuple[OverheadLine, ...]:
+    ours, bare, ratio = window.ours, window.bare, window.stall_ratio
     return (
         OverheadLine(
             "stall at a window's end (ms)",
-            MS_PER_S * ours["stall"],
-            MS_PER_S * bare["stall"],
+            MS_PER_S * ours.stall,
+            MS_PER_S * bare.stall,
             f"{ratio:.2f} times",
             f"{STALL_RATIO} times",
             _YES_NO[ratio <= STALL_RATIO],
         ),
-        OverheadLine("... stop, which collects the events (ms)", MS_PER_S * ours["stop"], MS_PER_S * bare["stop"]),
+        OverheadLine("... stop, which collects the events (ms)", MS_PER_S * ours.stop, MS_PER_S * bare.stop),
         OverheadLine(
-            f"... export of {ours['trace_mb']:.0f} MB, bare to .json.gz (ms)",
-            MS_PER_S * ours["export"],
-            MS_PER_S * bare["export"],
+            f"... export of {ours.trace_mb:.0f} MB, bare to .json.gz (ms)",
+            MS_PER_S * ours.export,
+            MS_PER_S * bare.export,
         ),
-        OverheadLine("... release of the memory (ms)", MS_PER_S * ours["release"], None),
-        OverheadLine("start of a window (ms)", MS_PER_S * ours["start"], None),
+        OverheadLine("... release of the memory (ms)", MS_PER_S * ours.release, None),
+        OverheadLine("start of a window (ms)", MS_PER_S * ours.start, None),
     )
 
 
-def _nvml_lines(nvml: Mapping[str, Any] | None) -> tuple[OverheadLine, ...]:
+def _nvml_lines(nvml: _Sampling | None) -> tuple[OverheadLine, ...]:
     if nvml is None:
         return ()
-    change, error = nvml["change_percent"], nvml["error_percent"]
     return (
         OverheadLine(
-            f"step beside the NVML sampler at 5 Hz, {nvml['samples']} samples (ms)",
-            nvml.get("median_ms"),
-            nvml.get("bare_median_ms"),
-            f"{change:+.2f} % (standard error {error:.2f})",
+            f"step beside the NVML sampler at 5 Hz, {nvml.samples} samples (ms)",
+            nvml.median_ms,
+            nvml.bare_median_ms,
+            _describe(nvml),
             "none measurable",
-            _YES_NO[change <= _NOISE * error],
+            _YES_NO[nvml.change_percent <= _NOISE * nvml.error_percent],
         ),
     )

@@ -1,4 +1,4 @@
-"""Which GPU a rank trained on: its own UUID, else its number among the devices that CUDA_VISIBLE_DEVICES leaves.
+"""Which GPU a rank trained on: by its UUID, else by its number among the devices of CUDA_VISIBLE_DEVICES.
 
 The rules are those of CUDA's programming guide: an absent variable means every device; the list ends before the first
 entry that names no device (so ``-1`` and the empty text leave none); an entry is a number, a UUID or the unambiguous
@@ -78,7 +78,7 @@ def _find_by_uuid(uuid: str, by_number: str | None, gpus: Sequence[GpuSamples]) 
             if _strip_kind(instance.uuid) == bare_uuid:
                 return instance.uuid
         if _strip_kind(gpu.uuid) == bare_uuid:
-            # Some drivers give the UUID of the whole GPU for an instance of it.
+            # Some drivers report the UUID of the full GPU for an instance of it.
             instances = {instance.uuid for instance in gpu.instances}
             return by_number if by_number in instances else _cuda_device(gpu)
     return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from perfscope.errors import SourceError
-from perfscope.sources.runs.overhead import compare_with_limits, read_overhead
+from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits, read_overhead
 
 
 def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> None:
@@ -24,12 +25,15 @@ def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> Non
         "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
         "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
     }
-    verdicts = [line.within_limit for line in compare_with_limits(measured) if line.within_limit]
+    lines = compare_with_limits(msgspec.convert(measured, OverheadRecord))
+    verdicts = [line.within_limit for line in lines if line.within_limit]
     # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
     assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
-    noisy = compare_with_limits({**measured, "outside": {**change, "error_percent": 0.4}})
+    noisy = compare_with_limits(
+        msgspec.convert({**measured, "outside": {**change, "error_percent": 0.4}}, OverheadRecord)
+    )
     assert noisy[0].within_limit == "not shown"
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(SourceError, match="was not written by"):
         read_overhead(tmp_path / "x.json")
-    assert np.isfinite([line.perfscope for line in compare_with_limits(measured) if line.perfscope is not None]).all()
+    assert np.isfinite([line.perfscope for line in lines if line.perfscope is not None]).all()
