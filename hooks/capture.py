@@ -93,14 +93,14 @@ class Capture:
         self._begin_training()
 
     @hook_entry
-    def on_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """A wrapped model is about to run forward on one micro-batch."""
         if is_grad_enabled():
             self._begin_training()
             self._facts.add_forward(args, kwargs)
 
     @hook_entry
-    def on_pipeline_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """The whole batch of a step is about to be cut into micro-batches."""
         self._begin_training()
         self._facts.add_pipeline_batch(args, kwargs)
@@ -139,7 +139,7 @@ class Capture:
         self.steps += 1
         if self._source.has_moved:
             self._source.has_moved = False
-            self.note(f"from step {self.steps} on, another {boundary} ends a step: several take turns in this training")
+            self.note(f"from step {self.steps} on, another {boundary} is the step boundary: several take turns in this training")
         self._write_step(now_ns, boundary, StatedStep(**stated))
         self._facts = StepFacts()
         self._passes.end_step(self.steps)
@@ -205,8 +205,8 @@ class Capture:
             self._model.add_part(part)
 
     @hook_entry
-    def on_model_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model that was found after the first step is about to run."""
+    def on_model_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """The model that the search after the first step returned is about to run."""
         if self._model.on_forward():
             self._describe_model()
         self.on_forward(args, kwargs)
@@ -302,7 +302,7 @@ class Capture:
         value_or_none(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     def _begin_training(self) -> None:
-        """The first step begins here, as far as can be seen."""
+        """The first step begins here, unless an earlier hook saw it begin."""
         if self._step_started_ns is None and self.steps == 0:
             self._open_first_window()
             self._step_started_ns = time.monotonic_ns()
@@ -318,7 +318,7 @@ class Capture:
     def _note_rpc_server(self) -> None:
         if not self._is_rpc_server:
             self._is_rpc_server = True
-            self.note("this process steps optimizers for other workers, who call it by RPC: those steps are theirs")
+            self.note("this process runs optimizer steps for other workers by RPC: the workers count them")
 
     def _write_step(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
         facts = self._facts

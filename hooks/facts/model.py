@@ -6,8 +6,8 @@ alone are one entry, so that a model of a thousand tensors makes a record of som
 
 from __future__ import annotations
 
-import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -56,8 +56,8 @@ def describe_model(
     weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
     module = _unwrapped(parts[0])
     return ModelRecord(
-        parameters=sum(weight.count * _product(weight.shape) for weight in weights),
-        trainable=sum(weight.count * _product(weight.shape) for weight in weights if weight.trainable),
+        parameters=sum(weight.count * math.prod(weight.shape) for weight in weights),
+        trainable=sum(weight.count * math.prod(weight.shape) for weight in weights if weight.trainable),
         weights=weights,
         module=_class_name(module),
         config=redact_facts(
@@ -117,10 +117,6 @@ def _grouped(named_weights: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecor
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    return functools.reduce(lambda left, right: left * right, shape, 1)
-
-
 def _config(module: Any) -> dict[str, Any]:
     """The plain values of the object that the model was built from; empty where it has none."""
     for name in _CONFIGS:
@@ -151,7 +147,7 @@ def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
     """The type of most elements."""
     elements: dict[str, int] = {}
     for weight in weights:
-        elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.count * _product(weight.shape)
+        elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.count * math.prod(weight.shape)
     return max(elements, key=lambda dtype: elements[dtype]) if elements else None
 
 

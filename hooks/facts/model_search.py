@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    ModelCall: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], None]
+    ModelCall: TypeAlias = Callable[[tuple[object, ...], dict[str, object]], None]
 
 #: A module that holds fewer of the optimizer's parameters is not the model.
 _SMALLEST_SHARE = 0.5
@@ -83,7 +83,7 @@ def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: Mod
     original = owner.__call__
 
     @functools.wraps(original)
-    def reporting_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
         if is_compiling() or getattr(_thread, "is_in_model", False) or not any(self is model() for model in references):
             return original(self, *args, **kwargs)
         if self.training:

@@ -79,12 +79,12 @@ class StepFacts:
         """The work of the step by the most exact count of it."""
         return next((work for work in (self.pipelined, self.forwards, self.loaded) if work.samples), self.loaded)
 
-    def add_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""
         self.micro_batches += 1
         self.forwards.add((kwargs.get("input_ids"), args, kwargs))
 
-    def add_pipeline_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count a batch that a pipeline cuts; its middle stages receive none."""
         self.pipelined.add((args, kwargs))
 

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 def patch_engine(module: ModuleType, capture: Capture) -> None:
     """Count the steps of DeepSpeedEngine."""
 
-    def init(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def init(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("deepspeed")
         yield
         capture.set_model(engine.module, zero_stage=whole_number(engine.zero_optimization_stage()))
         _report_groups(capture, engine)
 
-    def forward(engine: Any, *args: Any, **kwargs: Any) -> RunningHook:
+    def forward(engine: Any, *args: object, **kwargs: object) -> RunningHook:
         if value_or_none(lambda: engine.training):
             capture.on_forward(args, kwargs)
         yield
 
-    def step(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         steps, skipped_steps = _counters(engine)
         yield
         if _counters(engine)[0] != steps:
@@ -64,12 +64,12 @@ def _report_groups(capture: Capture, engine: Any) -> None:
 def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     """Count the steps of PipelineEngine, whose ``train_batch`` is one step of all its micro-batches."""
 
-    def init(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def init(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("deepspeed_pipeline")
         yield
         capture.set_layout(*_layout(engine.grid))
 
-    def train_batch(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def train_batch(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.on_step_begin()
         _, skipped_steps = _counters(engine)
         yield
@@ -119,7 +119,7 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
     """
     counts: Counter[tuple[int, str]] = Counter()
 
-    def train_batch(_engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def train_batch(_engine: object, *_args: object, **_kwargs: object) -> RunningHook:
         counts.clear()
         yield
 
@@ -141,10 +141,10 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
         finally:
             capture.on_pass_end(timed_pass)
 
-    def forward(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def forward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         return time_pass("F", engine)
 
-    def backward(engine: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def backward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         return time_pass("B", engine)
 
     engine_class, schedule = module.PipelineEngine, module.schedule
@@ -158,7 +158,7 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time ``DeepSpeedEngine.save_checkpoint``; its checkpoint engine may write beside training."""
 
-    def save_checkpoint(timer: SaveTimer, engine: Any, *args: Any, **kwargs: Any) -> RunningHook:
+    def save_checkpoint(timer: SaveTimer, engine: Any, *args: object, **kwargs: object) -> RunningHook:
         path = kwargs.get("save_dir", args[0] if args else None)
         writer: Any = getattr(engine, "checkpoint_engine", None)
         is_decoupled = value_or_none(lambda: bool(writer.is_decoupled())) or False
@@ -167,7 +167,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
                 timer.on_write(0)  # it writes with torch.save alone, and some ranks write nothing
             yield
 
-    def commit(timer: SaveTimer, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def commit(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         return timer.waiting_for("deepspeed", lambda: True)
 
     wrap_saves(module.DeepSpeedEngine, capture, {"save_checkpoint": save_checkpoint})

@@ -67,7 +67,7 @@ def patch_training(module: ModuleType, capture: Capture) -> None:
     """Count the steps of ``train_step``, which is one step of all its micro-batches."""
     original = module.train_step
 
-    def train_step(*args: Any, **kwargs: Any) -> RunningHook:
+    def train_step(*args: object, **kwargs: object) -> RunningHook:
         capture.arm("megatron")
         capture.on_step_begin()
         model = argument(original, "model", args, kwargs)
@@ -81,7 +81,7 @@ def patch_training(module: ModuleType, capture: Capture) -> None:
     wrap_functions(module, capture, {"train_step": train_step})
 
 
-def _exits_before_update(result: Any) -> bool:
+def _exits_before_update(result: object) -> bool:
     """Whether the rerun state machine exits before the optimizer's step."""
     return isinstance(result, tuple) and len(result) >= _VALUES_WITH_EXIT and bool(result[_SHOULD_EXIT])
 
@@ -120,7 +120,7 @@ def _model_arguments(module: Any) -> dict[str, Any]:
 def patch_parallel_state(module: ModuleType, capture: Capture) -> None:
     """Learn this rank's position when the groups of model parallelism were made."""
 
-    def initialize_model_parallel(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def initialize_model_parallel(*_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_layout(*_layout(module))
 
@@ -181,7 +181,7 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     """Learn the model, and count micro-batches and samples where they enter its first chunk."""
     first_chunk: list[int] = []
 
-    def forward(wrapper: Any, *args: Any, **kwargs: Any) -> RunningHook:
+    def forward(wrapper: Any, *args: object, **kwargs: object) -> RunningHook:
         if wrapper.training:
             if not first_chunk:
                 first_chunk.append(id(wrapper))
@@ -197,14 +197,14 @@ def patch_timers(module: ModuleType, capture: Capture) -> None:
     """Show the timers that a run enables as ranges in the traces of open windows."""
     ranges: dict[int, AbstractContextManager[object]] = {}
 
-    def start(timer: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def start(timer: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         if timer.name not in _ACROSS_STEPS:
             profiler_range = capture.begin_range(f"megatron: {timer.name}")
             if profiler_range is not None:
                 ranges[id(timer)] = profiler_range
 
-    def stop(timer: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def stop(timer: Any, *_args: object, **_kwargs: object) -> RunningHook:
         profiler_range = ranges.pop(id(timer), None)
         if profiler_range is not None:
             capture.end_range(profiler_range)
@@ -220,7 +220,7 @@ _ACROSS_STEPS = frozenset({"interval-time", "evaluate", "eval-time", "save-check
 PATCHES: Patches = {
     "megatron.core.distributed.data_parallel_base": {"counting Megatron's micro-batches": patch_data_parallel},
     "megatron.core.optimizer.optimizer": {"counting steps of Megatron's optimizers": patch_optimizer},
-    "megatron.core.parallel_state": {"learning Megatron's groups": patch_parallel_state},
-    "megatron.core.timers": {"showing Megatron's timers": patch_timers},
+    "megatron.core.parallel_state": {"detecting Megatron's process groups": patch_parallel_state},
+    "megatron.core.timers": {"tracing Megatron's timers": patch_timers},
     "megatron.training.training": {"counting Megatron's steps": patch_training},
 }

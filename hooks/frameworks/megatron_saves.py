@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.hooks.frameworks.torch_saves import size_of_results
 from perfscope.hooks.frameworks.wrapping import wrap_saves
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time Megatron-LM's ``save_checkpoint``; the other modules of Megatron take it from this one by name."""
 
-    def save_checkpoint(timer: SaveTimer, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def save_checkpoint(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         arguments = value_or_none(getattr(module, "get_args", lambda: None))
         is_asynchronous = bool(getattr(arguments, "async_save", None))
         with timer.saving("megatron", getattr(arguments, "save", None), is_asynchronous=is_asynchronous):
@@ -33,7 +33,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
 def patch_queue(module: ModuleType, capture: Capture) -> None:
     """Learn when Megatron-LM's asynchronous saves lie on disk: it looks for that itself, once a step."""
 
-    def finalize(timer: SaveTimer, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def finalize(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         return timer.waiting_for("megatron", lambda: bool(module.is_empty_async_queue()))
 
     wrap_saves(module, capture, {"maybe_finalize_async_save": finalize})
@@ -42,7 +42,7 @@ def patch_queue(module: ModuleType, capture: Capture) -> None:
 def patch_writer(module: ModuleType, capture: Capture) -> None:
     """Learn the bytes that this rank writes with Megatron-core's own writer, which writes in other processes."""
 
-    def retrieve_write_results(timer: SaveTimer, _writer: Any) -> RunningHook:
+    def retrieve_write_results(timer: SaveTimer, _writer: object) -> RunningHook:
         results = yield
         timer.on_write(value_or_none(lambda: size_of_results(results)))
 

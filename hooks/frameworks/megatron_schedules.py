@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import argument, parameter_names, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
         if kind == "F":
             passes.add_forward(result, position)
 
-    def forward_step(*args: Any, **kwargs: Any) -> RunningHook:
+    def forward_step(*args: object, **kwargs: object) -> RunningHook:
         position = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
         if position is not None:
             yield from time_pass("F", position)
 
-    def backward_step(*args: Any, **kwargs: Any) -> RunningHook:
+    def backward_step(*args: object, **kwargs: object) -> RunningHook:
         position = passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs))
         if position is not None:
             yield from time_pass("B", position)
@@ -62,7 +62,7 @@ class _Passes:
         #: The forward passes whose backward pass did not come yet, by the tensor that they returned.
         self._pending: dict[int, Mapping[str, int]] = {}
 
-    def position_of_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, int] | None:
+    def position_of_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Mapping[str, int] | None:
         """Locate a forward pass, by count where this version does not pass its micro-batch; None without stages."""
         devices = int(self._state.get_pipeline_model_parallel_world_size())
         if devices == 1:
@@ -70,11 +70,11 @@ class _Passes:
         arguments = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if not self._pending:
             self._counts.clear()
-        chunk = arguments.get("vp_stage")
+        chunk = whole_number(arguments.get("vp_stage"))
         if chunk is None:
             chunk = getattr(self._state, "get_virtual_pipeline_model_parallel_rank", lambda: None)() or 0
-        microbatch = arguments.get("current_microbatch")
-        if not isinstance(microbatch, int):
+        microbatch = whole_number(arguments.get("current_microbatch"))
+        if microbatch is None:
             microbatch = self._counts[chunk]
         self._counts[chunk] += 1
         device = int(self._state.get_pipeline_model_parallel_rank())
@@ -109,7 +109,7 @@ def patch_combined_schedules(module: ModuleType, capture: Capture) -> None:
     """Note that passes are not timed one by one where forward and backward are interleaved layer by layer."""
     is_noted = False
 
-    def note_once(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def note_once(*_args: object, **_kwargs: object) -> RunningHook:
         nonlocal is_noted
         if not is_noted:
             is_noted = True
@@ -124,6 +124,6 @@ def patch_combined_schedules(module: ModuleType, capture: Capture) -> None:
 PATCHES: Patches = {
     "megatron.core.pipeline_parallel.schedules": {
         "timing micro-batches of Megatron's pipelines": patch_schedules,
-        "noticing Megatron's interleaved passes": patch_combined_schedules,
+        "detecting Megatron's interleaved passes": patch_combined_schedules,
     },
 }

@@ -31,7 +31,7 @@ def wrap_outermost_step(owner: Any, report: Report, *, before: Callable[[], None
         return
 
     @functools.wraps(step)
-    def reporting_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def reporting_step(self: Any, *args: object, **kwargs: object) -> Any:
         if is_compiling():
             result = step(self, *args, **kwargs)
             for leave_graph in _exits_from_graphs:

@@ -34,7 +34,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
         value_or_none(lambda: wrap_step(type(self), capture))
 
     @functools.wraps(clear)
-    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def zero_grad(self: Any, *args: object, **kwargs: object) -> Any:
         if not is_compiling():
             capture.on_gradients_cleared()
         return clear(self, *args, **kwargs)
@@ -61,16 +61,16 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped."""
     stepped: set[int] = set()
 
-    def scale(_scaler: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def scale(_scaler: object, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("grad_scaler")
         yield
 
-    def step(scaler: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def step(scaler: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("grad_scaler")
         stepped.add(id(scaler))
         yield
 
-    def update(scaler: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def update(scaler: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.on_scaler_update(scaler, has_stepped=id(scaler) in stepped if scaler.is_enabled() else None)
         stepped.discard(id(scaler))
@@ -81,7 +81,7 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
     """Time every wait for a batch."""
 
-    def next_batch(_iterator: Any) -> RunningHook:
+    def next_batch(_iterator: object) -> RunningHook:
         began_ns = time.monotonic_ns()
         batch = yield
         capture.on_batch_loaded(batch, time.monotonic_ns() - began_ns)
@@ -92,11 +92,11 @@ def patch_data_loader(module: ModuleType, capture: Capture) -> None:
 def patch_process_groups(module: ModuleType, capture: Capture) -> None:
     """Learn the rank when the default group is there, and close a window before it goes."""
 
-    def init_process_group(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def init_process_group(*_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.on_process_group()
 
-    def destroy_process_group(group: Any = None) -> RunningHook:
+    def destroy_process_group(group: object = None) -> RunningHook:
         if group is None:
             capture.on_process_group_destroyed()
         yield
@@ -108,7 +108,7 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
 def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
     """Notice that layers are recomputed, in either of PyTorch's two ways."""
 
-    def recompute(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def recompute(*_args: object, **_kwargs: object) -> RunningHook:
         capture.on_recompute()
         yield
 
@@ -121,7 +121,7 @@ def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
 def patch_profiler(module: ModuleType, capture: Capture) -> None:
     """Notice a profiler of the script's own before it starts."""
 
-    def start(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def start(*_args: object, **_kwargs: object) -> RunningHook:
         capture.on_profiler_start()
         yield
 
@@ -134,9 +134,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 PATCHES: Patches = {
     "torch._dynamo": {"counting compiled optimizer steps": patch_dynamo},
     "torch.amp.grad_scaler": {"counting GradScaler iterations": patch_grad_scaler},
-    "torch.autograd.profiler": {"noticing other profilers": patch_profiler},
-    "torch.distributed.distributed_c10d": {"learning the rank": patch_process_groups},
+    "torch.autograd.profiler": {"detecting other profilers": patch_profiler},
+    "torch.distributed.distributed_c10d": {"detecting the rank": patch_process_groups},
     "torch.optim.optimizer": {"counting optimizer steps": patch_optimizer},
-    "torch.utils.checkpoint": {"noticing recomputation": patch_checkpointing},
+    "torch.utils.checkpoint": {"detecting recomputation": patch_checkpointing},
     "torch.utils.data.dataloader": {"timing data loaders": patch_data_loader},
 }

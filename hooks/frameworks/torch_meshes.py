@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.hooks.frameworks.wrapping import argument, wrap_functions
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def patch_device_mesh(module: ModuleType, capture: Capture) -> None:
     """Learn the layout from a mesh whose dimensions have names."""
 
-    def init_device_mesh(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def init_device_mesh(*_args: object, **_kwargs: object) -> RunningHook:
         mesh = yield
         capture.set_mesh(mesh)
 
@@ -27,7 +27,7 @@ def patch_tensor_parallel(module: ModuleType, capture: Capture) -> None:
     """Learn which ranks a module's tensors are split over."""
     original = module.parallelize_module
 
-    def parallelize_module(*args: Any, **kwargs: Any) -> RunningHook:
+    def parallelize_module(*args: object, **kwargs: object) -> RunningHook:
         mesh = argument(original, "device_mesh", args, kwargs)
         if mesh is not None and mesh.ndim == 1:
             capture.set_tensor_mesh(mesh)
@@ -37,6 +37,6 @@ def patch_tensor_parallel(module: ModuleType, capture: Capture) -> None:
 
 
 PATCHES: Patches = {
-    "torch.distributed.device_mesh": {"learning the layout of meshes": patch_device_mesh},
-    "torch.distributed.tensor.parallel.api": {"learning tensor parallelism": patch_tensor_parallel},
+    "torch.distributed.device_mesh": {"detecting the layout of meshes": patch_device_mesh},
+    "torch.distributed.tensor.parallel.api": {"detecting tensor parallelism": patch_tensor_parallel},
 }

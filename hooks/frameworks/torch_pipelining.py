@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def patch_stages(module: ModuleType, capture: Capture) -> None:
     """Learn the length of a pipeline and this rank's position in it."""
 
-    def init(stage: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def init(stage: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_axis("pp", stage.group_rank, stage.group_size)
         capture.add_model_part(stage.submod)
@@ -32,7 +32,7 @@ def patch_stages(module: ModuleType, capture: Capture) -> None:
 def patch_schedules(module: ModuleType, capture: Capture) -> None:
     """Count the batch that a schedule cuts into micro-batches."""
 
-    def step(_schedule: Any, *args: Any, **kwargs: Any) -> RunningHook:
+    def step(_schedule: object, *args: object, **kwargs: object) -> RunningHook:
         capture.on_pipeline_batch(args, kwargs)
         yield
 
@@ -57,15 +57,15 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
         finally:
             capture.on_pass_end(timed_pass)
 
-    def forward(stage: Any, fwd_chunk_id: int, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def forward(stage: Any, fwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
         if is_grad_enabled():
             yield from time_pass("F", stage, fwd_chunk_id)
 
-    def backward(stage: Any, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> RunningHook:
+    def backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> RunningHook:
         is_full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
         yield from time_pass("B" if is_full else "I", stage, bwd_chunk_id)
 
-    def backward_weight(stage: Any, bwd_chunk_id: int, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
         yield from time_pass("W", stage, bwd_chunk_id)
 
     hooks: dict[str, Hook] = {"forward_one_chunk": forward, "backward_one_chunk": backward}
@@ -77,7 +77,7 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
 PATCHES: Patches = {
     "torch.distributed.pipelining.schedules": {"counting the batches of a pipeline": patch_schedules},
     "torch.distributed.pipelining.stage": {
-        "learning the stages of a pipeline": patch_stages,
+        "detecting the stages of a pipeline": patch_stages,
         "timing micro-batches of torch's pipelines": patch_passes,
     },
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def patch_rpc(module: ModuleType, capture: Capture) -> None:
     """Learn the rank of a worker."""
 
-    def init_rpc(*_args: Any, **_kwargs: Any) -> RunningHook:
+    def init_rpc(*_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.on_process_group()
 
@@ -31,7 +31,7 @@ def patch_rpc(module: ModuleType, capture: Capture) -> None:
 def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
     """Count the steps of DistributedOptimizer in the worker that calls them."""
 
-    def report(optimizer: Any, _result: Any) -> None:
+    def report(optimizer: Any, _result: object) -> None:
         capture.on_step_end("rpc_optimizer", optimizer)
 
     wrap_outermost_step(module.DistributedOptimizer, report, before=lambda: capture.arm("rpc_optimizer"))
@@ -39,5 +39,5 @@ def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
 
 PATCHES: Patches = {
     "torch.distributed.optim.optimizer": {"counting steps of DistributedOptimizer": patch_distributed_optimizer},
-    "torch.distributed.rpc": {"learning the rank of RPC workers": patch_rpc},
+    "torch.distributed.rpc": {"detecting the rank of RPC workers": patch_rpc},
 }

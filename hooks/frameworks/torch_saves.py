@@ -21,7 +21,7 @@ def patch_torch_save(module: ModuleType, capture: Capture) -> None:
     """Time ``torch.save`` into files."""
     original = module.save
 
-    def save(timer: SaveTimer, *args: Any, **kwargs: Any) -> RunningHook:
+    def save(timer: SaveTimer, *args: object, **kwargs: object) -> RunningHook:
         target = argument(original, "f", args, kwargs)
         if isinstance(target, (io.BytesIO, io.StringIO)):
             return
@@ -60,11 +60,11 @@ def _written_bytes(target: Any, start: int | None) -> int | None:
 def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time ``torch.distributed.checkpoint.save`` and ``async_save``, to the end of what goes on beside training."""
 
-    def save(timer: SaveTimer, *_args: Any, **kwargs: Any) -> RunningHook:
+    def save(timer: SaveTimer, *_args: object, **kwargs: object) -> RunningHook:
         with timer.saving("dcp", _checkpoint_path(kwargs)):
             yield
 
-    def async_save(timer: SaveTimer, *_args: Any, **kwargs: Any) -> RunningHook:
+    def async_save(timer: SaveTimer, *_args: object, **kwargs: object) -> RunningHook:
         with timer.saving("dcp", _checkpoint_path(kwargs), is_asynchronous=True) as timed_save:
             result = yield
         upload: Any = getattr(result, "upload_completion", result)
@@ -74,8 +74,9 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
 
 
-def _checkpoint_path(kwargs: dict[str, Any]) -> object:
-    return kwargs.get("checkpoint_id") or value_or_none(lambda: kwargs["storage_writer"].path)
+def _checkpoint_path(kwargs: dict[str, object]) -> object:
+    writer: Any = kwargs.get("storage_writer")
+    return kwargs.get("checkpoint_id") or value_or_none(lambda: writer.path)
 
 
 def _has_failed(future: Any) -> bool:
@@ -85,7 +86,7 @@ def _has_failed(future: Any) -> bool:
 def patch_storage_writer(module: ModuleType, capture: Capture) -> None:
     """Learn the bytes that this rank writes with torch.distributed.checkpoint's own writer."""
 
-    def write_data(timer: SaveTimer, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def write_data(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         size_bytes = None
         save = timer.on_writer_begin()
         try:

@@ -33,7 +33,7 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
 def patch_distributed(module: ModuleType, capture: Capture) -> None:
     """Count what enters DistributedDataParallel, and learn the replicas."""
 
-    def init(wrapper: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_axis("dp", wrapper.process_group.rank(), wrapper.process_group.size())
 
@@ -44,7 +44,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
 def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
     """Count what enters the root FullyShardedDataParallel, and learn the ranks that hold its shards."""
 
-    def init(wrapper: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_axis("dp", *_fsdp1_replica(wrapper))
 
@@ -73,7 +73,7 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
     original = wrapper_class.forward
 
     @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: object, **kwargs: object) -> Any:
         if is_compiling() or getattr(_thread, "is_in_forward", False) or not is_root(self):
             return original(self, *args, **kwargs)
         capture.set_model(self)

@@ -24,7 +24,7 @@ _AXES = (("pp", "pp"), ("dp_replicate", "dp"), ("dp_shard", "dp"), ("cp", "cp"),
 def patch_trainer(module: ModuleType, capture: Capture) -> None:
     """Count the steps of Trainer, and learn its model and its layout."""
 
-    def train_step(trainer: Any, *_args: Any, **_kwargs: Any) -> RunningHook:
+    def train_step(trainer: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("torchtitan")
         capture.on_step_begin()
         if capture.steps == 0:

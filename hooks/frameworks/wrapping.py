@@ -64,7 +64,7 @@ def _hooked(
     original: Callable[..., Any], hook: Hook, find_guard: Callable[[], Capture | SaveTimer | None]
 ) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         guard = find_guard()
         if guard is None:
             return original(*args, **kwargs)
@@ -103,7 +103,7 @@ def parameter_names(function: Any) -> tuple[str, ...]:
     return () if code is None else tuple(code.co_varnames[: code.co_argcount])
 
 
-def argument(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def argument(function: Any, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """One argument of a call by its name, wherever a version of the framework puts it; None where it is absent."""
     if name in kwargs:
         return kwargs[name]
@@ -112,6 +112,6 @@ def argument(function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, 
     return args[position] if position < len(args) else None
 
 
-def whole_number(value: Any) -> int | None:
+def whole_number(value: object) -> int | None:
     """A count that a framework states; None where this version states something else."""
     return value if isinstance(value, int) else None
