@@ -20,7 +20,7 @@ from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.facts.model_watch import ModelWatch
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
-from perfscope.hooks.guard import hook_entry, value_or_none, write_message
+from perfscope.hooks.guard import call_safely, hook_entry, write_message
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
@@ -139,7 +139,7 @@ class Capture:
         self.steps += 1
         if self._source.has_moved:
             self._source.has_moved = False
-            self.note(f"from step {self.steps} on, another {boundary} is the step boundary: several take turns in this training")
+            self.note(f"from step {self.steps} on, another {boundary} ends a step: training alternates between several")
         self._write_step(now_ns, boundary, StatedStep(**stated))
         self._facts = StepFacts()
         self._passes.end_step(self.steps)
@@ -295,11 +295,10 @@ class Capture:
             return
         self.dead = True
         write_message(f"capture ends in process {self.pid}, training goes on: {reason}")
-        try:
-            self._windows.discard()
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, once more
+        _, error = call_safely(self._windows.discard)
+        if error is not None:
             write_message(f"the profiler could not be stopped: {error!r}")
-        value_or_none(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
+        call_safely(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     def _begin_training(self) -> None:
         """The first step begins here, unless an earlier hook saw it begin."""
@@ -356,10 +355,9 @@ class Capture:
         self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))
 
     def _describe_model(self) -> None:
-        try:
-            record = self._model.record(self.on_model_call)
-        except Exception as error:  # noqa: BLE001 - a model that cannot be described must not cost the steps
-            self.note(f"what is trained is not recorded: {error!r}")
+        record, error = call_safely(lambda: self._model.record(self.on_model_call))
+        if error is not None:  # a model that cannot be described must not cost the steps
+            self.note(f"the model is not recorded: {error!r}")
             return
         if record is not None:
             self.files.claim().write_model(record)

@@ -43,12 +43,17 @@ def write_message(text: str) -> None:
         sys.stderr.write(f"perfscope: {text}\n")
 
 
+def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, Exception | None]:
+    """Call something whose failure must not end training, nor the capture: its result, and the error that it raised."""
+    try:
+        return action(), None
+    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: the caller reports it and training goes on
+        return None, error
+
+
 def value_or_none(read: Callable[[], _Value]) -> _Value | None:
     """Read a value from an object of the script or of a framework; None where reading it raises."""
-    try:
-        return read()
-    except Exception:  # noqa: BLE001 - training must not fail because a hook reads something
-        return None
+    return call_safely(read)[0]
 
 
 def hook_entry(method: _Method) -> _Method:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from perfscope.hooks.guard import write_message
+from perfscope.hooks.guard import call_safely, write_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ class LateCapture:
 
     def __getattr__(self, name: str) -> Any:
         if self.capture is None and not self._has_failed:
-            try:
-                self.begin(_read_config(self.boot_dir or ""))
-            except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+            _, error = call_safely(lambda: self.begin(_read_config(self.boot_dir or "")))
+            if error is not None:
                 self._has_failed = True
                 write_message(f"nothing is captured in process {os.getpid()}: {error!r}")
         return _do_nothing if self.capture is None else getattr(self.capture, name)
@@ -68,9 +67,8 @@ def _do_nothing(*_args: object, **_kwargs: object) -> None:
 def patch(hooks: str, name: str, module: ModuleType, boot_dir: str) -> None:
     """Patch one watched module that was just executed, below ``perfscope profile``."""
     PROCESS.boot_dir = boot_dir
-    try:
-        patch_module(hooks, name, module, PROCESS)
-    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
+    _, error = call_safely(lambda: patch_module(hooks, name, module, PROCESS))
+    if error is not None:
         write_message(f"{name} is not hooked: {error!r}")
 
 
