@@ -1,6 +1,6 @@
 """The neutral document between analyzers and renderers.
 
-A result says what it knows twice: as data (for JSON, with full precision and null for what does not exist) and as
+A result is written twice: as data (for JSON, with full precision and null for what does not exist) and as
 sections (for people). Renderers see only this file, so that N analyzers and M formats make N + M pieces.
 """
 

@@ -81,7 +81,7 @@ class CheckedCell:
 
     @property
     def agrees(self) -> bool:
-        """Whether the cell is what its row says."""
+        """Whether the cell follows from its row."""
         return self.verdict is Verdict.ROUNDED
 
 
@@ -111,7 +111,7 @@ class CheckedTables:
 
     @property
     def differences(self) -> tuple[CheckedCell, ...]:
-        """The cells that are not what their rows say."""
+        """The cells that do not follow from their rows."""
         return tuple(cell for cell in self.cells if not cell.agrees)
 
 
@@ -160,7 +160,7 @@ def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[Check
 def _check_cell(
     table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, peak: Fraction | None
 ) -> CheckedCell | Uncheckable | None:
-    """Check one cell; None where it holds no figure and none is expected, as beside OOM."""
+    """Check one cell; None if it has no figure and needs none, as in a row with OOM."""
     published = row.figures.get(quantity)
     blank = row.blanks.get(quantity)
     column = table.columns[quantity]

@@ -1,7 +1,7 @@
 """Which rows of published tables contradict themselves.
 
-A global batch is accumulation x micro batch x DP; GPUs are TP x PP x DP, and nodes x GPUs per node. Which of the
-columns is wrong cannot be told from the row.
+A global batch is accumulation x micro batch x DP; GPUs are TP x PP x DP, and nodes x GPUs per node. The row does not
+show which of its columns is wrong.
 """
 
 from __future__ import annotations

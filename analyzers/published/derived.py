@@ -80,7 +80,7 @@ def recompute(
     """Compute a derived quantity of a row, in its base unit.
 
     Raises:
-        NotComputable: An input is missing; the text says which.
+        NotComputable: An input is missing; the text names it.
     """
     if quantity in _FROM_THE_ROW:
         return _FROM_THE_ROW[quantity](table, row)
@@ -140,7 +140,7 @@ def _parameters(table: PublishedTable, row: Row) -> int:
 
 
 def _global_batch_or_stated(table: PublishedTable, row: Row) -> Fraction:
-    """The row's global batch; the text's where no column has one."""
+    """The global batch of the row; without such a column, that of the text."""
     try:
         return _global_batch(row)
     except NotComputable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from perfscope.analyzers.checkpoints.plan import (
 from perfscope.analyzers.checkpoints.published_sizes import PublishedSize
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options.groups import expand_groups
 from perfscope.constants import GB, MB, PETA, TB
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
@@ -44,13 +46,10 @@ _PLAN_PANEL = "Planned size (without DIR)"
 _SPEED_PANEL = "Save speed in GB/s"
 
 
-def checkpoint(
-    directory: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DIR]", help="A checkpoint, a folder of several, a CSV file of path,bytes, or a run of profile."
-        ),
-    ] = None,
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The model, and how it is trained."""
+
     size: Annotated[
         str | None,
         typer.Option(
@@ -58,17 +57,72 @@ def checkpoint(
             rich_help_panel=_MODEL_PANEL,
             show_default="from the checkpoint",
         ),
-    ] = None,
+    ] = None
     optimizer: Annotated[
         Optimizer | None, typer.Option(help="Optimizer.", rich_help_panel=_MODEL_PANEL, show_default="adam")
-    ] = None,
+    ] = None
     precision: Annotated[
         Precision | None, typer.Option(help="Training precision.", rich_help_panel=_MODEL_PANEL, show_default="mixed")
-    ] = None,
+    ] = None
     zero: Annotated[
         int | None,
         typer.Option(
             help="ZeRO stage, 0 to 3; stage 3 saves no 2-byte weights.", rich_help_panel=_MODEL_PANEL, show_default="1"
+        ),
+    ] = None
+
+    def parameters(self) -> int | None:
+        """The number of parameters; None if no size is set."""
+        return parse_parameters(self.size) if self.size is not None else None
+
+    def per_parameter(self) -> BytesPerParameter | None:
+        """The bytes per parameter that the options imply; None if none of them is set."""
+        if self.zero is not None and self.zero not in _ZERO_STAGES:
+            raise UsageError(f"--zero is 0, 1, 2 or 3, not {self.zero}")
+        if self.optimizer is None and self.precision is None and self.zero is None:
+            return None
+        stage = 1 if self.zero is None else self.zero
+        return bytes_per_parameter(self.optimizer or Optimizer.ADAM, self.precision or Precision.MIXED, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOptions:
+    """Where the time of a save comes from; only one of them can be set."""
+
+    save_time: Annotated[
+        str | None, typer.Option(help="Duration of the save: 19.5 (seconds), 19495ms.", rich_help_panel=_SPEED_PANEL)
+    ] = None
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves.", rich_help_panel=_SPEED_PANEL),
+    ] = None
+    log: Annotated[
+        Path | None, typer.Option(help="A training log with the times of saves.", rich_help_panel=_SPEED_PANEL)
+    ] = None
+
+    def read_saves(self) -> Saves | None:
+        """The timed saves; None if no option is set."""
+        values = {"--save-time": self.save_time, "--run": self.run, "--log": self.log}
+        names = [name for name, value in values.items() if value is not None]
+        if len(names) > 1:
+            raise UsageError(f"{' and '.join(names)} both state the time of the save", hint="leave one of them out")
+        if self.save_time is not None:
+            saved_ns = parse_duration_ns(self.save_time)
+            timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
+            return Saves((timing,), None)
+        if self.run is not None:
+            return read_run_saves(self.run)
+        return read_log_saves(self.log) if self.log is not None else None
+
+
+@expand_groups
+def checkpoint(
+    model: ModelOptions,
+    save: SaveOptions,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", help="A checkpoint, a folder of several, a CSV file of path,bytes, or a run of profile."
         ),
     ] = None,
     gpus: Annotated[
@@ -84,22 +138,11 @@ def checkpoint(
             rich_help_panel=_PLAN_PANEL,
         ),
     ] = None,
-    save_time: Annotated[
-        str | None, typer.Option(help="Duration of the save: 19.5 (seconds), 19495ms.", rich_help_panel=_SPEED_PANEL)
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves.", rich_help_panel=_SPEED_PANEL),
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="A training log with the times of saves.", rich_help_panel=_SPEED_PANEL)
-    ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Show the contents of a checkpoint's files and check their sizes; nothing is ever unpickled."""
-    parameters = parse_parameters(size) if size is not None else None
-    per_parameter = _expect_bytes(optimizer, precision, zero)
-    saves = _read_saves(save_time, run, log)
+    parameters, per_parameter = model.parameters(), model.per_parameter()
+    saves = save.read_saves()
     if directory is None:
         if parameters is None:
             raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
@@ -115,17 +158,6 @@ def checkpoint(
             raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time, --run and --log")
         return Outcome(_report_saves(directory, parameters, per_parameter), format)
     return _check(directory, parameters, per_parameter, saves, format)
-
-
-def _expect_bytes(
-    optimizer: Optimizer | None, precision: Precision | None, zero: int | None
-) -> BytesPerParameter | None:
-    """The bytes per parameter that the options imply; None if no option is set."""
-    if zero is not None and zero not in _ZERO_STAGES:
-        raise UsageError(f"--zero is 0, 1, 2 or 3, not {zero}")
-    if optimizer is None and precision is None and zero is None:
-        return None
-    return bytes_per_parameter(optimizer or Optimizer.ADAM, precision or Precision.MIXED, 1 if zero is None else zero)
 
 
 def _parse_published(texts: list[str]) -> list[PublishedSize]:
@@ -146,22 +178,6 @@ def _parse_published(texts: list[str]) -> list[PublishedSize]:
             )
         )
     return sizes
-
-
-def _read_saves(save_time: str | None, run: Path | None, log: Path | None) -> Saves | None:
-    """The timed saves of whichever option is set; None without one."""
-    options = [
-        name for name, value in (("--save-time", save_time), ("--run", run), ("--log", log)) if value is not None
-    ]
-    if len(options) > 1:
-        raise UsageError(f"{' and '.join(options)} both state the time of the save", hint="leave one of them out")
-    if save_time is not None:
-        saved_ns = parse_duration_ns(save_time)
-        timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
-        return Saves((timing,), None)
-    if run is not None:
-        return read_run_saves(run)
-    return read_log_saves(log) if log is not None else None
 
 
 def _report_plan(plan: Plan, saves: Saves | None) -> Report:

@@ -1,4 +1,4 @@
-"""Write the blocks of reports again from their raw files, or say where a report is not what they say."""
+"""Build the blocks of reports again from their raw files, and compare them with the reports."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PLAIN_WORD = re.compile(r"[\w./:=,%+@-]+")
 
 @dataclass(frozen=True, slots=True)
 class BuiltBlock:
-    """A block as its raw files say it.
+    """A block, with the content that was built from its raw files.
 
     Attributes:
         block: The block.
         command: Its command, as a person would type it.
-        content: What should stand between the markers.
-        cells: The cells that differ from it.
+        content: The content built from the raw files.
+        cells: The cells of the block that differ from it.
         lines: Other differences, as ``- old`` and ``+ new``.
     """
 
@@ -44,7 +44,7 @@ class BuiltBlock:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the report says something else."""
+        """Whether the report differs from the raw files."""
         return self.content != self.block.content
 
 
@@ -57,7 +57,7 @@ class BuiltPage:
 
     @property
     def stale(self) -> tuple[BuiltBlock, ...]:
-        """The blocks that are not what their raw files say."""
+        """The blocks that differ from their raw files."""
         return tuple(block for block in self.blocks if block.is_stale)
 
 
@@ -129,7 +129,7 @@ def _build_block(page: Page, block: Block, answer: Answer, commits: Commits) -> 
 
 
 def _render(report: Report, block: Block) -> str:
-    """The report, or the sections that the block selects, below the heading that the block stands under."""
+    """The report, or the sections that the block selects, one level below the heading above the block."""
     if block.sections:
         return render_sections(report.select(block.sections), block.level + 2)
     return render(report, block.level + 1)

@@ -81,7 +81,7 @@ def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool)
                 "Rows that contradict themselves",
                 (Column("Line"), Column("Table"), Column("Row"), Column("Problem")),
                 tuple((str(row.line), row.table_title, row.row, row.problem) for row in contradictions),
-                notes=("They are never changed: which of the columns is wrong cannot be told from the row.",),
+                notes=("They are never changed: the row does not show which of its columns is wrong.",),
             )
         )
     if tables.uncheckable:

@@ -1,4 +1,4 @@
-"""Where the content of a block is not what its raw files say: cell by cell, and line by line outside of tables."""
+"""The differences between the content of a block and its rebuilt content: cells, and lines outside of tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LABEL_CELLS = 3
 
 @dataclass(frozen=True, slots=True)
 class StaleCell:
-    """A cell that is not what the raw files say.
+    """A cell that differs from the one rebuilt from the raw files.
 
     Attributes:
         line: Its line in the report.
         row: The first cells of its row.
         column: Its column's heading.
-        reported: What the report says.
-        rebuilt: What the raw files say.
+        reported: Its text in the report.
+        rebuilt: Its text from the raw files.
     """
 
     line: int
@@ -34,7 +34,7 @@ class StaleCell:
 
 
 def compare_contents(block: Block, content: str) -> tuple[tuple[StaleCell, ...], tuple[str, ...]]:
-    """The cells that differ between what a block says and what it should say, and the other lines that differ."""
+    """The cells of a block that differ from its rebuilt content, and the differing lines outside of tables."""
     if block.content == content:
         return (), ()
     old, new = parse_markdown(block.content, "old"), parse_markdown(content, "new")

@@ -1,4 +1,4 @@
-"""A report as text: one module a format, each with a function ``render(report)`` that returns the text.
+"""A report as text: one module per format, each with a function ``render(report)`` that returns the text.
 
 A new format is a module here and a line in ``Format``, which names the module.
 """

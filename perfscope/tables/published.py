@@ -101,7 +101,7 @@ class Change:
     Attributes:
         column: The column, from 0.
         kind: Per cent of the reference, or the difference to it.
-        sign: -1 or +1 as the cell's arrow or sign says; 0 where it says neither.
+        sign: -1 or +1 by the cell's arrow or sign; 0 without one.
         figure: The stated size of the change, without sign.
     """
 

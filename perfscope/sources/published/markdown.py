@@ -107,7 +107,7 @@ def parse_markdown(text: str, path: str) -> Document:
         title = _title_above(headings, first + 1)
         grid = _grid(lines, tokens_of_table, title)
         if grid is None:
-            unread.append(f"line {first + 1}: the table's cells cannot be told apart")
+            unread.append(f"line {first + 1}: the cells of the table cannot be separated")
         else:
             grids.append(grid)
     unread.extend(_explain_lookalikes(lines, tokens, grids))
