@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from perfscope.report import Column, Section, percent, percent_of
+from perfscope.errors import PerfscopeError
+from perfscope.report import Column, Report, Section, percent, percent_of
 
 
 def test_a_row_that_does_not_fit_is_a_defect() -> None:
@@ -26,3 +27,10 @@ def test_an_unknown_share_is_an_empty_cell() -> None:
 def test_a_part_of_nothing_has_no_share() -> None:
     assert percent_of(1, 8) == 12.5
     assert percent_of(0, 0) is None
+
+
+def test_sections_are_selected_by_their_titles_in_the_order_of_the_titles() -> None:
+    report = Report("r", {}, (Section("a"), Section("b"), Section("c")))
+    assert [section.title for section in report.select(["c", "a"])] == ["c", "a"]
+    with pytest.raises(PerfscopeError, match="there is no section 'd'"):
+        report.select(["a", "d"])

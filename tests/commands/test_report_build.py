@@ -279,6 +279,27 @@ class TestBlocks:
         assert "\n### Planned size\n" in path.read_text()
         assert "# A checkpoint of" not in path.read_text()
 
+    def test_sections_come_in_the_order_of_their_titles(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write_report(tmp_path, "checkpoint --size 181B --gpus 256 :: Published sizes; Planned size")
+        assert run(capsys, "report", "build", path).code == 0
+        headings = [line for line in path.read_text().splitlines() if line.startswith("###")]
+        assert headings == ["### Published sizes", "### Planned size"]
+
+    def test_a_report_without_chosen_sections_is_whole_and_below_its_heading(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write_report(tmp_path, "checkpoint --size 181B --gpus 256")
+        assert run(capsys, "report", "build", path).code == 0
+        headings = [line for line in path.read_text().splitlines() if line.startswith("##")]
+        assert headings == [
+            "## A checkpoint of 181B parameters: 2.534 TB",
+            "### Planned size",
+            "### Published sizes",
+        ]
+        assert "> **Warning:** The published sizes" in path.read_text()
+
     def test_hidden_folders_and_files_without_a_marker_are_left_out(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -307,6 +328,7 @@ class TestBlocks:
             ("checkpoint --size 52Q", "is not a model size"),
             ("checkpoint --nonsense", "No such option: --nonsense"),
             ("checkpoint --size 7B :: Nonsense", "there is no section 'Nonsense'"),
+            ("checkpoint --size 7B --format json", "a block holds markdown"),
             ("checkpoint 'x", "the command cannot be read"),
         ],
     )

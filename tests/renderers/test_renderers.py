@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format, markdown, render
 from perfscope.report import Column, Report, Section
 
 REPORT = Report(
@@ -34,6 +34,17 @@ def test_markdown() -> None:
         "| c      |         n/a |      12 |\n\n"
         "- A note of two lines.\n\n## Only words\n\n- n\n\n> **Warning:** a doubt\n"
     )
+
+
+def test_markdown_of_a_report_inside_another_document() -> None:
+    report = Report("Title", {}, (Section("Section", notes=("n",)),))
+    assert markdown.render(report, level=3) == "### Title\n\n#### Section\n\n- n\n"
+    assert markdown.render(report, level=6) == "###### Title\n\n###### Section\n\n- n\n"
+    assert markdown.render_sections(report.sections, level=2) == "## Section\n\n- n\n"
+
+
+def test_every_format_has_a_module_that_renders() -> None:
+    assert all(render(REPORT, each_format) for each_format in Format)
 
 
 def test_json_has_null_for_what_does_not_exist() -> None:

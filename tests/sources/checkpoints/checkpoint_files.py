@@ -1,0 +1,39 @@
+"""Checkpoints of the fixtures, their checked sizes, and safetensors files written by hand."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+from tests.conftest import ROOT
+
+FIXTURES = ROOT / "fixtures" / "checkpoints"
+
+
+def sizes_of(path: Path) -> CheckpointSizes:
+    return check_checkpoint(read_checkpoint(path))
+
+
+def parts(sizes: CheckpointSizes) -> dict[str, int]:
+    return {share.part: share.size_bytes for share in sizes.shares}
+
+
+def kinds(sizes: CheckpointSizes) -> set[str]:
+    return {finding.kind for finding in sizes.findings}
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], cut: int = 0) -> None:
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        size = {"BF16": 2, "F32": 4}[dtype]
+        for part in shape:
+            size *= part
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end - cut))

@@ -1,0 +1,173 @@
+"""Damaged and malicious files: they are reported, never loaded, and never end in another error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
+from tests.commands.report_cli import run
+from tests.conftest import ROOT
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, write_safetensors
+
+
+class Calls:
+    """An object whose pickle calls a function when it is loaded."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+class TestHostileFiles:
+    def test_a_call_of_the_system_is_named_and_never_made(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import torch
+
+        marker = tmp_path / "was_called"
+        (tmp_path / "c").mkdir()
+        state = {"module": {"w": torch.zeros(3)}, "x": Calls(os.system, f"touch {marker}")}
+        torch.save(state, tmp_path / "c" / "mp_rank_00_model_states.pt")
+        answer = run(capsys, "checkpoint", tmp_path / "c")
+        assert answer.code == 4
+        assert "would call posix.system when it is loaded" in answer.err
+        assert not marker.exists()
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"cos\nsystem\n(S'x'\ntR.",  # protocol 0
+            b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.",  # names from the stack
+            b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x01x\x85R.",
+            b"\x80\x04\x8c\x05torch\x8c\x12serialization.os.x\x93\x8c\x01x\x85R.",  # through another's imports
+            b"\x80\x04\x8c\x08builtins\x8c\x07getattr\x93\x8c\x02os\x8c\x04path\x93\x8c\x06system\x86R\x8c\x01x\x85R.",
+            b"\x80\x04(K\x01K\x02l\x8c\x06system\x93.",  # a name that is no text
+            b"\x80\x02(S'x'\nios\nsystem\n.",
+        ],
+    )
+    def test_every_way_to_name_a_function_is_seen(self, tmp_path: Path, content: bytes) -> None:
+        with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+        checkpoint = read_checkpoint(tmp_path / "model.pt")
+        assert checkpoint.files[0].dangerous_calls
+        assert checkpoint.damage
+
+    def test_an_enum_is_no_danger(self, tmp_path: Path) -> None:
+        content = b"\x80\x04\x8c\x08builtins\x8c\x07getattr\x93\x8c\x08megatron\x8c\x04Kind\x93\x8c\x03GPT\x86R."
+        with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+        assert not read_checkpoint(tmp_path / "model.pt").damage
+
+    def test_a_zip_bomb_is_not_unpacked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", bytes(300 * 2**20))
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert "is a zip bomb" in answer.err
+
+    def test_a_zip_with_a_directory_of_terabytes_is_refused(self, tmp_path: Path) -> None:
+        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 2**31, 0, 0)
+        (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100) + end)
+        with pytest.raises(TorchDamage, match="directory of 2,147,483,648 bytes"):
+            read_torch_file(tmp_path / "model.pt")
+
+    def test_a_name_in_the_zip_that_is_no_text_is_damage(self, tmp_path: Path) -> None:
+        content = bytearray((FIXTURES / "deepspeed_zero1/global_step2/mp_rank_00_model_states.pt").read_bytes())
+        entry = content.index(b"PK\x01\x02")
+        content[entry + 9] |= 0x08  # the name is said to be UTF-8
+        content[entry + 46] = 0x80
+        (tmp_path / "model.pt").write_bytes(content)
+        with pytest.raises(TorchDamage, match="is no complete zip archive"):
+            read_torch_file(tmp_path / "model.pt")
+
+    def test_references_in_circles_and_deep_nesting_end(self, tmp_path: Path) -> None:
+        nested = b"]" * 100_000 + b"a" * 99_999
+        circle = b"]q\x00h\x00a"
+        for inside in (nested, circle):
+            with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+                archive.writestr("archive/data.pkl", b"\x80\x02" + inside + b".")
+            assert read_torch_file(tmp_path / "model.pt").tensors == ()
+
+    @pytest.mark.parametrize(
+        ("name", "content", "problem"),
+        [
+            ("model.pt", b"", "is empty"),
+            ("model.pt", b"PK\x03\x04" + bytes(100), "cut off"),
+            ("model.pt", b"<html>404</html>", "is no file of torch.save"),
+            ("model.pt", bytes(5000), "zeros only"),
+            ("model.pt", b"\x80\x02}q\x00(X\x05\x00\x00\x00mode", "no complete pickle"),
+            ("model.safetensors", b"", "is no complete safetensors file"),
+            ("model.safetensors", b"\xff" * 8 + b"{}", "is no complete safetensors file"),
+            ("model.safetensors", struct.pack("<Q", 2) + b"[]", "no JSON object"),
+            ("model.safetensors", struct.pack("<Q", 9) + b'{"a":{}} ', "no complete entry for 'a'"),
+        ],
+    )
+    def test_damage_is_one_clear_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, problem: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert problem in answer.err
+        assert "Traceback" not in answer.err
+
+    def test_safetensors_that_are_cut_off(self, tmp_path: Path) -> None:
+        write_safetensors(tmp_path / "model.safetensors", {"w": ("F32", [100])}, cut=4)
+        assert "describes 400 bytes of tensors, 396 are present" in read_checkpoint(tmp_path).damage[0]
+
+    @pytest.mark.parametrize("make", [lambda folder: folder / "nowhere", lambda folder: folder])
+    def test_no_checkpoint_at_all_ends_with_1(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any
+    ) -> None:
+        (tmp_path / "notes.txt").write_text("x")
+        answer = run(capsys, "checkpoint", make(tmp_path))
+        assert answer.code == 1
+        assert len(answer.err.splitlines()) <= 2
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.data())
+    def test_no_damage_ever_escapes(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+        """Every cut and every changed byte of a real file gives tensors or a TorchDamage, never another error."""
+        whole = (FIXTURES / "deepspeed_zero3/global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt").read_bytes()
+        changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+        for _ in range(data.draw(st.integers(0, 8))):
+            if changed:
+                changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+        path = tmp_path_factory.getbasetemp() / "changed.pt"
+        path.write_bytes(changed)
+        with contextlib.suppress(TorchDamage):
+            read_torch_file(path)
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.binary(max_size=200), st.sampled_from([b"\x80\x02", b"\x80\x04", b"("]))
+    def test_random_pickles_are_read_or_refused(
+        self, tmp_path_factory: pytest.TempPathFactory, content: bytes, start: bytes
+    ) -> None:
+        path = tmp_path_factory.getbasetemp() / "random.pt"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", start + content + b".")
+        with contextlib.suppress(TorchDamage):
+            read_torch_file(path)
+
+
+def test_nothing_of_ours_loads_a_pickle() -> None:
+    """No source file names a function that loads one; hooks run inside the job and may."""
+    root = ROOT
+    forbidden = ("pickle." + "load", "torch." + "load(", "Unpickler", "import " + "pickle\n", "import " + "dill")
+    for folder in ("perfscope/sources", "perfscope/commands", "perfscope/regenerate", "analyzers"):
+        for path in (root / folder).rglob("*.py"):
+            assert not [name for name in forbidden if name in path.read_text()], path
+    assert pickle.loads(pickle.dumps(1)) == 1

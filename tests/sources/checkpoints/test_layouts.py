@@ -1,0 +1,81 @@
+"""Which files of a folder are one checkpoint, and in which layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+from perfscope.tables.checkpoint import Layout
+from tests.commands.report_cli import run
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, parts, sizes_of, write_safetensors
+
+
+class TestLayouts:
+    def test_the_tracker_chooses_and_the_others_are_listed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        source = (FIXTURES / "deepspeed_zero1/global_step2/mp_rank_00_model_states.pt").read_bytes()
+        for tag in ("global_step9", "global_step10", "global_step100"):
+            (tmp_path / tag).mkdir()
+            (tmp_path / tag / "mp_rank_00_model_states.pt").write_bytes(source)
+        assert read_checkpoint(tmp_path).tag == "global_step100"  # by number, not by letters
+        (tmp_path / "latest").write_text("global_step10\n")
+        assert read_checkpoint(tmp_path).tag == "global_step10"
+        assert list(read_checkpoint(tmp_path).other_tags) == ["global_step9", "global_step100"]
+        (tmp_path / "latest").write_text("global_step11")
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert "names global_step11 as the latest checkpoint, which is missing" in answer.err
+
+    def test_megatrons_tracker_is_a_number(self, tmp_path: Path) -> None:
+        for number in (10, 20):
+            folder = tmp_path / f"iter_{number:07d}" / "mp_rank_00"
+            folder.mkdir(parents=True)
+            (folder / "model_optim_rng.pt").write_bytes(b"x")
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+        assert read_checkpoint(tmp_path).tag == "iter_0000010"
+
+    def test_the_universal_format_holds_12_bytes_a_parameter(self, tmp_path: Path) -> None:
+        import torch
+
+        for name, count in (("a.weight", 50), ("b.bias", 10)):
+            folder = tmp_path / "global_step5_universal" / "zero" / name
+            folder.mkdir(parents=True)
+            for state in ("fp32", "exp_avg", "exp_avg_sq"):
+                torch.save({"param": torch.zeros(count)}, folder / f"{state}.pt")
+        sizes = sizes_of(tmp_path)
+        assert sizes.checkpoint.layout is Layout.DEEPSPEED_UNIVERSAL
+        assert sizes.parameters == 60
+        assert parts(sizes)["optimizer"] == 12 * 60
+
+    def test_experts_are_counted(self, tmp_path: Path) -> None:
+        import torch
+
+        torch.save({"module": {"w": torch.zeros(10).bfloat16()}}, tmp_path / "mp_rank_00_model_states.pt")
+        for expert in range(4):
+            name = f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
+            torch.save({"w": torch.zeros(100).bfloat16()}, tmp_path / name)
+        sizes = sizes_of(tmp_path)
+        assert sizes.checkpoint.has_experts
+        assert sizes.parameters == 410
+
+    def test_safetensors_with_an_index(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for shard in (1, 2):
+            write_safetensors(tmp_path / f"model-0000{shard}-of-00002.safetensors", {f"w{shard}": ("BF16", [4, 8])})
+        files = {f"w{shard}": f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)}
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {"total_size": 128}, "weight_map": files}))
+        sizes = sizes_of(tmp_path)
+        assert sizes.checkpoint.layout is Layout.HUGGING_FACE
+        assert sizes.parameters == 64
+        assert parts(sizes)["weights"] == 128
+        assert kinds(sizes) == {"weights_only"}
+        index.write_text(json.dumps({"metadata": {"total_size": 130}, "weight_map": files}))
+        assert read_checkpoint(tmp_path).damage == (f"{index.name} states 130 bytes of tensors, the headers 128",)
+        (tmp_path / "model-00002-of-00002.safetensors").unlink()
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert "model-00002-of-00002.safetensors is missing" in answer.err

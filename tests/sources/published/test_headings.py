@@ -1,0 +1,63 @@
+"""The quantity of a column by its heading, and lines that join to the text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.sources.published.headings import describe_columns
+from perfscope.sources.published.markdown import Cell, parse_markdown, split_lines
+from perfscope.tables.published import Quantity, Span
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab|\\ \r\n\x0b\x0c\u2028>-"), max_size=80))
+def test_lines_join_to_the_text_whatever_they_end_with(text: str) -> None:
+    assert "".join(split_lines(text)) == text
+    parse_markdown(text, "any.md")
+
+
+HEADINGS = {
+    "GPUs": Quantity.GPUS,
+    "gpu_num": Quantity.GPUS,
+    "device num": Quantity.GPUS,
+    "gpu_num_per_node": Quantity.GPUS_PER_NODE,
+    "num_nodes": Quantity.NODES,
+    "Size": Quantity.PARAMETERS,
+    "Number of parameters (billion)": Quantity.PARAMETERS,
+    "Glob-BS": Quantity.GLOBAL_BATCH,
+    "global batch size": Quantity.GLOBAL_BATCH,
+    "Mic-BS": Quantity.MICRO_BATCH,
+    "batch_size_per_device": Quantity.MICRO_BATCH,
+    "PP Chunks": Quantity.ACCUMULATION,
+    "num_accumulation_steps": Quantity.ACCUMULATION,
+    "tensor_model_parallel_size": Quantity.TENSOR_PARALLEL,
+    "TFlops": Quantity.TFLOPS,
+    "TFLOP/s/GPU": Quantity.TFLOPS,
+    "Achieved teraFLOP/s per GPU": Quantity.TFLOPS,
+    "Achieved aggregate petaFLOP/s": Quantity.AGGREGATE_PFLOPS,
+    "Percentage of theoretical peak FLOP/s": Quantity.PEAK_FRACTION,
+    "samples/s(PyTorch)": Quantity.RATE,
+    "throuthput(sample/sec)": Quantity.RATE,
+    "tokens/s": Quantity.TOKEN_RATE,
+    "tokens/s/GPU": None,
+    "Speed-up": Quantity.SPEEDUP,
+    "latency(ms)": Quantity.STEP_TIME,
+    "Time per iteration (s)": Quantity.STEP_TIME,
+    "GPU M": None,
+    "gpu_mem(mB)": None,
+    "gpu_util(%)": None,
+    "[**GPUs**](x.md)": Quantity.GPUS,
+    "Notes": None,
+}
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_headings_mean_what_people_write(heading: str) -> None:
+    sizes = [[Cell("52B", Span(1, 0, 3))]]
+    assert describe_columns([heading], sizes)[0].quantity is HEADINGS[heading]
+
+
+def test_a_column_of_model_names_is_no_column_of_sizes() -> None:
+    assert describe_columns(["Model"], [[Cell("bert", Span(1, 0, 4))]])[0].quantity is None
