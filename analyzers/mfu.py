@@ -19,10 +19,10 @@ from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.trained_run import (
     Device,
     Trained,
-    device_of,
-    recomputation,
-    tokens_of_step,
-    trained_model,
+    count_step_tokens,
+    find_device,
+    find_recomputation,
+    find_trained_model,
 )
 from perfscope.analyzers.shared.step_selection import slowest_rank_times_ns
 from perfscope.analyzers.steps import analyze as analyze_steps
@@ -127,13 +127,13 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         MissingInput: No rank recorded its model, its operations cannot be counted, or tokens or times are unknown.
     """
     times = analyze_steps(run)
-    trained = trained_model(run)
-    tokens, seq_len = tokens_of_step(times)
+    trained = find_trained_model(run)
+    tokens, seq_len = count_step_tokens(times)
     if times.median_s is None:
         raise MissingInput("there is no steady-state step to take the time of: start-up or a window affected all")
     gpus = max(rank.world_size for rank in run.ranks)
-    device = device_of(run)
-    checkpointing, checkpointing_notes = recomputation(run.models, traced)
+    device = find_device(run)
+    checkpointing, checkpointing_notes = find_recomputation(run.models, traced)
     step = Step(
         parameters=active_parameters(trained.model),
         model=trained.model,

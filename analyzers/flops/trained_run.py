@@ -57,7 +57,7 @@ class Device(NamedTuple):
     notes: tuple[str, ...]
 
 
-def trained_model(run: Run) -> Trained:
+def find_trained_model(run: Run) -> Trained:
     """Find the model that a run trained, over all stages of its pipeline.
 
     Raises:
@@ -98,7 +98,7 @@ def _merge_weights(parts: Sequence[Model]) -> list[Weight]:
     return [Weight(*key, count) for key, count in counts.items()]
 
 
-def tokens_of_step(times: StepTimes) -> tuple[int, int]:
+def count_step_tokens(times: StepTimes) -> tuple[int, int]:
     """Tokens of a step over all GPUs, and tokens in a sequence.
 
     Raises:
@@ -112,7 +112,7 @@ def tokens_of_step(times: StepTimes) -> tuple[int, int]:
     return round(times.tokens_per_s * times.median_s), max(1, round(rank.tokens / rank.samples))
 
 
-def device_of(run: Run) -> Device:
+def find_device(run: Run) -> Device:
     """The device, what it can do, and what limits it."""
     devices = {rank.device_name for rank in run.ranks if rank.device_type != "cpu" and rank.device_name}
     dtype = next((model.dtype for model in run.models if model.dtype), None) or "bf16"
@@ -134,7 +134,9 @@ def device_of(run: Run) -> Device:
     return Device(device, gpu, dtype, peak, tuple(notes))
 
 
-def recomputation(models: Sequence[Model], traced: Sequence[Operations] = ()) -> tuple[Checkpointing, tuple[str, ...]]:
+def find_recomputation(
+    models: Sequence[Model], traced: Sequence[Operations] = ()
+) -> tuple[Checkpointing, tuple[str, ...]]:
     """What was recomputed, by the traces where they show it, else by the model; and the source of that."""
     configured = next((model.checkpointing for model in models if model.checkpointing), None)
     shown = next((operations.repeats.checkpointing for operations in traced if operations.repeats.checkpointing), None)

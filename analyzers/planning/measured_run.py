@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from perfscope.analyzers import steps as step_times
-from perfscope.analyzers.flops.trained_run import tokens_of_step
+from perfscope.analyzers.flops.trained_run import count_step_tokens
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput
 from perfscope.tables.run import Run
@@ -63,7 +63,7 @@ def measure_run(run: Run) -> MeasuredRun:
     tokens: int | None = None
     seq_len: int | None = None
     try:
-        tokens, seq_len = tokens_of_step(times)
+        tokens, seq_len = count_step_tokens(times)
     except MissingInput as missing:
         notes.append(f"Not measured: tokens of a step. {missing.problem[:1].upper()}{missing.problem[1:]}.")
     zero = next((model.zero_stage for model in run.models if model.zero_stage is not None), None)

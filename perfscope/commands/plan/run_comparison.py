@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import compare
-from perfscope.analyzers.flops.trained_run import Trained, device_of, recomputation, trained_model
+from perfscope.analyzers.flops.trained_run import Trained, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
 from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Memory
 from perfscope.commands.options.model import ModelChoice, choose_description
@@ -159,17 +159,17 @@ def read_planned_run(path: Path) -> PlannedRun:
     except MissingInput as missing:
         raise UsageError(f"{path}: {missing.problem}, so there is nothing to compare a plan with") from None
     try:
-        trained = trained_model(run)
+        trained = find_trained_model(run)
     except MissingInput:
         trained = None
-    device = device_of(run)
+    device = find_device(run)
     return PlannedRun(
         path=path,
         measured=measured,
         trained=trained,
         device=device.name,
         dtype=Dtype(device.dtype) if device.dtype in set(Dtype) else None,
-        checkpointing=recomputation(run.models)[0],
+        checkpointing=find_recomputation(run.models)[0],
     )
 
 
