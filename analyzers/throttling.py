@@ -15,11 +15,11 @@ import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, rank_cell, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import read_column
-from perfscope.analyzers.shared.statistics import MaskedFloat64, mean, median
+from perfscope.analyzers.shared.statistics import mean, median
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, milliseconds, percent
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Bool, Int64, MaskedFloat64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 from perfscope.units import format_ranges

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.constants import KILO, NS_PER_S
-from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
+from perfscope.tables.columns import Bool, Float64, Int64, MaskedInt64, present
 
 _MJ_PER_MW_NS = 1 / NS_PER_S
 _LONGEST_GAP_NS = 2_500_000_000
@@ -77,7 +77,7 @@ class PowerCurve:
         after = np.clip(np.searchsorted(self.t_ns, ends_ns, "left"), 0, len(self.t_ns) - 1)
         return np.asarray(inside & (self._gaps[before] == self._gaps[after]))
 
-    def energy_j(self, starts_ns: Int64, ends_ns: Int64) -> np.ndarray:
+    def energy_j(self, starts_ns: Int64, ends_ns: Int64) -> Float64:
         """The energy of intervals that are covered."""
         if not len(starts_ns):
             return np.zeros(0)

@@ -16,14 +16,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import MaskedInt64
+from perfscope.tables.columns import Float64, Int64, MaskedFloat64, MaskedInt64
 
 CONFIDENCE = 0.95
 
-MaskedFloat64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]"  # text: np.ma takes long to import
-
 #: Plain numbers, or a column of which some are absent.
-Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float64] | MaskedInt64 | MaskedFloat64"
+Values: TypeAlias = "Int64 | Float64 | MaskedInt64 | MaskedFloat64"
 
 _FEWEST_FOR_INTERVAL = 3
 
@@ -61,8 +59,8 @@ class ValueCounts:
         count: How often each occurs.
     """
 
-    value: npt.NDArray[np.float64]
-    count: npt.NDArray[np.int64]
+    value: Float64
+    count: Int64
 
     @property
     def n(self) -> int:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.constants import NS_PER_S
-from perfscope.tables.columns import Bool, present
+from perfscope.tables.columns import Bool, Float64, present
 from perfscope.tables.steps import Steps
 
 #: Selects steps of a table, as a mask.
@@ -63,6 +62,6 @@ def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> dict
     return slowest
 
 
-def slowest_rank_times_s(tables: Sequence[Steps], selection: Selection) -> npt.NDArray[np.float64]:
+def slowest_rank_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:
     """The times of the selected steps on their slowest ranks, in seconds."""
     return np.asarray(list(slowest_rank_times_ns(tables, selection).values()), np.float64) / NS_PER_S

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 Int64: TypeAlias = npt.NDArray[np.int64]
+Float64: TypeAlias = npt.NDArray[np.float64]
 Bool: TypeAlias = npt.NDArray[np.bool_]
-#: Integers of which some are absent.
-MaskedInt64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]"  # text: np.ma takes long to import
+#: Numbers of which some are absent; as text, because np.ma takes long to import.
+MaskedInt64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]"
+MaskedFloat64: TypeAlias = "np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]"
 
 
 def masked(values: Sequence[int | None]) -> MaskedInt64:
