@@ -1,4 +1,4 @@
-"""Sizes, counts and times as people write them: parsed and printed in one place.
+"""Sizes, counts and times as people write them: parsed and printed here only.
 
 B is 10**9 parameters (never 2**30), GB is 10**9 bytes, GiB is 2**30 bytes. Times become integer nanoseconds.
 """
@@ -9,17 +9,40 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal, DecimalException
 
+from perfscope.constants import (
+    GIGA,
+    KILO,
+    MEGA,
+    MS_PER_S,
+    NS_PER_MS,
+    NS_PER_S,
+    NS_PER_US,
+    S_PER_DAY,
+    S_PER_HOUR,
+    S_PER_MINUTE,
+    TERA,
+    US_PER_S,
+)
 from perfscope.errors import UsageError
 
-_COUNT_SUFFIX = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
+_COUNT_SUFFIXES = {"": 1, "K": KILO, "M": MEGA, "B": GIGA, "T": TERA}
 _COUNT = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
-_SMALLEST_BARE_SIZE = 1000
+_SMALLEST_SIZE = KILO
+_LARGEST_SIZE = GIGA**2
+_LARGEST_TOKENS = GIGA * TERA
 
-_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_NANOSECONDS = {
+    "ns": 1,
+    "us": NS_PER_US,
+    "ms": NS_PER_MS,
+    "s": NS_PER_S,
+    "m": S_PER_MINUTE * NS_PER_S,
+    "h": S_PER_HOUR * NS_PER_S,
+    "d": S_PER_DAY * NS_PER_S,
+}
 _TIME_PART = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
-_LARGEST_TIME_NS = 10**4 * 365 * 86400 * 10**9
+_LARGEST_TIME_NS = 10_000 * 365 * S_PER_DAY * NS_PER_S
 
-_KILO = 1000
 _DECIMAL_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -30,14 +53,14 @@ def parse_parameters(text: str) -> int:
     7500000000
 
     Raises:
-        UsageError: The text is no size, is not positive, or is a bare number too small to be a model.
+        UsageError: The text is no size, is not positive, or is too small to be a model.
     """
     parameters = _parse_count(text)
     if parameters is None:
         raise UsageError(f"{text!r} is not a model size", hint="write it as 52B, 7.5B or 125M; B is 10**9")
-    if parameters <= 0 or parameters > 10**18:
+    if parameters <= 0 or parameters > _LARGEST_SIZE:
         raise UsageError(f"a model size of {text} is not possible")
-    if parameters < _SMALLEST_BARE_SIZE:
+    if parameters < _SMALLEST_SIZE:
         raise UsageError(f"a model of {text} parameters is too small", hint=f"was {text}B or {text}M meant?")
     return parameters
 
@@ -54,19 +77,19 @@ def parse_tokens(text: str) -> int:
     tokens = _parse_count(text)
     if tokens is None:
         raise UsageError(f"{text!r} is not a number of tokens", hint="write it as 260B, 3.5T or 300M; B is 10**9")
-    if tokens <= 0 or tokens > 10**21:
+    if tokens <= 0 or tokens > _LARGEST_TOKENS:
         raise UsageError(f"{text} tokens are not possible")
     return tokens
 
 
 def _parse_count(text: str) -> int | None:
-    """A number with a suffix of ten's powers; absent where the text is none."""
+    """A number with a suffix such as B; None where the text is none."""
     match = _COUNT.fullmatch(text.strip())
     suffix = match["suffix"].upper() if match else ""
-    if match is None or suffix not in _COUNT_SUFFIX:
+    if match is None or suffix not in _COUNT_SUFFIXES:
         return None
     try:
-        return int(Decimal(match["number"].replace("_", "")).scaleb(_COUNT_SUFFIX[suffix]))
+        return int(Decimal(match["number"].replace("_", "")) * _COUNT_SUFFIXES[suffix])
     except (DecimalException, OverflowError, ValueError):
         return None
 
@@ -83,39 +106,39 @@ def parse_duration_ns(text: str) -> int:
     stripped = text.strip()
     total = Decimal(0)
     position = 0
-    smallest_unit_yet: int | None = None
+    smallest_unit_ns: int | None = None
     while position < len(stripped):
         match = _TIME_PART.match(stripped, position)
         if match is None or (match[2] is None and (position > 0 or match.end() != len(stripped))):
-            raise _not_a_time(text)
+            raise _no_time(text)
         unit_ns = _NANOSECONDS[match[2] or "s"]
-        if smallest_unit_yet is not None and unit_ns >= smallest_unit_yet:
-            raise _not_a_time(text)
-        smallest_unit_yet = unit_ns
+        if smallest_unit_ns is not None and unit_ns >= smallest_unit_ns:
+            raise _no_time(text)
+        smallest_unit_ns = unit_ns
         try:
             total += Decimal(match[1]) * unit_ns
         except DecimalException:  # 1e999999999
-            raise _not_a_time(text) from None
+            raise _no_time(text) from None
         position = match.end()
     if not stripped or stripped.startswith("-"):
-        raise _not_a_time(text)
+        raise _no_time(text)
     if not 1 <= total <= _LARGEST_TIME_NS:
         raise UsageError(f"a time of {text} is not possible", hint="a time is positive: 127, 127s, 2m7s or 127000ms")
     return int(total)
 
 
-def _not_a_time(text: str) -> UsageError:
+def _no_time(text: str) -> UsageError:
     return UsageError(f"{text!r} is not a time", hint="write it as 127, 127s, 2m7s or 127000ms")
 
 
 def format_parameters(parameters: int) -> str:
-    """Write a number of parameters the short way.
+    """Write a number of parameters with four figures and a suffix.
 
     >>> format_parameters(52_000_000_000), format_parameters(812_445_696)
     ('52B', '812.4M')
     """
     for suffix in ("T", "B", "M", "K"):
-        scale = 10 ** _COUNT_SUFFIX[suffix]
+        scale = _COUNT_SUFFIXES[suffix]
         if parameters >= scale:
             return f"{parameters / scale:.4g}{suffix}"
     return str(parameters)
@@ -129,26 +152,26 @@ def format_bytes(count: int) -> str:
     """
     value = float(count)
     for unit in _DECIMAL_BYTES:
-        if abs(value) < _KILO or unit == _DECIMAL_BYTES[-1]:
+        if abs(value) < KILO or unit == _DECIMAL_BYTES[-1]:
             return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= _KILO
+        value /= KILO
     raise AssertionError(count)
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time with the unit that keeps three or four figures.
+    """Write a time with four figures, in the largest unit of which it has at least one.
 
     >>> format_seconds(0.09628), format_seconds(127.0)
     ('96.28 ms', '127 s')
     """
-    for scale, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+    for scale, unit in ((1, "s"), (MS_PER_S, "ms"), (US_PER_S, "us")):
         if abs(seconds) * scale >= 1 or unit == "us":
             return f"{seconds * scale:.4g} {unit}"
     raise AssertionError(seconds)
 
 
 def format_count(count: int, noun: str) -> str:
-    """Write a count of things.
+    """Write a count with its noun, in the singular or the plural.
 
     >>> format_count(1, "table"), format_count(3, "table")
     ('1 table', '3 tables')
@@ -156,8 +179,8 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def format_ranges(numbers: Sequence[int], most: int | None = None) -> str:
-    """Numbers in ascending order as ranges; no more than ``most`` of these.
+def format_ranges(numbers: Sequence[int], limit: int | None = None) -> str:
+    """Write numbers in ascending order as ranges; no more than ``limit`` of these.
 
     >>> format_ranges([2, 3, 4, 9])
     '2-4, 9'
@@ -171,4 +194,4 @@ def format_ranges(numbers: Sequence[int], most: int | None = None) -> str:
         else:
             ranges.append([number, number])
     texts = [f"{low}-{high}" if low != high else f"{low}" for low, high in ranges]
-    return ", ".join(texts if most is None or len(texts) <= most else [*texts[:most], "..."])
+    return ", ".join(texts if limit is None or len(texts) <= limit else [*texts[:limit], "..."])

@@ -14,7 +14,7 @@ from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import KILO
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
-from perfscope.models.hardware import Gpu, look_up, not_known
+from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.tables.model import Model, Weight
@@ -121,9 +121,9 @@ def find_device(run: Run) -> Device:
     if len(devices) > 1:
         return Device(None, None, dtype, None, (f"No MFU: the GPUs differ: {', '.join(sorted(devices))}.",))
     (device,) = devices
-    gpu = look_up(device)
+    gpu = lookup_gpu(device)
     if gpu is None:
-        return Device(device, None, dtype, None, (f"No MFU: {not_known(device)}.",))
+        return Device(device, None, dtype, None, (f"No MFU: {describe_unlisted(device)}.",))
     if dtype not in gpu.dense_tflops:
         return Device(device, gpu, dtype, None, (f"No MFU: {gpu.name} has no peak in {dtype}.",))
     peak = gpu.dense_tflops[dtype]

@@ -1,4 +1,4 @@
-"""What a GPU can do at most: dense peak rates, each with its source, from ``hardware.toml``.
+"""Peaks of GPUs: dense peak rates, each with its source, from ``hardware.toml``.
 
 A peak belongs to one GPU and one number format. It is never guessed: an unknown GPU has none, and a figure that counts
 2:4 sparsity is refused, because it would halve the utilisation.
@@ -11,8 +11,9 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
+from perfscope.constants import GB
 from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
@@ -25,12 +26,12 @@ class Gpu(NamedTuple):
     """One GPU model.
 
     Attributes:
-        name: The name that ``--gpu`` takes.
-        cuda_names: What ``torch.cuda.get_device_name()`` prints for it.
+        name: The value of ``--gpu``.
+        cuda_names: What ``torch.cuda.get_device_name()`` prints.
         dense_tflops: Peak TFLOP/s without sparsity, by number format.
         source: Where the figures come from.
-        aliases: Other names that ``--gpu`` takes.
-        memory_bytes: Memory by the datasheet; what a program sees can be some percent more or less.
+        aliases: Other values of ``--gpu``.
+        memory_bytes: Memory by the datasheet; a program can see some percent more or less.
         power_w: The default power limit.
     """
 
@@ -49,7 +50,7 @@ class Gpu(NamedTuple):
 
     @property
     def training_dtype(self) -> str:
-        """The 16-bit format that training uses on it: bf16 where it has it, else fp16."""
+        """The 16-bit format that training uses on this GPU: bf16 if available, else fp16."""
         return "bf16" if "bf16" in self.dense_tflops else "fp16"
 
     def peak_tflops(self, dtype: str) -> float:
@@ -59,9 +60,21 @@ class Gpu(NamedTuple):
             UsageError: The GPU has no peak in that format.
         """
         if dtype not in self.dense_tflops:
-            known = ", ".join(self.dense_tflops)
-            raise UsageError(f"{self.name} has no peak in {dtype}", hint=f"it has one in {known}")
+            formats = ", ".join(self.dense_tflops)
+            raise UsageError(f"{self.name} has no peak in {dtype}", hint=f"it has one in {formats}")
         return self.dense_tflops[dtype]
+
+
+class _Entry(TypedDict):
+    """A GPU in ``hardware.toml``."""
+
+    name: str
+    cuda_names: list[str]
+    dense_tflops: dict[str, float]
+    source: str
+    aliases: NotRequired[list[str]]
+    memory_gb: float
+    power_w: int
 
 
 @cache
@@ -79,79 +92,83 @@ def _families() -> dict[str, str]:
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Read every GPU of ``hardware.toml``, in its order."""
-    return tuple(_gpu(chunk) for chunk in _text().split(_ENTRY)[1:])
+    return tuple(_parse_entry(text) for text in _entry_texts())
 
 
-def _gpu(chunk: str) -> Gpu:
-    entry: dict[str, Any] = tomllib.loads(chunk)
+def _entry_texts() -> list[str]:
+    return _text().split(_ENTRY)[1:]
+
+
+def _parse_entry(text: str) -> Gpu:
+    entry = cast("_Entry", tomllib.loads(text))
     return Gpu(
         name=entry["name"],
         cuda_names=tuple(entry["cuda_names"]),
         dense_tflops=entry["dense_tflops"],
         source=entry["source"],
         aliases=tuple(entry.get("aliases", ())),
-        memory_bytes=int(entry["memory_gb"] * 10**9),
+        memory_bytes=int(entry["memory_gb"] * GB),
         power_w=entry["power_w"],
     )
 
 
-def look_up(name: str) -> Gpu | None:
-    """Look a GPU up by its name, an alias or the name that CUDA gives it; absent where it is not known."""
-    wanted = _plain(name)
-    wanted = _families().get(wanted, wanted)
-    for chunk in _text().split(_ENTRY)[1:]:
-        # Parsing the whole file takes longer than all else that a command does.
-        if wanted and wanted in _plain(chunk):
-            gpu = _gpu(chunk)
-            if wanted in {_plain(known) for known in (gpu.name, *gpu.aliases, *gpu.cuda_names)}:
+def lookup_gpu(name: str) -> Gpu | None:
+    """Look a GPU up by its name, an alias or its CUDA name; None where it is not listed."""
+    key = _normalize(name)
+    key = _families().get(key, key)
+    for text in _entry_texts():
+        # Only entries with the name are parsed: parsing the file takes longer than a command that needs one GPU.
+        if key and key in _normalize(text):
+            gpu = _parse_entry(text)
+            if key in {_normalize(spelling) for spelling in (gpu.name, *gpu.aliases, *gpu.cuda_names)}:
                 return gpu
     return None
 
 
 def find_gpu(name: str) -> Gpu:
-    """Look a GPU up by its name, an alias or the name that CUDA gives it.
+    """Look a GPU up by its name, an alias or its CUDA name.
 
     Raises:
         UsageError: No GPU has that name; a peak is never guessed.
     """
-    gpu = look_up(name)
+    gpu = lookup_gpu(name)
     if gpu is None:
-        raise UsageError(not_known(name), hint=f"known: {names()}")
+        raise UsageError(describe_unlisted(name), hint=f"known: {list_gpu_names()}")
     return gpu
 
 
-def not_known(name: str) -> str:
-    """Say that a GPU has no peak."""
+def describe_unlisted(name: str) -> str:
+    """Say that a GPU is not listed, so it has no peak."""
     return f"the GPU {name!r} is not in hardware.toml, so its peak is not known"
 
 
-def names() -> str:
-    """Every name that ``--gpu`` takes, aliases left out."""
+def list_gpu_names() -> str:
+    """Every value of ``--gpu`` without aliases, as a list for people."""
     return ", ".join(re.findall(r'^name = "(.*)"', _text(), re.MULTILINE))
 
 
-def family_of(name: str) -> str | None:
-    """The GPU that is taken for a name of several, such as ``h100``; absent for a name of one."""
-    return _families().get(_plain(name))
+def resolve_family(name: str) -> str | None:
+    """The GPU that a family's name, such as ``h100``, stands for; None for the name of a single GPU."""
+    return _families().get(_normalize(name))
 
 
 def fastest_gpu() -> Gpu:
     """The GPU with the highest dense 16-bit peak."""
-    return _gpu(max(_text().split(_ENTRY)[1:], key=_peak_in))
+    return _parse_entry(max(_entry_texts(), key=_search_peak))
 
 
-def _peak_in(chunk: str) -> float:
+def _search_peak(text: str) -> float:
     """The 16-bit peak of one entry, without parsing it."""
-    return max(float(peak) for peak in re.findall(r"\b(?:bf16|fp16) = ([\d.]+)", chunk))
+    return max(float(peak) for peak in re.findall(r"\b(?:bf16|fp16) = ([\d.]+)", text))
 
 
 def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
-    """Return a peak that a user gave, unless it is a datasheet's figure with sparsity.
+    """Return a peak that a user typed, unless it is a datasheet's figure with sparsity.
 
     Args:
         peak_tflops: The peak, in TFLOP/s.
         dtype: The number format that it is for.
-        gpu: The GPU that it is for; absent to compare with all of them.
+        gpu: The GPU that it is for; None to compare with all GPUs.
 
     Raises:
         UsageError: It is not positive, or counts 2:4 sparsity, which no training step uses.
@@ -159,24 +176,24 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
     if not 0 < peak_tflops < float("inf"):
         raise UsageError(f"a peak of {peak_tflops:g} TFLOP/s is not possible")
     candidates = (gpu,) if gpu else gpus()
-    dense = [(known, known.dense_tflops[dtype]) for known in candidates if dtype in known.dense_tflops]
-    if any(_same(peak_tflops, peak) for _, peak in dense):
+    dense = [(candidate, candidate.dense_tflops[dtype]) for candidate in candidates if dtype in candidate.dense_tflops]
+    if any(_is_same(peak_tflops, peak) for _, peak in dense):
         return peak_tflops
-    for known, peak in dense:
-        if _same(peak_tflops, SPARSITY_GAIN * peak):
+    for candidate, peak in dense:
+        if _is_same(peak_tflops, SPARSITY_GAIN * peak):
             raise UsageError(
-                f"{peak_tflops:g} TFLOP/s is the {dtype} peak of {known.name} with 2:4 sparsity",
+                f"{peak_tflops:g} TFLOP/s is the {dtype} peak of {candidate.name} with 2:4 sparsity",
                 hint=f"its dense peak is {peak:g}: utilisation against the sparse one would be half of what it is",
             )
     return peak_tflops
 
 
-def _same(value: float, peak: float) -> bool:
+def _is_same(value: float, peak: float) -> bool:
     return abs(value / peak - 1) < _SAME_PEAK
 
 
-def _plain(name: str) -> str:
-    plain = "-".join(name.lower().replace("_", " ").split())
+def _normalize(name: str) -> str:
+    normalized = "-".join(name.lower().replace("_", " ").split())
     for word in _VENDOR_WORDS:
-        plain = plain.removeprefix(word)
-    return plain
+        normalized = normalized.removeprefix(word)
+    return normalized

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from perfscope.errors import UsageError
-from perfscope.models.hardware import SPARSITY_GAIN, check_dense, family_of, fastest_gpu, find_gpu, gpus, look_up
+from perfscope.models.hardware import (
+    SPARSITY_GAIN,
+    check_dense,
+    fastest_gpu,
+    find_gpu,
+    gpus,
+    lookup_gpu,
+    resolve_family,
+)
 
 #: Dense 16-bit peaks of the datasheets, in TFLOP/s.
 DENSE_16BIT = {
@@ -58,14 +66,14 @@ def test_a_gpu_is_found_by_name_by_alias_and_by_what_cuda_calls_it(name: str, gp
 
 @pytest.mark.parametrize("name", ["h100-sxm-sparse", "A100-SXM4-80GB MIG 3g.40gb", "NVIDIA", "h300", ""])
 def test_what_is_not_listed_is_not_guessed(name: str) -> None:
-    assert look_up(name) is None
+    assert lookup_gpu(name) is None
     with pytest.raises(UsageError, match="is not in hardware"):
         find_gpu(name)
 
 
 def test_a_name_of_several_gpus_says_which_one_is_taken() -> None:
-    assert family_of("h100") == "h100-sxm"
-    assert family_of("h100-sxm") is None
+    assert resolve_family("h100") == "h100-sxm"
+    assert resolve_family("h100-sxm") is None
 
 
 def test_every_entry_is_whole_and_every_name_is_of_one_gpu() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.models.hardware import Gpu, check_dense, family_of, look_up, names, not_known
+from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, list_gpu_names, lookup_gpu, resolve_family
 from perfscope.report import Json
 
 _PANEL = "Peak"
@@ -81,21 +81,23 @@ def resolve_peak(options: PeakOptions) -> Peak:
     Raises:
         UsageError: The GPU has no peak in the format, or the typed peak counts sparsity.
     """
-    gpu = look_up(options.gpu) if options.gpu else None
+    gpu = lookup_gpu(options.gpu) if options.gpu else None
     dtype = str(options.dtype) if options.dtype else (gpu.training_dtype if gpu else Dtype.BF16.value)
     assumptions = _list_assumptions(options, gpu, dtype)
     if options.peak is not None:
         check_dense(options.peak, dtype, gpu)
         return Peak(gpu, dtype, options.peak, "given as --peak", assumptions)
     if gpu is None:
-        warnings = (f"{not_known(options.gpu)} and there is no MFU; known: {names()}",) if options.gpu else ()
+        warnings = (
+            (f"{describe_unlisted(options.gpu)} and there is no MFU; known: {list_gpu_names()}",) if options.gpu else ()
+        )
         return Peak(None, dtype, None, "", (), warnings)
     return Peak(gpu, dtype, gpu.peak_tflops(dtype), gpu.source, assumptions)
 
 
 def _list_assumptions(options: PeakOptions, gpu: Gpu | None, dtype: str) -> tuple[str, ...]:
     assumptions = []
-    if options.gpu and gpu and family_of(options.gpu):
+    if options.gpu and gpu and resolve_family(options.gpu):
         assumptions.append(f"{options.gpu} is a {gpu.name} (--gpu)")
     if gpu and options.dtype is None:
         assumptions.append(f"matrix products in {dtype} (--dtype)")

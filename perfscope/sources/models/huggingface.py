@@ -1,7 +1,7 @@
 """A Hugging Face ``config.json`` as a Transformer.
 
-An architecture that ``model_families`` does not list is refused, and so is a part of a listed one that is not
-understood: a wrong guess about the MLP alone would move the FLOPs by a fifth.
+An architecture that ``families`` does not list is refused, and so is an unsupported part of a listed architecture: a
+wrong guess about the MLP alone would change the FLOPs by a fifth.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.transformer import (
@@ -22,6 +22,9 @@ from perfscope.models.transformer import (
     require_consistent,
 )
 from perfscope.sources.models.families import FAMILIES, Family, Flag
+
+#: JSON whose values are checked where they are read; ``to_transformer`` reports a value of the wrong type.
+Config: TypeAlias = Mapping[str, Any]
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
@@ -67,8 +70,8 @@ def read_config(path: Path) -> ModelDescription:
     return ModelDescription(model, f"{file} ({config['model_type']})", notes)
 
 
-def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
-    """Build a Transformer from a config's keys; the second value says what was left out.
+def to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
+    """Build a Transformer from a config's keys; the second value lists what is not counted.
 
     Raises:
         UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
@@ -82,40 +85,40 @@ def to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, t
         ) from None
 
 
-def _to_transformer(config: Mapping[str, Any], name: str) -> tuple[Transformer, tuple[str, ...]]:
+def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, ...]]:
     family = _family(config, name)
     _refuse_unknown_parts(config, family, name)
-    hidden = _need(config, _HIDDEN, name, "hidden size")
-    heads = _need(config, _HEADS, name, "number of attention heads")
+    hidden = _require_count(config, _HIDDEN, name, "hidden size")
+    heads = _require_count(config, _HEADS, name, "number of attention heads")
     latent = _latent(config, name)
     experts = _experts(config, family, name)
     model = Transformer(
         name=name,
-        layers=_need(config, _LAYERS, name, "number of layers"),
+        layers=_require_count(config, _LAYERS, name, "number of layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=heads if latent else _kv_heads(config, heads),
         head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, family, (hidden, heads), name),
         ffn=_ffn(config, family, hidden, name),
         mlp_matrices=GATED_MATRICES if family.gated else PLAIN_MATRICES,
-        vocabulary=_need(config, ("vocab_size",), name, "vocabulary"),
+        vocabulary=_require_count(config, ("vocab_size",), name, "vocabulary"),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         positions=_positions(config, family, name),
         latent=latent,
         experts=experts,
         window=_window(config),
-        context=_find(config, _CONTEXT),
+        context=_find_count(config, _CONTEXT),
     )
     return _with_vectors(require_consistent(model), config, family), _notes(config)
 
 
-def _family(config: Mapping[str, Any], name: str) -> Family:
+def _family(config: Config, name: str) -> Family:
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in FAMILIES:
         return FAMILIES[str(model_type)]
     parts = [key for key in _OTHER_PARTS if isinstance(config.get(key), Mapping)]
     if parts:
-        problem = f"{name}: {', '.join(parts)} of {model_type!r} is not known, only plain decoders are"
+        problem = f"{name}: {', '.join(parts)} of {model_type!r} is not supported, only plain decoders are"
     elif model_type is None:
         problem = f"{name}: it has no model_type, so what its layers are made of is not known"
     else:
@@ -126,7 +129,7 @@ def _family(config: Mapping[str, Any], name: str) -> Family:
     )
 
 
-def _refuse_unknown_parts(config: Mapping[str, Any], family: Family, name: str) -> None:
+def _refuse_unknown_parts(config: Config, family: Family, name: str) -> None:
     kind = config["model_type"]
     layer_types = set(config.get("layer_types") or ()) - _FULL_ATTENTION
     if layer_types:
@@ -134,14 +137,14 @@ def _refuse_unknown_parts(config: Mapping[str, Any], family: Family, name: str) 
     for key in _UNKNOWN_IF_SET:
         if config.get(key):
             raise UsageError(f"{name}: {key} in {kind!r} is not known")
-    if not family.mixture and (_find(config, _EXPERTS) or 0) > 1:
+    if not family.mixture and (_find_count(config, _EXPERTS) or 0) > 1:
         raise UsageError(f"{name}: experts in {kind!r}, which has a dense MLP elsewhere, are not known")
     projected = config.get("word_embed_proj_dim", config.get("hidden_size"))
     if projected != config.get("hidden_size"):
         raise UsageError(f"{name}: word_embed_proj_dim in {kind!r} is not known")
 
 
-def _find(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+def _find_count(config: Config, keys: Sequence[str]) -> int | None:
     for key in keys:
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -149,21 +152,21 @@ def _find(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     return None
 
 
-def _need(config: Mapping[str, Any], keys: Sequence[str], name: str, what: str) -> int:
-    value = _find(config, keys)
+def _require_count(config: Config, keys: Sequence[str], name: str, meaning: str) -> int:
+    value = _find_count(config, keys)
     if value is None:
-        raise UsageError(f"{name}: the {what} ({keys[0]}) is missing")
+        raise UsageError(f"{name}: the {meaning} ({keys[0]}) is missing")
     return value
 
 
-def _flag(config: Mapping[str, Any], flag: Flag) -> bool:
+def _flag(config: Config, flag: Flag) -> bool:
     if isinstance(flag, bool):
         return flag
     key, default = flag
     return bool(config.get(key, default))
 
 
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+def _kv_heads(config: Config, heads: int) -> int:
     if config["model_type"] == "falcon":
         if config.get("new_decoder_architecture"):
             return config.get("num_kv_heads") or heads
@@ -173,23 +176,23 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     nested = config.get("attn_config")
     if isinstance(nested, Mapping):
         return nested.get("kv_n_heads") or heads
-    return _find(config, _KV_HEADS) or heads
+    return _find_count(config, _KV_HEADS) or heads
 
 
-def _head_dim(config: Mapping[str, Any], family: Family, sizes: tuple[int, int], name: str) -> int:
-    stated = config.get("head_dim", family.head_dim)
-    if isinstance(stated, int):
-        return stated
+def _head_dim(config: Config, family: Family, sizes: tuple[int, int], name: str) -> int:
+    head_dim = config.get("head_dim", family.head_dim)
+    if isinstance(head_dim, int):
+        return head_dim
     hidden, heads = sizes
     if heads < 1 or hidden % heads:
         raise UsageError(f"{name}: a hidden size of {hidden} does not divide into {heads} heads")
     return hidden // heads
 
 
-def _ffn(config: Mapping[str, Any], family: Family, hidden: int, name: str) -> int:
-    stated = _find(config, _FFN)
-    if stated is not None:
-        return stated
+def _ffn(config: Config, family: Family, hidden: int, name: str) -> int:
+    ffn = _find_count(config, _FFN)
+    if ffn is not None:
+        return ffn
     if family.gated:
         if family.mixture and config.get("moe_intermediate_size"):
             return int(config["moe_intermediate_size"])
@@ -197,13 +200,13 @@ def _ffn(config: Mapping[str, Any], family: Family, hidden: int, name: str) -> i
     return hidden * int(config.get("expansion_ratio", 4))
 
 
-def _positions(config: Mapping[str, Any], family: Family, name: str) -> int:
+def _positions(config: Config, family: Family, name: str) -> int:
     if family.positions is None:
         return 0
-    return _need(config, _CONTEXT, name, "number of positions") + family.positions
+    return _require_count(config, _CONTEXT, name, "number of positions") + family.positions
 
 
-def _window(config: Mapping[str, Any]) -> int | None:
+def _window(config: Config) -> int | None:
     window = config.get("sliding_window")
     if not isinstance(window, int) or config.get("use_sliding_window") is False:
         return None
@@ -211,32 +214,32 @@ def _window(config: Mapping[str, Any]) -> int | None:
     return window if kinds is None or "sliding_attention" in kinds else None
 
 
-def _latent(config: Mapping[str, Any], name: str) -> Latent | None:
+def _latent(config: Config, name: str) -> Latent | None:
     if config["model_type"] not in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
         return None
     return Latent(
         q_rank=config.get("q_lora_rank"),
-        kv_rank=_need(config, ("kv_lora_rank",), name, "rank of keys and values"),
-        nope_dim=_need(config, ("qk_nope_head_dim",), name, "query head without position"),
-        rope_dim=_need(config, ("qk_rope_head_dim",), name, "rotary part of a head"),
-        value_dim=_need(config, ("v_head_dim",), name, "value head"),
+        kv_rank=_require_count(config, ("kv_lora_rank",), name, "rank of keys and values"),
+        nope_dim=_require_count(config, ("qk_nope_head_dim",), name, "query head without position"),
+        rope_dim=_require_count(config, ("qk_rope_head_dim",), name, "rotary part of a head"),
+        value_dim=_require_count(config, ("v_head_dim",), name, "value head"),
     )
 
 
-def _experts(config: Mapping[str, Any], family: Family, name: str) -> Experts | None:
-    count = _find(config, _EXPERTS)
+def _experts(config: Config, family: Family, name: str) -> Experts | None:
+    count = _find_count(config, _EXPERTS)
     if not family.mixture or not count:
         return None
-    layers = _expert_layers(config, _need(config, _LAYERS, name, "number of layers"))
-    ffn = _find(config, ("moe_intermediate_size", *_FFN))
+    layers = _expert_layers(config, _require_count(config, _LAYERS, name, "number of layers"))
+    ffn = _find_count(config, ("moe_intermediate_size", *_FFN))
     if ffn is None:
         raise UsageError(f"{name}: the hidden size of an expert (moe_intermediate_size) is missing")
     shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * ffn
-    hidden = _need(config, _HIDDEN, name, "hidden size")
+    hidden = _require_count(config, _HIDDEN, name, "hidden size")
     kind = config["model_type"]
     return Experts(
         routed=count,
-        active=_need(config, _TOP_K, name, "experts that a token visits"),
+        active=_require_count(config, _TOP_K, name, "experts per token"),
         ffn=ffn,
         shared_ffn=shared,
         layers=layers,
@@ -245,8 +248,8 @@ def _experts(config: Mapping[str, Any], family: Family, name: str) -> Experts | 
     )
 
 
-def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
-    """How many layers have experts: all but the first few (DeepSeek), or every n-th but some (Qwen)."""
+def _expert_layers(config: Config, layers: int) -> int:
+    """The number of layers with experts: all but the first few (DeepSeek), or every n-th but some (Qwen)."""
     first = config.get("first_k_dense_replace") or 0
     step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
     dense = set(config.get("mlp_only_layers") or ())
@@ -254,8 +257,8 @@ def _expert_layers(config: Mapping[str, Any], layers: int) -> int:
     return sum(1 for layer in range(layers) if layer >= first and layer not in dense and (layer + offset) % step == 0)
 
 
-def _with_vectors(model: Transformer, config: Mapping[str, Any], family: Family) -> Transformer:
-    """Count norms and biases."""
+def _with_vectors(model: Transformer, config: Config, family: Family) -> Transformer:
+    """Add the numbers of norms and biases."""
     kind = config["model_type"]
     kv_dim = model.kv_heads * model.head_dim
     norms = _norms(config, family)
@@ -280,7 +283,7 @@ def _with_vectors(model: Transformer, config: Mapping[str, Any], family: Family)
     return model._replace(layer_vectors=vectors, other_vectors=outside)
 
 
-def _norms(config: Mapping[str, Any], family: Family) -> int:
+def _norms(config: Config, family: Family) -> int:
     if config["model_type"] == "falcon":
         if config.get("new_decoder_architecture"):
             return int(config.get("num_ln_in_parallel_attn") or 2)
@@ -290,10 +293,11 @@ def _norms(config: Mapping[str, Any], family: Family) -> int:
     return family.norms
 
 
-def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(config: Config) -> tuple[str, ...]:
     modules = config.get("num_nextn_predict_layers")
     if not modules:
         return ()
     return (
-        f"num_nextn_predict_layers = {modules} is left out, as in the published size; --mtp-layers {modules} counts it",
+        f"num_nextn_predict_layers = {modules} is not counted, as in the published size; "
+        f"--mtp-layers {modules} counts it",
     )

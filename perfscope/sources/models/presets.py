@@ -13,7 +13,7 @@ from perfscope.sources.models.huggingface import to_transformer
 
 @cache
 def _entries() -> dict[str, str]:
-    """The text of each entry by its name: parsing them all takes longer than all else that a command does."""
+    """The text of each entry by its name; parsing all entries takes longer than a command that needs one model."""
     text = files("perfscope.models").joinpath("models.toml").read_text("utf-8")
     parts = re.split(r'^\["?([\w.-]+)"?\]$', text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -25,13 +25,13 @@ def preset_names() -> tuple[str, ...]:
 
 
 def find_preset(name: str) -> ModelDescription | None:
-    """Look a model up by its name or an alias; absent where it is not known."""
-    wanted = "-".join(name.lower().replace("_", " ").split())
-    for known, text in _entries().items():
-        if wanted != known and f'"{wanted}"' not in text:
+    """Look a model up by its name or an alias; None where it is not listed."""
+    key = "-".join(name.lower().replace("_", " ").split())
+    for preset, text in _entries().items():
+        if key != preset and f'"{key}"' not in text:
             continue
         entry = tomllib.loads(text)
-        if wanted == known or wanted in entry.get("aliases", ()):
-            model, notes = to_transformer(entry["config"], known)
-            return ModelDescription(model, f"the preset {known} ({entry['source']})", notes)
+        if key == preset or key in entry.get("aliases", ()):
+            model, notes = to_transformer(entry["config"], preset)
+            return ModelDescription(model, f"the preset {preset} ({entry['source']})", notes)
     return None
