@@ -1,28 +1,31 @@
 """DLPerf's rules for a speed and a speed-up, to the digit.
 
-A run's speed is the mean over iterations 101 to 200; a configuration's is the median of its runs (seven in the
-benchmark), and the speed-up is over the median of one GPU on one node. Every step is rounded to two decimals by NumPy,
-which multiplies, rounds and divides, and so can differ from Python's ``round`` in the last digit. Source:
+The speed of a run is the mean over iterations 101 to 200; that of a configuration is the median of its runs (seven in
+the benchmark), and the speed-up is over the median of one GPU on one node. Every result is rounded to two decimals by
+NumPy, which multiplies, rounds and divides, and so can differ from Python's ``round`` in the last digit. Source:
 Oneflow-Inc/DLPerf, ``MxNet/BERT/extract_mxnet_logs.py`` and ``DeepSpeed/Megatron-LM/extract_deepspeed_logs.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfscope.constants import MS_PER_S
 from perfscope.errors import MissingInput, UsageError
 from perfscope.report import Json
-from perfscope.tables.scaling import Case, Printed, ProtocolRun
+from perfscope.tables.scaling import ClusterSize, LoggedSpeed, ProtocolRun
 
-WANTED_RUNS = 7
+#: Runs of each configuration in the benchmark.
+PROTOCOL_RUNS = 7
 
 _WARMUP = 100
 _ITERATIONS = 200
+#: The first iterations, for which DeepSpeed prints no speed.
 _UNPRINTED = 2
-_ONE = Case(1, 1)
+_ONE_GPU = ClusterSize(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +33,15 @@ class Speed:
     """The speed of one configuration.
 
     Attributes:
-        case: Nodes and GPUs.
-        batch_per_gpu: Batch size of a GPU.
-        runs: Speed of each run, by its number, in samples a second over all GPUs.
+        cluster: Nodes and GPUs.
+        batch_per_gpu: Batch size per GPU.
+        runs: Speed of each run, by its number, in samples/s over all GPUs.
         average: Mean of the runs.
         median: Their median.
         speedup: Over one GPU on one node; absent without it.
     """
 
-    case: Case
+    cluster: ClusterSize
     batch_per_gpu: int
     runs: Mapping[int, float]
     average: float
@@ -61,7 +64,7 @@ class ProtocolResult:
 
     Attributes:
         speeds: By model, then in the order of nodes and GPUs.
-        notes: Fewer runs than the benchmark has, and where the original script stops or answers wrongly.
+        notes: Missing runs, and where the original script fails or is wrong.
     """
 
     speeds: Mapping[str, tuple[Speed, ...]]
@@ -69,121 +72,137 @@ class ProtocolResult:
 
     def data(self) -> dict[str, Json]:
         """The object that the original script writes to its result file."""
-        return {model: {str(speed.case): speed.data() for speed in speeds} for model, speeds in self.speeds.items()}
+        return {model: {str(speed.cluster): speed.data() for speed in speeds} for model, speeds in self.speeds.items()}
 
 
 def mxnet_bert(runs: Sequence[ProtocolRun]) -> ProtocolResult:
-    """gluon-nlp's BERT: batch over latency, the median of the ranks of each iteration.
+    """gluon-nlp's BERT: batch over latency, as the median of the ranks of each iteration.
 
     Raises:
         MissingInput: No run is long enough.
     """
-    return _compute(runs, _latencies)
+    return _apply_protocol(runs, _average_latencies)
 
 
 def deepspeed(runs: Sequence[ProtocolRun]) -> ProtocolResult:
-    """DeepSpeed: its SamplesPerSec, which is a mean from the third iteration on.
+    """DeepSpeed: its SamplesPerSec, which is the mean since the third iteration.
 
     Raises:
         MissingInput: No run is long enough.
     """
-    result = _compute(runs, _speeds)
-    note = "SamplesPerSec is a running mean, so that the protocol takes a mean of means, warm-up in each of them"
+    result = _apply_protocol(runs, _average_samples_per_s)
+    note = "SamplesPerSec is a running mean, so the protocol averages means that all include the warm-up"
     return ProtocolResult(result.speeds, (*result.notes, note))
 
 
 _Rule = Callable[[ProtocolRun, list[str]], float | None]
 
 
-def _compute(runs: Sequence[ProtocolRun], rule: _Rule) -> ProtocolResult:
+@dataclass(slots=True)
+class _Configuration:
+    """The runs of one model on one cluster size.
+
+    Attributes:
+        batch_per_gpu: Batch size per GPU.
+        speeds: Speed of each run, by its number.
+        positions: Position of each run's log in its folder.
+    """
+
+    batch_per_gpu: int
+    speeds: dict[int, float] = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)
+
+
+def _apply_protocol(runs: Sequence[ProtocolRun], average_run: _Rule) -> ProtocolResult:
     notes: list[str] = []
-    found: dict[str, dict[Case, dict[int, float]]] = {}
-    listed: dict[tuple[str, Case, int], int] = {}
-    batches: dict[tuple[str, Case], int] = {}
-    for run in sorted(runs, key=lambda run: (run.model, run.case.nodes, run.case.gpus_per_node, run.run)):
-        if run.stops:
-            notes.append(f"{run.path}: {run.stops}")
-        batch = batches.setdefault((run.model, run.case), run.batch_per_gpu)
-        if batch != run.batch_per_gpu:
+    models: dict[str, dict[ClusterSize, _Configuration]] = {}
+    for run in sorted(runs, key=lambda run: (run.model, run.cluster.nodes, run.cluster.gpus_per_node, run.run)):
+        if run.script_failure:
+            notes.append(f"{run.path}: {run.script_failure}")
+        configurations = models.setdefault(run.model, {})
+        configuration = configurations.setdefault(run.cluster, _Configuration(run.batch_per_gpu))
+        if configuration.batch_per_gpu != run.batch_per_gpu:
             raise UsageError(
-                f"{run.case} of {run.model} holds batch sizes {batch} and {run.batch_per_gpu}", hint="name one folder"
+                f"{run.cluster} of {run.model} holds batch sizes {configuration.batch_per_gpu} and {run.batch_per_gpu}",
+                hint="name one folder",
             )
-        speed = rule(run, notes)
+        speed = average_run(run, notes)
         if speed is None:
             continue
-        by_run = found.setdefault(run.model, {}).setdefault(run.case, {})
-        if run.run in by_run:
-            notes.append(f"{run.path}: another log of {run.model} {run.case} is run {run.run} too; one of them counts")
-        by_run[run.run] = speed
-        listed[run.model, run.case, run.run] = run.listed
-    if not found:
+        if run.run in configuration.speeds:
+            notes.append(f"{run.path}: a second log of {run.model} {run.cluster} is run {run.run}; only one counts")
+        configuration.speeds[run.run] = speed
+        configuration.positions[run.run] = run.folder_position
+    speeds = {model: tuple(_summarise(model, configurations, notes)) for model, configurations in models.items()}
+    speeds = {model: model_speeds for model, model_speeds in speeds.items() if model_speeds}
+    if not speeds:
         raise MissingInput(f"no run is longer than the {_WARMUP} iterations that the protocol drops")
-    speeds = {model: tuple(_configurations(model, cases, batches, listed, notes)) for model, cases in found.items()}
     return ProtocolResult(speeds, tuple(dict.fromkeys(notes)))
 
 
-def _configurations(
-    model: str,
-    cases: Mapping[Case, Mapping[int, float]],
-    batches: Mapping[tuple[str, Case], int],
-    listed: Mapping[tuple[str, Case, int], int],
-    notes: list[str],
-) -> Iterator[Speed]:
-    base = _rounded(float(np.median(list(cases[_ONE].values())))) if _ONE in cases else None
-    if base is None:
+def _summarise(model: str, configurations: Mapping[ClusterSize, _Configuration], notes: list[str]) -> Iterator[Speed]:
+    measured = {cluster: configuration for cluster, configuration in configurations.items() if configuration.speeds}
+    baseline = _median(measured[_ONE_GPU].speeds) if _ONE_GPU in measured else None
+    if measured and baseline is None:
         notes.append(
             f"{model}: 1n1g is missing, so there is no speed-up; the original script writes 1.0 for all, no median"
         )
-    for case, by_run in cases.items():
-        if len(by_run) < WANTED_RUNS:
-            notes.append(f"{model} {case}: {len(by_run)} runs; the protocol has {WANTED_RUNS}")
-        median = _rounded(float(np.median(list(by_run.values()))))
-        order = sorted(by_run, key=lambda run: listed[model, case, run])
-        average = _average([by_run[run] for run in order])
-        if average != (by_number := _average(list(by_run.values()))):
+    for cluster, configuration in measured.items():
+        speeds, positions = configuration.speeds, configuration.positions
+        if len(speeds) < PROTOCOL_RUNS:
+            notes.append(f"{model} {cluster}: {len(speeds)} runs; the protocol has {PROTOCOL_RUNS}")
+        median = _median(speeds)
+        average = _average([speeds[run] for run in sorted(speeds, key=lambda run: positions[run])])
+        if average != (by_number := _average(list(speeds.values()))):
             notes.append(
-                f"{model} {case}: the average of {len(by_run)} runs is a tie: {average} in the folder's order, as the "
-                f"original script adds up, {by_number} in the order of their numbers"
+                f"{model} {cluster}: the average of {len(speeds)} runs is a tie: {average} in the folder's order, in "
+                f"which the original script sums, {by_number} in the order of their numbers"
             )
         yield Speed(
-            case=case,
-            batch_per_gpu=batches[model, case],
-            runs=dict(by_run),
+            cluster=cluster,
+            batch_per_gpu=configuration.batch_per_gpu,
+            runs=dict(speeds),
             average=average,
             median=median,
-            speedup=None if not base else _rounded(median / base),
+            speedup=None if not baseline else _round(median / baseline),
         )
+
+
+def _median(speeds: Mapping[int, float]) -> float:
+    return _round(float(np.median(list(speeds.values()))))
 
 
 def _average(speeds: Sequence[float]) -> float:
     total = 0.0
-    for speed in speeds:  # sum() of Python 3.12 compensates, and so rounds other than adding up does
+    for speed in speeds:  # sum() of Python 3.12 compensates rounding errors, which the original script does not
         total += speed
-    return _rounded(total / len(speeds))
+    return _round(total / len(speeds))
 
 
-def _latencies(run: ProtocolRun, notes: list[str]) -> float | None:
-    gpus = run.case.gpus
+def _average_latencies(run: ProtocolRun, notes: list[str]) -> float | None:
+    cluster = run.cluster
     speeds = [
-        Printed(line.step, 1000.0 / round(line.value, 1) * run.batch_per_gpu * run.case.nodes * run.case.gpus_per_node)
-        for line in run.printed
-    ]
-    by_step = _by_step(speeds)
-    if len(speeds) != _ITERATIONS * gpus:
-        notes.append(
-            f"{run.path}: {len(speeds)} lines where the original script wants {_ITERATIONS} x {gpus} and stops; "
-            "taken by iteration"
+        LoggedSpeed(
+            line.step, MS_PER_S / round(line.value, 1) * run.batch_per_gpu * cluster.nodes * cluster.gpus_per_node
         )
-        return _mean(by_step, run, notes)
-    rows = np.asarray([line.value for line in speeds]).reshape(_ITERATIONS, gpus)
-    theirs = _rounded(float(np.mean(np.median(rows, axis=1)[_WARMUP:_ITERATIONS])))
-    ours = _mean(by_step, run, []) if by_step else theirs
-    if ours is not None and ours != theirs:
-        notes.append(f"{run.path}: {theirs} as the original script groups lines; {ours} by iteration")
-    return theirs
+        for line in run.speeds
+    ]
+    by_step = _group_by_step(speeds)
+    if len(speeds) != _ITERATIONS * cluster.gpus:
+        notes.append(
+            f"{run.path}: {len(speeds)} lines, the original script needs {_ITERATIONS} x {cluster.gpus} and fails; "
+            "averaged by iteration"
+        )
+        return _average_iterations(by_step, run, notes)
+    rows = np.asarray([line.value for line in speeds]).reshape(_ITERATIONS, cluster.gpus)
+    by_line = _round(float(np.mean(np.median(rows, axis=1)[_WARMUP:_ITERATIONS])))
+    by_iteration = _average_iterations(by_step, run, []) if by_step else by_line
+    if by_iteration is not None and by_iteration != by_line:
+        notes.append(f"{run.path}: {by_line} as the original script groups lines; {by_iteration} by iteration")
+    return by_line
 
 
-def _by_step(lines: Sequence[Printed]) -> dict[int, list[float]]:
+def _group_by_step(lines: Sequence[LoggedSpeed]) -> dict[int, list[float]]:
     steps: dict[int, list[float]] = {}
     for line in lines:
         if line.step is not None:
@@ -191,21 +210,21 @@ def _by_step(lines: Sequence[Printed]) -> dict[int, list[float]]:
     return steps
 
 
-def _mean(steps: Mapping[int, Sequence[float]], run: ProtocolRun, notes: list[str]) -> float | None:
+def _average_iterations(steps: Mapping[int, Sequence[float]], run: ProtocolRun, notes: list[str]) -> float | None:
     """Mean over the iterations after the first hundred, at most to the two hundredth, counted from the first."""
-    kept = [steps[step] for step in sorted(steps)][_WARMUP:_ITERATIONS]
-    if not kept:
-        notes.append(f"{run.path}: {len(steps)} iterations, none beyond the first {_WARMUP}: left out")
+    measured = [steps[step] for step in sorted(steps)][_WARMUP:_ITERATIONS]
+    if not measured:
+        notes.append(f"{run.path}: {len(steps)} iterations, none beyond the first {_WARMUP}: excluded")
         return None
-    return _rounded(float(np.mean([np.median(ranks) for ranks in kept])))
+    return _round(float(np.mean([np.median(ranks) for ranks in measured])))
 
 
-def _speeds(run: ProtocolRun, notes: list[str]) -> float | None:
-    """The list from its 99th line on: the first two iterations print none."""
-    values = [round(line.value, 4) for line in run.printed][_WARMUP - _UNPRINTED : _ITERATIONS]
+def _average_samples_per_s(run: ProtocolRun, notes: list[str]) -> float | None:
+    """Mean over the lines from the 99th on: the first two iterations print none."""
+    values = [round(line.value, 4) for line in run.speeds][_WARMUP - _UNPRINTED : _ITERATIONS]
     if not values:
         notes.append(
-            f"{run.path}: {len(run.printed)} lines, none beyond the first {_WARMUP} iterations: left out; "
+            f"{run.path}: {len(run.speeds)} lines, none beyond the first {_WARMUP} iterations: excluded; "
             "the original script writes NaN"
         )
         return None
@@ -213,9 +232,9 @@ def _speeds(run: ProtocolRun, notes: list[str]) -> float | None:
         notes.append(
             f"{run.path}: {len(values)} lines after the first {_WARMUP} iterations, not {_ITERATIONS - _WARMUP}"
         )
-    return _rounded(float(np.mean(values)))
+    return _round(float(np.mean(values)))
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     """Two decimals as NumPy rounds."""
     return float(np.round(np.float64(value), 2))

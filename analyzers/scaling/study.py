@@ -1,9 +1,9 @@
 """How throughput grows with the number of GPUs.
 
-Runs of one set-up (model, precision, sequence length, ZeRO stage) make series of two kinds, never mixed: *weak*, where
-the batch of a GPU stays the same, and *strong*, where the global batch does. In both the speed-up is the median
-throughput over the baseline's, and the efficiency is throughput a GPU over the baseline's throughput a GPU; the
-baseline, the fewest GPUs of the series, is named, because another one changes the answer.
+Runs of the same set-up (model, precision, sequence length, ZeRO stage) form series of two kinds, never mixed: *weak*,
+where the batch per GPU stays the same, and *strong*, where the global batch does. In either the speed-up is the median
+throughput over that of the baseline, and the efficiency is throughput per GPU over that of the baseline. The baseline,
+the fewest GPUs of the series, is reported, because the figures depend on it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfscope.analyzers.scaling.fits import Fit, fit_all
+from perfscope.analyzers.scaling.fits import Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.report import Json
-from perfscope.tables.scaling import Case, ScalingRun
+from perfscope.tables.scaling import ClusterSize, ScalingRun
 
-_LEAST_CASES = 2
+#: Different numbers of GPUs that make a series.
+_LEAST_SIZES = 2
 
 
-class Kind(StrEnum):
-    """What stays the same while GPUs are added."""
+class ScalingKind(StrEnum):
+    """Weak scaling keeps the batch per GPU, strong scaling the global batch."""
 
     WEAK = "weak"
     STRONG = "strong"
@@ -29,12 +30,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What must be the same for two runs to be compared; None is unknown."""
+    """What runs of a series have in common; None is unknown."""
 
     model: str
     precision: str | None
     seq_len: int | None
     zero_stage: int | None
+
+    @classmethod
+    def of(cls, run: ScalingRun) -> Setup:
+        """The set-up of a run."""
+        return cls(run.model, run.precision, run.seq_len, run.zero_stage)
 
     def __str__(self) -> str:
         parts = (
@@ -48,17 +54,17 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One number of nodes and GPUs.
+    """The runs on one cluster size.
 
     Attributes:
-        case: Nodes and GPUs.
+        cluster: Nodes and GPUs.
         batch: Global batch size.
-        speeds: Samples a second of each run.
+        speeds: Throughput of each run, in samples/s.
         speedup: Median over the baseline's median.
-        efficiency: Median a GPU over the baseline's median a GPU.
+        efficiency: Median per GPU over the baseline's median per GPU.
     """
 
-    case: Case
+    cluster: ClusterSize
     batch: int | None
     speeds: tuple[float, ...]
     speedup: float
@@ -73,10 +79,10 @@ class Point:
         """The point for JSON."""
         interval = count_values(self.speeds).median_interval()
         return {
-            "case": str(self.case),
-            "nodes": self.case.nodes,
-            "gpus_per_node": self.case.gpus_per_node,
-            "gpus": self.case.gpus,
+            "case": str(self.cluster),
+            "nodes": self.cluster.nodes,
+            "gpus_per_node": self.cluster.gpus_per_node,
+            "gpus": self.cluster.gpus,
             "global_batch_size": self.batch,
             "runs": len(self.speeds),
             "average_speed": sum(self.speeds) / len(self.speeds),
@@ -92,14 +98,14 @@ class Series:
     """One set-up over several numbers of GPUs.
 
     Attributes:
-        kind: What stays the same.
-        setup: What was trained.
-        constant: The batch of a GPU (weak) or the global batch (strong); None where the batch is unknown.
+        kind: Weak or strong scaling.
+        setup: The set-up of all runs.
+        constant: The batch per GPU (weak) or the global batch (strong); None where the batch is unknown.
         points: By number of GPUs; the first is the baseline.
         fits: Scaling laws.
     """
 
-    kind: Kind
+    kind: ScalingKind
     setup: Setup
     constant: float | None
     points: tuple[Point, ...]
@@ -107,10 +113,14 @@ class Series:
 
     @property
     def title(self) -> str:
-        """The series in words."""
-        what = "batch of a GPU" if self.kind is Kind.WEAK else "global batch"
+        """The heading of the series."""
+        batch = "batch per GPU" if self.kind is ScalingKind.WEAK else "global batch"
         size = "unknown" if self.constant is None else f"{self.constant:g}"
-        return f"{self.setup}: {self.kind} scaling, {what} {size}"
+        return f"{self.setup}: {self.kind} scaling, {batch} {size}"
+
+    def includes(self, run: ScalingRun) -> bool:
+        """Whether a run belongs to the series."""
+        return self.setup == Setup.of(run) and self.constant == _constant_batch(run, self.kind)
 
     def data(self) -> dict[str, Json]:
         """The series for JSON."""
@@ -121,7 +131,7 @@ class Series:
             "seq_len": self.setup.seq_len,
             "zero_stage": self.setup.zero_stage,
             "constant_batch": self.constant,
-            "baseline": str(self.points[0].case),
+            "baseline": str(self.points[0].cluster),
             "points": [point.data() for point in self.points],
             "fits": {fit.law: fit.data() for fit in self.fits},
         }
@@ -129,11 +139,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What a study of runs says.
+    """The result of a scaling study.
 
     Attributes:
-        runs: All of them.
-        series: Weak ones first.
+        runs: All runs.
+        series: Weak scaling first.
         notes: What a reader must know.
     """
 
@@ -143,88 +153,82 @@ class Scaling:
 
     def results(self) -> dict[str, Json]:
         """Every configuration under its model, with the keys of DLPerf's scripts and more."""
-        found: dict[str, dict[str, Json]] = {}
+        results: dict[str, dict[str, Json]] = {}
         for series in self.series:
-            cases = found.setdefault(self._key(series), {})
+            configurations = results.setdefault(self._key(series), {})
             for point in series.points:
-                per_gpu = None if point.batch is None else point.batch / point.case.gpus
+                per_gpu = None if point.batch is None else point.batch / point.cluster.gpus
                 size = int(per_gpu) if per_gpu is not None and per_gpu == int(per_gpu) else per_gpu
-                cases[str(point.case)] = {"batch_size_per_device": size, **point.data()}
-        return dict(found)
+                configurations[str(point.cluster)] = {"batch_size_per_device": size, **point.data()}
+        return dict(results)
 
     def _key(self, series: Series) -> str:
-        alike = [other for other in self.series if other.setup.model == series.setup.model]
-        if len(alike) == 1:
+        if sum(candidate.setup.model == series.setup.model for candidate in self.series) == 1:
             return series.setup.model
         size = "" if series.constant is None else f", batch {series.constant:g}"
         return f"{series.setup}{size}, {series.kind}"
 
 
-def analyze(runs: Sequence[ScalingRun], predict: Sequence[int] = ()) -> Scaling:
-    """Put runs into series and fit scaling laws to them.
+def study_scaling(runs: Sequence[ScalingRun], predict: Sequence[int] = ()) -> Scaling:
+    """Group runs into series and fit scaling laws to them.
 
     Args:
         runs: All runs; those without a throughput make no point.
-        predict: Numbers of GPUs to predict; twice the largest where there is none.
+        predict: Numbers of GPUs to predict; by default twice the largest.
     """
-    series = [*_series(runs, Kind.WEAK, predict), *_series(runs, Kind.STRONG, predict)]
+    series = [*_group_runs(runs, ScalingKind.WEAK, predict), *_group_runs(runs, ScalingKind.STRONG, predict)]
     return Scaling(tuple(runs), tuple(series), tuple(_notes(runs, series)))
 
 
-def _series(runs: Sequence[ScalingRun], kind: Kind, predict: Sequence[int]) -> Iterator[Series]:
+def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[Series]:
     groups: dict[tuple[Setup, float | None], list[ScalingRun]] = {}
     for run in runs:
-        if run.samples_per_s is not None and (run.batch is not None or kind is Kind.WEAK):
-            constant = run.batch_per_gpu if kind is Kind.WEAK else run.batch
-            groups.setdefault((_setup(run), constant), []).append(run)
+        if run.samples_per_s is not None and (run.batch is not None or kind is ScalingKind.WEAK):
+            groups.setdefault((Setup.of(run), _constant_batch(run, kind)), []).append(run)
     for (setup, constant), members in groups.items():
-        if len({run.case.gpus for run in members}) >= _LEAST_CASES:
-            points = tuple(_points(members))
-            yield Series(kind, setup, constant, points, fit_all(_observations(points), predict))
+        if len({run.cluster.gpus for run in members}) >= _LEAST_SIZES:
+            points = tuple(_average_runs(members))
+            observations = [(point.cluster.gpus, speed) for point in points for speed in point.speeds]
+            yield Series(kind, setup, constant, points, fit_laws(observations, predict))
 
 
-def _setup(run: ScalingRun) -> Setup:
-    return Setup(run.model, run.precision, run.seq_len, run.zero_stage)
+def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
+    return run.batch_per_gpu if kind is ScalingKind.WEAK else run.batch
 
 
-def _points(runs: Sequence[ScalingRun]) -> Iterator[Point]:
-    cases = sorted({run.case for run in runs}, key=lambda case: (case.gpus, case.nodes))
-    speeds = {case: tuple(run.samples_per_s or 0.0 for run in runs if run.case == case) for case in cases}
-    base = cases[0]
-    base_median = count_values(speeds[base]).median() or 0.0
-    for case in cases:
-        median = count_values(speeds[case]).median() or 0.0
-        speedup = median / base_median
-        batch = next((run.batch for run in runs if run.case == case), None)
-        yield Point(case, batch, speeds[case], speedup, speedup * base.gpus / case.gpus)
+def _average_runs(runs: Sequence[ScalingRun]) -> Iterator[Point]:
+    clusters = sorted({run.cluster for run in runs}, key=lambda cluster: (cluster.gpus, cluster.nodes))
+    speeds = {
+        cluster: tuple(run.samples_per_s or 0.0 for run in runs if run.cluster == cluster) for cluster in clusters
+    }
+    baseline = clusters[0]
+    baseline_median = count_values(speeds[baseline]).median() or 0.0
+    for cluster in clusters:
+        median = count_values(speeds[cluster]).median() or 0.0
+        speedup = median / baseline_median
+        batch = next((run.batch for run in runs if run.cluster == cluster), None)
+        yield Point(cluster, batch, speeds[cluster], speedup, speedup * baseline.gpus / cluster.gpus)
 
 
-def _observations(points: Sequence[Point]) -> list[tuple[int, float]]:
-    return [(point.case.gpus, speed) for point in points for speed in point.speeds]
-
-
-def _notes(runs: Sequence[ScalingRun], series: Sequence[Series]) -> Iterator[str]:
-    for one in series:
-        base = one.points[0].case
-        if base.gpus > 1:
-            yield f"{one.title}: the baseline is {base}, not one GPU; speed-up and efficiency are over it"
-        if any(len(point.speeds) == 1 for point in one.points):
-            yield f"{one.title}: some points are single runs, without a spread"
+def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator[str]:
+    for series in all_series:
+        baseline = series.points[0].cluster
+        if baseline.gpus > 1:
+            yield f"{series.title}: the baseline of speed-up and efficiency is {baseline}, not one GPU"
+        if any(len(point.speeds) == 1 for point in series.points):
+            yield f"{series.title}: some points are single runs, without a spread"
     for run in runs:
         yield from (f"{run.path}: {note}" for note in run.notes)
         if run.samples_per_s is None:
             yield f"{run.path}: no throughput{' (out of memory)' if run.out_of_memory else ''}, so no point"
-    setups = {_setup(run) for run in runs}
+    setups = {Setup.of(run) for run in runs}
     if len(setups) > 1:
-        yield f"{len(setups)} set-ups differ in model, precision, sequence length or ZeRO stage and are kept apart"
-    alone = [run for run in runs if run.samples_per_s is not None and not any(_holds(one, run) for one in series)]
-    if alone:
+        yield f"{len(setups)} set-ups differ in model, precision, sequence length or ZeRO stage and are not mixed"
+    unmatched = [
+        run for run in runs if run.samples_per_s is not None and not any(series.includes(run) for series in all_series)
+    ]
+    if unmatched:
         yield (
-            f"{len(alone)} runs share neither their batch of a GPU nor their global batch with a run on another number "
-            f"of GPUs, so they are in no series: {', '.join(run.path for run in alone[:3])}"
+            f"{len(unmatched)} runs share neither their batch per GPU nor their global batch with a run on a different "
+            f"number of GPUs, so they are in no series: {', '.join(run.path for run in unmatched[:3])}"
         )
-
-
-def _holds(series: Series, run: ScalingRun) -> bool:
-    constant = run.batch_per_gpu if series.kind is Kind.WEAK else run.batch
-    return series.setup == _setup(run) and series.constant == constant

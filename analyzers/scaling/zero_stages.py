@@ -1,7 +1,7 @@
-"""What ZeRO saves and costs: memory, utilisation and throughput of each stage, and the change against stage 0.
+"""The effect of ZeRO stages: memory, utilisation and throughput of each stage, and the change against stage 0.
 
-Memory is the most that any GPU had in use as NVML counts it, utilisation the mean over samples and GPUs; throughput is
-the median of the runs.
+Memory is the peak of memory in use on any GPU as NVML counts it, utilisation the mean over samples and GPUs; throughput
+is the median of the runs.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from perfscope.tables.scaling import ScalingRun
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage on one set-up.
+class ZeroStage:
+    """One ZeRO stage of one set-up.
 
     Attributes:
         name: The set-up as DLPerf writes it.
-        model: What was trained.
-        stage: ZeRO's stage.
-        memory_bytes: Most memory in use on a GPU; absent without samples.
+        model: The trained model.
+        stage: The ZeRO stage.
+        memory_bytes: Peak of memory in use on a GPU; absent without samples.
         util_percent: Mean utilisation; absent without samples.
-        samples_per_s: Median throughput; absent where no run had one.
-        memory_change, samples_change: Against stage 0, as fractions; absent without both.
-        memory_saved_bytes: Less than stage 0 by so much; absent without both.
+        samples_per_s: Median throughput; absent without a successful run.
+        memory_change, samples_change: Change against stage 0, as a fraction; absent where either value is.
+        memory_saved_bytes: Memory less than stage 0; absent where either value is.
     """
 
     name: str
@@ -55,44 +55,49 @@ class Stage:
         }
 
 
-def compare(runs: Sequence[ScalingRun]) -> tuple[Stage, ...]:
-    """Every set-up that was run with more than one stage, stage by stage."""
+def compare_zero_stages(runs: Sequence[ScalingRun]) -> tuple[ZeroStage, ...]:
+    """The stages of every set-up that was run with more than one stage."""
     groups: dict[tuple[str, str, str | None, int | None], dict[int, list[ScalingRun]]] = {}
     for run in runs:
         if run.zero_stage is not None:
             key = (run.model, run.name, run.precision, run.seq_len)
             groups.setdefault(key, {}).setdefault(run.zero_stage, []).append(run)
-    return tuple(row for stages in groups.values() if len(stages) > 1 for row in _rows(stages))
+    return tuple(row for stages in groups.values() if len(stages) > 1 for row in _compare_stages(stages))
 
 
-def _rows(stages: dict[int, list[ScalingRun]]) -> Iterator[Stage]:
-    base = _measure(stages[0]) if 0 in stages else (None, None, None)
+def _compare_stages(stages: dict[int, list[ScalingRun]]) -> Iterator[ZeroStage]:
+    base_memory, _, base_speed = _summarise(stages[0]) if 0 in stages else (None, None, None)
     for stage in sorted(stages):
-        memory, util, speed = _measure(stages[stage])
-        known = memory is not None and base[0] is not None and stage > 0
-        yield Stage(
+        memory, util, speed = _summarise(stages[stage])
+        yield ZeroStage(
             name=stages[stage][0].name,
             model=stages[stage][0].model,
             stage=stage,
             memory_bytes=memory,
             util_percent=util,
             samples_per_s=speed,
-            memory_change=_change(memory, base[0]) if stage else None,
-            memory_saved_bytes=(base[0] or 0) - (memory or 0) if known else None,
-            samples_change=_change(speed, base[2]) if stage else None,
+            memory_change=_relative_change(memory, base_memory) if stage else None,
+            memory_saved_bytes=base_memory - memory
+            if stage and base_memory is not None and memory is not None
+            else None,
+            samples_change=_relative_change(speed, base_speed) if stage else None,
         )
 
 
-def _measure(runs: Sequence[ScalingRun]) -> tuple[int | None, float | None, float | None]:
+def _summarise(runs: Sequence[ScalingRun]) -> tuple[int | None, float | None, float | None]:
     devices = [run.device for run in runs if run.device is not None]
-    shares = [device.util_percent for device in devices if device.util_percent is not None]
+    utilisation = [device.util_percent for device in devices if device.util_percent is not None]
     speeds = [run.samples_per_s for run in runs if run.samples_per_s is not None]
     return (
         max((device.memory_used_bytes for device in devices), default=None),
-        mean(shares) if shares else None,
+        mean(utilisation) if utilisation else None,
         median(speeds) if speeds else None,
     )
 
 
-def _change(value: float | None, base: float | None) -> float | None:
+def _relative_change(value: float | None, base: float | None) -> float | None:
     return value / base - 1 if value is not None and base else None
+
+
+def _saving(memory: int | None, base_memory: int | None) -> int | None:
+    return base_memory - memory if base_memory is not None and memory is not None else None

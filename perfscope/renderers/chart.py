@@ -15,14 +15,14 @@ _LEGEND_LINE = 18
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One thing drawn.
+    """A curve, or measured points.
 
     Attributes:
-        label: In the legend.
+        label: Its name in the legend.
         points: Pairs of x and y, all positive.
         marked: Draw a dot at each point instead of a line through them.
         dashed: Draw the line dashed.
-        colour: Its place in the palette.
+        colour: Its index in the palette.
     """
 
     label: str
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The decades that are drawn, and where a value lies in them."""
+    """The range of each axis in decades, and the position of a value in it."""
 
     low_x: float
     high_x: float
@@ -59,9 +59,9 @@ def to_chart(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) ->
     points = [point for curve in curves for point in curve.points if min(point) > 0]
     if not points:
         raise ValueError("nothing to draw")
-    frame = _frame(points)
+    frame = _fit_frame(points)
     ticks = sorted({x for curve in curves if curve.marked for x, _ in curve.points})
-    body = "\n".join((*_axes(frame, ticks, x_label, y_label), *_drawn(frame, curves), *_legend(curves)))
+    body = "\n".join((*_draw_axes(frame, ticks, x_label, y_label), *_draw_curves(frame, curves), *_draw_legend(curves)))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         f'font-size="12">\n<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>\n'
@@ -69,7 +69,7 @@ def to_chart(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) ->
     )
 
 
-def _frame(points: Sequence[tuple[float, float]]) -> _Frame:
+def _fit_frame(points: Sequence[tuple[float, float]]) -> _Frame:
     xs, ys = [log10(x) for x, _ in points], [log10(y) for _, y in points]
     margin = 0.04
     return _Frame(
@@ -80,14 +80,14 @@ def _frame(points: Sequence[tuple[float, float]]) -> _Frame:
     )
 
 
-def _axes(frame: _Frame, ticks: Sequence[float], x_label: str, y_label: str) -> Iterator[str]:
+def _draw_axes(frame: _Frame, ticks: Sequence[float], x_label: str, y_label: str) -> Iterator[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" fill="none" stroke="#333"/>'
     for value in ticks:
         x = frame.x(value)
         yield f'<path d="M{x:.1f} {bottom}v5" stroke="#333"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:g}</text>'
-    for value in _levels(frame.low_y, frame.high_y):
+    for value in _list_levels(frame.low_y, frame.high_y):
         y = frame.y(value)
         yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#e4e4e4"/>'
         yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
@@ -99,26 +99,26 @@ def _axes(frame: _Frame, ticks: Sequence[float], x_label: str, y_label: str) -> 
     )
 
 
-def _levels(low: float, high: float) -> list[float]:
+def _list_levels(low: float, high: float) -> list[float]:
     """1, 2 and 5 of every decade that lie in the frame."""
     values = [step * 10.0**decade for decade in range(floor(low) - 1, ceil(high) + 1) for step in (1, 2, 5)]
     return [value for value in values if low <= log10(value) <= high]
 
 
-def _drawn(frame: _Frame, curves: Sequence[Curve]) -> Iterator[str]:
+def _draw_curves(frame: _Frame, curves: Sequence[Curve]) -> Iterator[str]:
     for curve in curves:
         colour = _COLOURS[curve.colour % len(_COLOURS)]
-        places = [(frame.x(x), frame.y(y)) for x, y in curve.points if x > 0 and y > 0]
+        points = [(frame.x(x), frame.y(y)) for x, y in curve.points if x > 0 and y > 0]
         if curve.marked:
-            for x, y in places:
+            for x, y in points:
                 yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
         else:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             dash = ' stroke-dasharray="5 4"' if curve.dashed else ""
             yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>'
 
 
-def _legend(curves: Sequence[Curve]) -> Iterator[str]:
+def _draw_legend(curves: Sequence[Curve]) -> Iterator[str]:
     left, top = _WIDTH - _RIGHT + 14, _TOP + 6
     for curve in curves:
         colour = _COLOURS[curve.colour % len(_COLOURS)]

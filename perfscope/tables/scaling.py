@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """How many nodes, and how many GPUs on each."""
+class ClusterSize:
+    """Nodes of a job, and GPUs on each node."""
 
     nodes: int
     gpus_per_node: int
@@ -22,12 +22,12 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """One line of a log that states a speed.
+class LoggedSpeed:
+    """The speed that one line of a log states.
 
     Attributes:
-        step: Its iteration; absent where the line does not say.
-        value: Milliseconds a batch (gluon-nlp), or samples a second (DeepSpeed).
+        step: Its iteration; absent where the line does not name it.
+        value: Latency of a batch in milliseconds (gluon-nlp), or samples/s (DeepSpeed).
     """
 
     step: int | None
@@ -40,35 +40,35 @@ class ProtocolRun:
 
     Attributes:
         path: The log.
-        case: Nodes and GPUs, from the folder's name.
+        cluster: Nodes and GPUs, from the folder's name.
         model: From the file's name.
         batch_per_gpu: From the file's name.
         precision: From the file's name.
         run: Number of the run, from the file's name.
-        printed: Every line's figure, in the order of the file.
-        stops: Why the original script stops with an error at this log; absent where it does not.
-        listed: Its place in the folder's own order, in which the original script adds runs up.
+        speeds: The speed of every line, in the order of the file.
+        script_failure: Why the original script fails at this log; absent where it does not.
+        folder_position: Position in the folder's own order, in which the original script sums runs.
     """
 
     path: str
-    case: Case
+    cluster: ClusterSize
     model: str
     batch_per_gpu: int
     precision: str
     run: int
-    printed: tuple[Printed, ...]
-    stops: str | None = None
-    listed: int = 0
+    speeds: tuple[LoggedSpeed, ...]
+    script_failure: str | None = None
+    folder_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What NVML or nvidia-smi saw of the GPUs of one run.
+    """Memory and utilisation of the GPUs of one run, as NVML or nvidia-smi sampled them.
 
     Attributes:
         memory_used_bytes: Most memory in use on any GPU.
-        memory_total_bytes: Memory of that GPU; absent where it was not told.
-        util_percent: Mean utilisation over samples and GPUs; absent where it was not told.
+        memory_total_bytes: Memory of that GPU; absent where it was not sampled.
+        util_percent: Mean utilisation over samples and GPUs; absent where it was not sampled.
     """
 
     memory_used_bytes: int
@@ -82,18 +82,19 @@ class ScalingRun:
 
     Attributes:
         path: Its log or folder.
-        case: Nodes and GPUs.
-        model: What was trained, by name or size.
+        cluster: Nodes and GPUs.
+        model: The trained model, by name or size.
         batch: Global batch size; absent where unknown.
-        precision, seq_len, zero_stage, dp, mp: Of the set-up; absent where unknown.
-        samples_per_s: Throughput; absent where the run failed or told none.
+        precision, seq_len, zero_stage: Of the training set-up; absent where unknown.
+        dp, mp: Data- and model-parallel size; absent where unknown.
+        samples_per_s: Throughput; absent where the run failed or logged none.
         device: Memory and utilisation; absent without samples.
         out_of_memory: It ran out of memory.
         notes: Doubts about the run.
     """
 
     path: str
-    case: Case
+    cluster: ClusterSize
     model: str
     batch: int | None
     precision: str | None
@@ -108,20 +109,20 @@ class ScalingRun:
 
     @property
     def batch_per_gpu(self) -> float | None:
-        """Samples a step and GPU."""
-        return None if self.batch is None else self.batch / self.case.gpus
+        """Samples per step and GPU."""
+        return None if self.batch is None else self.batch / self.cluster.gpus
 
     @property
     def name(self) -> str:
         """The set-up as DLPerf writes it: x nodes, x GPUs, x data parallel, x model parallel, x batch per GPU.
 
-        >>> ScalingRun("", Case(2, 8), "gpt2", 64, None, None, 1, 16, 1, None, None, False).name
+        >>> ScalingRun("", ClusterSize(2, 8), "gpt2", 64, None, None, 1, 16, 1, None, None, False).name
         '2n_8g_16dp_1mp_4bs'
         """
         per_gpu = self.batch_per_gpu
         parts = (
-            f"{self.case.nodes}n",
-            f"{self.case.gpus_per_node}g",
+            f"{self.cluster.nodes}n",
+            f"{self.cluster.gpus_per_node}g",
             f"{self.dp or ''}dp",
             f"{self.mp}mp" if self.mp else "",
             f"{per_gpu * (self.mp or 1):g}bs" if per_gpu else "",

@@ -1,1 +1,1 @@
-"""Folders of runs as scaling studies."""
+"""Runs of a scaling study: their logs, sizes and GPU samples."""

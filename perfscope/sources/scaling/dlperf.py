@@ -1,8 +1,8 @@
 """Logs of DLPerf's benchmarks, read as their own extraction scripts read them: MODEL_bBATCH_PRECISION_RUN.log in 4n8g/.
 
 The scripts are Oneflow-Inc/DLPerf ``MxNet/BERT/extract_mxnet_logs.py`` and
-``DeepSpeed/Megatron-LM/extract_deepspeed_logs.py``. Where one of them would end with a traceback, the run is read all
-the same and says why it would.
+``DeepSpeed/Megatron-LM/extract_deepspeed_logs.py``. Where a script would end with a traceback, the run is read all the
+same and states why the script fails.
 """
 
 from __future__ import annotations
@@ -17,55 +17,59 @@ from perfscope.errors import SourceError, UsageError
 from perfscope.sources.joblog.files import natural_order
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.text import read_blocks, to_plain_text
-from perfscope.tables.scaling import Case, Printed, ProtocolRun
+from perfscope.tables.scaling import ClusterSize, LoggedSpeed, ProtocolRun
 
 
 class Protocol(StrEnum):
-    """Whose rules: which line states a speed."""
+    """A benchmark, whose rules define which line states a speed."""
 
     MXNET_BERT = "dlperf-mxnet-bert"
     DEEPSPEED = "dlperf-deepspeed"
 
 
-_CASE = re.compile(r"(\d+)n(\d+)g")
+_CLUSTER = re.compile(r"(\d+)n(\d+)g")
 _NAME = re.compile(r"([^_]+)_b(\d+)_([^_]+)_(\d+)\.log")
 _GLUON = re.compile(rb"(?:\[step (\d+)\](?:(?!\[step ).)*?)?latency=([^\s,]+) ms/batch")
 _DEEPSPEED = re.compile(
     rb"(?:\b\d+/(?P<old>\d+), |global_step=(?P<new>\d+), )?(?:Running|RunningAvg)?"
     rb"SamplesPerSec=(?P<speed>[-+\d.eE]+|nan|inf)(?:, *CurrSamplesPerSec=[^\s,]+)?"
 )
-_THEIR_LATENCY = re.compile(rb"latency=(\d+.\d+) ms/batch")
+_SCRIPT_LATENCY = re.compile(rb"latency=(\d+.\d+) ms/batch")
+_MOST_SCRIPT_NODES, _MOST_SCRIPT_GPUS = 9, 99
 
 
 def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[ProtocolRun], list[str]]:
-    """Read every log of a benchmark; also say what lies there and is none.
+    """Read every log of a benchmark.
+
+    Returns:
+        The runs, and notes on files that are not logs of the benchmark.
 
     Raises:
         UsageError: A path does not exist, or no folder holds such logs.
     """
     runs: list[ProtocolRun] = []
     notes: list[str] = []
-    for path in _logs(paths):
-        case, name = _CASE.fullmatch(path.parent.name), _NAME.fullmatch(path.name)
-        if case is None:
+    for path in _find_logs(paths):
+        cluster, name = _CLUSTER.fullmatch(path.parent.name), _NAME.fullmatch(path.name)
+        if cluster is None:
             continue
         if name is None:
             notes.append(
-                f"{path}: not MODEL_bBATCH_PRECISION_RUN.log, so it is left out; the original script stops there"
+                f"{path}: not MODEL_bBATCH_PRECISION_RUN.log, so it is excluded; the original script fails there"
             )
             continue
         run = ProtocolRun(
             path=str(path),
-            case=Case(int(case[1]), int(case[2])),
+            cluster=ClusterSize(int(cluster[1]), int(cluster[2])),
             model=name[1],
             batch_per_gpu=int(name[2]),
             precision=name[3],
             run=int(name[4]),
-            printed=(),
-            listed=_listed(path),
+            speeds=(),
+            folder_position=_find_folder_position(path),
         )
         try:
-            runs.append(_read(run, path, protocol))
+            runs.append(_read_speeds(run, path, protocol))
         except SourceError as error:
             notes.append(str(error))
     if not runs:
@@ -76,75 +80,80 @@ def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[Proto
     return runs, notes
 
 
-def _logs(paths: Iterable[Path]) -> list[Path]:
-    found: dict[Path, None] = {}
+def _find_logs(paths: Iterable[Path]) -> list[Path]:
+    logs: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-        found.update(dict.fromkeys(sorted(path.rglob("*.log"), key=natural_order) if path.is_dir() else [path]))
-    return list(found)
+        logs.update(dict.fromkeys(sorted(path.rglob("*.log"), key=natural_order) if path.is_dir() else [path]))
+    return list(logs)
 
 
-def _listed(path: Path) -> int:
-    """Where a log stands in its folder's own order, which ``glob`` keeps."""
-    return next(place for place, file in enumerate(path.parent.iterdir()) if file.name == path.name)
+def _find_folder_position(path: Path) -> int:
+    """The position of a log in its folder's own order, which ``glob`` keeps."""
+    return next(position for position, file in enumerate(path.parent.iterdir()) if file.name == path.name)
 
 
-def _read(run: ProtocolRun, path: Path, protocol: Protocol) -> ProtocolRun:
-    printed: list[Printed] = []
-    stops = _stops_at_name(run.case)
-    read = _latencies if protocol is Protocol.MXNET_BERT else _speeds
+def _read_speeds(run: ProtocolRun, path: Path, protocol: Protocol) -> ProtocolRun:
+    speeds: list[LoggedSpeed] = []
+    failure = _find_name_failure(run.cluster)
+    parse = _parse_latencies if protocol is Protocol.MXNET_BERT else _parse_samples_per_s
     for block in read_blocks(path):
         for line in to_plain_text(block).splitlines(keepends=True):
-            values, trouble = read(line)
-            printed += values
-            stops = stops or trouble
-    return replace(run, printed=tuple(printed), stops=stops)
+            line_speeds, line_failure = parse(line)
+            speeds += line_speeds
+            failure = failure or line_failure
+    return replace(run, speeds=tuple(speeds), script_failure=failure)
 
 
-def _stops_at_name(case: Case) -> str | None:
-    """Their script takes the first character of ``10n8g`` for the nodes."""
-    if case.nodes >= 10 or case.gpus_per_node >= 100:  # noqa: PLR2004 - two digits, three digits
-        return f"the original script cannot read the name {case}: it expects one digit of nodes, one or two of GPUs"
+def _find_name_failure(cluster: ClusterSize) -> str | None:
+    """The script reads one digit of nodes and up to two of GPUs, so that ``10n8g`` has one node."""
+    if cluster.nodes > _MOST_SCRIPT_NODES or cluster.gpus_per_node > _MOST_SCRIPT_GPUS:
+        return f"the original script cannot read the name {cluster}: it expects one digit of nodes, one or two of GPUs"
     return None
 
 
-def _latencies(line: bytes) -> tuple[list[Printed], str | None]:
-    """The latencies of a line, more than one where records are glued together."""
+def _parse_latencies(line: bytes) -> tuple[list[LoggedSpeed], str | None]:
+    """The latencies of a line, several where records share a line, and why the script fails at it."""
     if b"throughput=" not in line:
         return [], None
-    found = [
-        Printed(int(match[1]) if match[1] else None, value)
+    latencies = [
+        LoggedSpeed(int(match[1]) if match[1] else None, value)
         for match in _GLUON.finditer(line)
         for value in (parse_number(match[2]),)
         if value is not None and value > 0
     ]
-    if len(found) > 1:
-        return found, "records are glued on one line, of which the original script takes the first"
-    if not found or not _THEIR_LATENCY.search(line):
-        return found, "a line with a throughput holds no latency, at which the original script stops"
-    return found, None
+    if len(latencies) > 1:
+        return latencies, "records share a line, of which the original script takes the first"
+    if not latencies or not _SCRIPT_LATENCY.search(line):
+        return latencies, "a line with a throughput holds no latency, at which the original script fails"
+    return latencies, None
 
 
-def _speeds(line: bytes) -> tuple[list[Printed], str | None]:
-    """The speeds of a line, more than one where records are glued together."""
+def _parse_samples_per_s(line: bytes) -> tuple[list[LoggedSpeed], str | None]:
+    """The speeds of a line, several where records share a line, and why the script fails at it."""
     if b"SamplesPerSec" not in line:
         return [], None
-    found = [(match, parse_number(match["speed"])) for match in _DEEPSPEED.finditer(line)]
-    printed = [Printed(_step(match), value) for match, value in found if value is not None and value > 0]
-    if any(value == 0 for _, value in found):
-        return printed, "a line states 0 samples a second; it is left out, and the original script counts it"
-    if not printed:
-        return [], "a line with SamplesPerSec holds no speed, at which the original script stops or writes NaN"
+    matches = list(_DEEPSPEED.finditer(line))
+    values = [parse_number(match["speed"]) for match in matches]
+    speeds = [
+        LoggedSpeed(_parse_step(match), value)
+        for match, value in zip(matches, values, strict=True)
+        if value is not None and value > 0
+    ]
+    if 0 in values:
+        return speeds, "a line states 0 samples/s; it is excluded, and the original script counts it"
+    if not speeds:
+        return [], "a line with SamplesPerSec holds no speed, at which the original script fails or writes NaN"
     if not line.endswith(b"\n"):
-        return printed, "the last line has no end, at which the original script stops"
-    if line[found[-1][0].end() :].strip() or len(found) > 1:
-        return printed, (
-            "a line goes on after its SamplesPerSec, as DeepSpeed's do since 0.4; the original script stops there"
+        return speeds, "the last line has no end, at which the original script fails"
+    if line[matches[-1].end() :].strip() or len(matches) > 1:
+        return speeds, (
+            "a line continues after its SamplesPerSec, as DeepSpeed's do since 0.4; the original script fails there"
         )
-    return printed, None
+    return speeds, None
 
 
-def _step(match: re.Match[bytes]) -> int | None:
+def _parse_step(match: re.Match[bytes]) -> int | None:
     step = match["old"] or match["new"]
     return int(step) if step else None

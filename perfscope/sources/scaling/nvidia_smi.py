@@ -1,6 +1,6 @@
-"""What ``nvidia-smi --query-gpu=index,memory.used,memory.total,utilization.gpu --format=csv`` wrote during a run.
+"""Reads the CSV of ``nvidia-smi --query-gpu=index,memory.used,memory.total,utilization.gpu --format=csv``.
 
-The columns are found by their headings, whatever their order, with units in the heading, in the cells, or left out.
+Columns are identified by their headings, in any order, with units in the heading, in the cells, or omitted.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import csv
 import re
 from pathlib import Path
 
+from perfscope.constants import GIB, KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.tables.scaling import DeviceUse
 
-_UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B)?", re.IGNORECASE)
 _HEADING_UNIT = re.compile(r"\[([KMG]?i?B)\]", re.IGNORECASE)
 _COLUMNS = {"used": "memory.used", "total": "memory.total", "util": "utilization.gpu"}
@@ -25,7 +26,7 @@ def is_smi(path: Path) -> bool:
 
 
 def read_smi(path: Path) -> DeviceUse | None:
-    """Read the samples; None where no line holds any.
+    """Read the samples; None where no line has memory in use.
 
     Raises:
         SourceError: The file cannot be read.
@@ -37,30 +38,35 @@ def read_smi(path: Path) -> DeviceUse | None:
     rows = list(csv.reader(lines, skipinitialspace=True))
     if not rows:
         return None
-    places = {name: _place(rows[0], heading) for name, heading in _COLUMNS.items()}
-    used = [_bytes(row, rows[0], places["used"]) for row in rows[1:]]
-    totals = [_bytes(row, rows[0], places["total"]) for row in rows[1:]]
-    shares = [_number(row, places["util"]) for row in rows[1:]]
-    most = max((value for value in used if value is not None), default=None)
-    if most is None:
+    headings, *samples = rows
+    columns = {name: _find_column(headings, heading) for name, heading in _COLUMNS.items()}
+    used = [_parse_bytes(row, headings, columns["used"]) for row in samples]
+    totals = [_parse_bytes(row, headings, columns["total"]) for row in samples]
+    peak = max((memory for memory in used if memory is not None), default=None)
+    if peak is None:
         return None
-    known = [share for share in shares if share is not None]
-    return DeviceUse(most, totals[used.index(most)], sum(known) / len(known) if known else None)
+    utilisation = [percent for row in samples if (percent := _parse_number(row, columns["util"])) is not None]
+    mean = sum(utilisation) / len(utilisation) if utilisation else None
+    return DeviceUse(peak, totals[used.index(peak)], mean)
 
 
-def _place(headings: list[str], wanted: str) -> int | None:
-    return next((index for index, heading in enumerate(headings) if heading.strip().startswith(wanted)), None)
+def _find_column(headings: list[str], name: str) -> int | None:
+    return next((index for index, heading in enumerate(headings) if heading.strip().startswith(name)), None)
 
 
-def _number(row: list[str], place: int | None) -> float | None:
-    match = _NUMBER.match(row[place]) if place is not None and place < len(row) else None
+def _match_cell(row: list[str], column: int | None) -> re.Match[str] | None:
+    return _NUMBER.match(row[column]) if column is not None and column < len(row) else None
+
+
+def _parse_number(row: list[str], column: int | None) -> float | None:
+    match = _match_cell(row, column)
     return float(match[1]) if match else None
 
 
-def _bytes(row: list[str], headings: list[str], place: int | None) -> int | None:
-    match = _NUMBER.match(row[place]) if place is not None and place < len(row) else None
-    if match is None or place is None:
+def _parse_bytes(row: list[str], headings: list[str], column: int | None) -> int | None:
+    match = _match_cell(row, column)
+    if match is None or column is None:
         return None
-    stated = _HEADING_UNIT.search(headings[place])
-    unit = match[2] or (stated[1] if stated else "MiB")
-    return round(float(match[1]) * _UNITS.get(unit.lower(), 2**20))
+    heading_unit = _HEADING_UNIT.search(headings[column])
+    unit = match[2] or (heading_unit[1] if heading_unit else "MiB")
+    return round(float(match[1]) * _UNITS.get(unit.lower(), MIB))

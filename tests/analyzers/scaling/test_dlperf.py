@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.scaling import dlperf
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
-from perfscope.tables.scaling import Case, Printed, ProtocolRun
+from perfscope.tables.scaling import ClusterSize, LoggedSpeed, ProtocolRun
 from tests.analyzers.scaling.benchmark import (
     deepspeed_line,
     gluon_line,
@@ -57,7 +57,7 @@ def test_the_published_benchmark_is_reproduced_to_the_digit(tmp_path: Path) -> N
         for run, speed in runs.items():
             write_gluon(tmp_path / case, run, gpus, latencies_for(speed, gpus))
     result = mxnet(tmp_path)
-    assert {str(speed.case): dict(speed.runs) for speed in result.speeds["bert"]} == PUBLISHED_RUNS
+    assert {str(speed.cluster): dict(speed.runs) for speed in result.speeds["bert"]} == PUBLISHED_RUNS
     assert result.data() == {"bert": PUBLISHED_RESULT}
     assert result.notes == ("bert 2n8g: 6 runs; the protocol has 7",)
 
@@ -113,7 +113,7 @@ def test_a_log_of_another_length_is_taken_by_iteration_and_named(tmp_path: Path)
     write_gluon(tmp_path / "1n1g", 1, 1, ["200.0"] * 100 + ["100.0"] * 20)
     result = mxnet(tmp_path)
     assert result.data()["bert"]["1n1g"]["average_speed"] == 320.0  # type: ignore[index, call-overload]
-    assert any("120 lines where the original script wants 200 x 1" in note for note in result.notes)
+    assert any("120 lines, the original script needs 200 x 1" in note for note in result.notes)
 
 
 def test_a_log_that_ends_in_its_warm_up_has_no_speed(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_deepspeeds_lines_of_today_stop_the_script_and_not_us(tmp_path: Path) ->
     (tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log").write_text("".join(lines))
     result = deepspeed(tmp_path)
     assert result.speeds["gpt2-small"][0].median == 20.0
-    assert any("the original script stops there" in note for note in result.notes)
+    assert any("the original script fails there" in note for note in result.notes)
 
 
 def test_too_short_a_deepspeed_log_is_no_not_a_number(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_too_short_a_deepspeed_log_is_no_not_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "numpys"), [(0.285, 0.28), (1.005, 1.0), (2.675, 2.68)])
 def test_rounding_is_numpys(value: float, numpys: float) -> None:
     # 2.675 lies below the tie, so Python gives 2.67; times a hundred it is the tie itself, and NumPy gives 2.68.
-    assert dlperf._rounded(value) == numpys
+    assert dlperf._round(value) == numpys
 
 
 def test_a_last_line_without_its_end_stops_the_script_and_not_us(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_last_line_without_its_end_stops_the_script_and_not_us(tmp_path: Path)
     path.write_text(path.read_text().removesuffix("\n"))
     result = deepspeed(tmp_path)
     assert result.speeds["gpt2-small"][0].median == 20.0
-    assert any("the last line has no end, at which the original script stops" in note for note in result.notes)
+    assert any("the last line has no end, at which the original script fails" in note for note in result.notes)
 
 
 def test_a_speed_of_zero_is_left_out_and_named(tmp_path: Path) -> None:
@@ -202,18 +202,18 @@ def test_records_glued_on_one_line_are_all_read(tmp_path: Path) -> None:
     path.write_text("".join(lines[:-2]) + lines[-2].rstrip("\n") + lines[-1])
     result = mxnet(tmp_path / "mx")
     assert result.speeds["bert"][0].median == round((99 * 320 + 32000 / 900) / 100, 2)
-    assert any("glued on one line" in note for note in result.notes)
+    assert any("records share a line" in note for note in result.notes)
     path = tmp_path / "1n1g" / "gpt2-small_b8_fp16_1.log"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:100]) + lines[100].rstrip("\n") + "".join(lines[101:]))
     runs, _ = read_protocol([tmp_path / "1n1g"], Protocol.DEEPSPEED)
-    assert len(runs[0].printed) == 198
+    assert len(runs[0].speeds) == 198
 
 
 def test_two_logs_of_one_run_are_named(tmp_path: Path) -> None:
     path = write_gluon(tmp_path / "1n1g", 1, 1, ["100.0"] * 200)
     path.with_name("bert_b32_fp16_1.log").write_text(path.read_text())
-    assert any("is run 1 too; one of them counts" in note for note in mxnet(tmp_path).notes)
+    assert any("is run 1; only one counts" in note for note in mxnet(tmp_path).notes)
 
 
 def test_runs_are_added_up_in_the_folders_order_where_that_decides_a_tie() -> None:
@@ -231,13 +231,13 @@ def test_runs_are_added_up_in_the_folders_order_where_that_decides_a_tie() -> No
             [
                 ProtocolRun(
                     path=f"{run}.log",
-                    case=Case(1, 1),
+                    cluster=ClusterSize(1, 1),
                     model="gpt2",
                     batch_per_gpu=1,
                     precision="fp16",
                     run=run,
-                    printed=tuple(Printed(step, speed) for step in range(3, 201)),
-                    listed=order.index(run),
+                    speeds=tuple(LoggedSpeed(step, speed) for step in range(3, 201)),
+                    folder_position=order.index(run),
                 )
                 for run, speed in speeds.items()
             ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.scaling.fits import Fit, amdahl, fit_all, gustafson, usl
+from perfscope.analyzers.scaling.fits import Fit, amdahl, fit_laws, gustafson, usl
 
 GPUS = (1, 2, 4, 8, 16, 32)
 
 
 def fits(observations: list[tuple[int, float]], *predict: int) -> dict[str, Fit]:
-    return {fit.law: fit for fit in fit_all(observations, predict)}
+    return {fit.law: fit for fit in fit_laws(observations, predict)}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_universal_law_peaks_where_it_is_largest() -> None:
     fit = fits(observations)["usl"]
     everywhere = np.arange(1.0, 200.0)
     assert fit.peak_gpus == pytest.approx(np.sqrt(0.95 / 0.001), rel=1e-3)
-    assert abs(everywhere[np.argmax(fit.at(everywhere))] - fit.peak_gpus) <= 1
+    assert abs(everywhere[np.argmax(fit.throughput(everywhere))] - fit.peak_gpus) <= 1
 
 
 def test_no_grid_point_fits_better() -> None:
@@ -85,7 +85,7 @@ def test_two_points_give_two_parameters_without_an_interval_and_no_universal_law
     assert found["amdahl"].intervals == {"lambda": None, "sigma": None}
     assert found["amdahl"].predictions[0].interval is None
     assert found["amdahl"].predictions[0].gpus == 16
-    assert found["usl"].reason == "3 parameters need as many numbers of GPUs; there are 2"
+    assert found["usl"].reason == "3 parameters need 3 different numbers of GPUs, not 2"
     assert found["usl"].data()["parameters"] is None
 
 

@@ -1,4 +1,4 @@
-"""The tables of a scaling study, for people."""
+"""The sections of a scaling report, for people, and the data of its runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from collections.abc import Iterator, Sequence
 from perfscope.analyzers.scaling.dlperf import ProtocolResult
 from perfscope.analyzers.scaling.fits import Fit
 from perfscope.analyzers.scaling.study import Scaling
-from perfscope.analyzers.scaling.zero_stages import Stage
+from perfscope.analyzers.scaling.zero_stages import ZeroStage
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.constants import MIB
-from perfscope.report import Cell, Column, Json, Section
+from perfscope.report import Cell, Column, Json, Section, in_unit, percent, percent_of
 from perfscope.tables.scaling import ScalingRun
 
-_PERCENT = 100
 _FOUR_DIGITS = 10_000
 
-_LAWS = {
+_LAW_NAMES = {
     "amdahl": "Amdahl (fixed work)",
     "gustafson": "Gustafson (growing work)",
     "usl": "Universal scalability law",
 }
 
 
-def protocol(result: ProtocolResult) -> Section:
+def protocol_section(result: ProtocolResult) -> Section:
     """The benchmark's own table, with efficiency."""
     columns = (
         Column("Model"),
@@ -39,14 +38,14 @@ def protocol(result: ProtocolResult) -> Section:
     rows = tuple(
         (
             model,
-            speed.case.nodes,
-            speed.case.gpus,
+            speed.cluster.nodes,
+            speed.cluster.gpus,
             speed.batch_per_gpu,
             len(speed.runs),
             speed.average,
             speed.median,
             speed.speedup,
-            None if speed.speedup is None else speed.speedup / speed.case.gpus * _PERCENT,
+            None if speed.speedup is None else percent(speed.speedup / speed.cluster.gpus),
         )
         for model, speeds in result.speeds.items()
         for speed in speeds
@@ -55,8 +54,8 @@ def protocol(result: ProtocolResult) -> Section:
     return Section("Speed", columns, rows, notes)
 
 
-def series(found: Scaling) -> Iterator[Section]:
-    """One table a series."""
+def series_sections(scaling: Scaling) -> Iterator[Section]:
+    """A table for each series."""
     columns = (
         Column("Nodes"),
         Column("GPUs"),
@@ -67,28 +66,28 @@ def series(found: Scaling) -> Iterator[Section]:
         Column("Speed-up", 2),
         Column("Efficiency (%)", 1),
     )
-    for one in found.series:
+    for series in scaling.series:
         rows = []
-        for point in one.points:
+        for point in series.points:
             interval = count_values(point.speeds).median_interval()
             rows.append(
                 (
-                    point.case.nodes,
-                    point.case.gpus,
+                    point.cluster.nodes,
+                    point.cluster.gpus,
                     point.batch,
                     len(point.speeds),
                     point.median,
                     None if interval is None else f"{interval[0]:.5g} to {interval[1]:.5g}",
                     point.speedup,
-                    point.efficiency * _PERCENT,
+                    percent(point.efficiency),
                 )
             )
-        note = f"Baseline {one.points[0].case}; samples/s is the median of the runs."
-        yield Section(one.title, columns, tuple(rows), (note,))
+        note = f"Baseline {series.points[0].cluster}; samples/s is the median of the runs."
+        yield Section(series.title, columns, tuple(rows), (note,))
 
 
-def laws(found: Scaling) -> Iterator[Section]:
-    """Every fit of every series."""
+def law_sections(scaling: Scaling) -> Iterator[Section]:
+    """All fits of all series."""
     columns = (
         Column("Series"),
         Column("Law"),
@@ -98,20 +97,20 @@ def laws(found: Scaling) -> Iterator[Section]:
         Column("Prediction"),
     )
     rows = tuple(
-        (one.title, _LAWS[fit.law], _parameters(fit), _percent(fit.error), fit.peak_gpus, _predictions(fit))
-        for one in found.series
-        for fit in one.fits
+        (series.title, _LAW_NAMES[fit.law], _parameters(fit), percent(fit.error), fit.peak_gpus, _predictions(fit))
+        for series in scaling.series
+        for fit in series.fits
     )
     if rows:
         notes = (
             "Least squares on relative errors over all runs; 95 % intervals by Student's t.",
-            "A law that is fitted to few numbers of GPUs says little beyond them.",
+            "A law that is fitted to few numbers of GPUs predicts little beyond them.",
         )
-        yield Section("Laws of scaling", columns, rows, notes)
+        yield Section("Scaling laws", columns, rows, notes)
 
 
-def stages(rows: Sequence[Stage]) -> Iterator[Section]:
-    """Memory, utilisation and throughput of ZeRO's stages."""
+def zero_sections(rows: Sequence[ZeroStage]) -> Iterator[Section]:
+    """Memory, utilisation and throughput of ZeRO stages."""
     columns = (
         Column("test_desc"),
         Column("xn_xg_xdp_xmp_xbs"),
@@ -130,23 +129,23 @@ def stages(rows: Sequence[Stage]) -> Iterator[Section]:
             )
             for row in rows
         )
-        note = "Changes are against stage 0; memory is the most that any GPU had in use, utilisation a mean."
+        note = "Changes are against stage 0; memory is the peak in use on any GPU, utilisation a mean."
         yield Section("ZeRO stages", columns, table, (note,))
 
 
-def memory(runs: Sequence[ScalingRun]) -> Iterator[Section]:
-    """Memory used of total for each batch size, and where it did not fit."""
+def memory_sections(runs: Sequence[ScalingRun]) -> Iterator[Section]:
+    """Memory in use for each batch size, and runs out of memory."""
     columns = (
         Column("Set-up"),
         Column("Model"),
-        Column("Batch of a GPU", 0),
+        Column("Batch per GPU", 0),
         Column("Used (MiB)", 0),
         Column("Total (MiB)", 0),
         Column("Used (%)", 1),
         Column("Out of memory"),
     )
     rows = []
-    for run in sorted(runs, key=lambda run: (run.model, run.case.gpus, run.batch_per_gpu or 0)):
+    for run in sorted(runs, key=lambda run: (run.model, run.cluster.gpus, run.batch_per_gpu or 0)):
         if run.device is None and not run.out_of_memory:
             continue
         used = run.device.memory_used_bytes if run.device else None
@@ -156,9 +155,9 @@ def memory(runs: Sequence[ScalingRun]) -> Iterator[Section]:
                 run.name,
                 run.model,
                 run.batch_per_gpu,
-                None if used is None else used / MIB,
-                None if total is None else total / MIB,
-                used / total * _PERCENT if used is not None and total else None,
+                in_unit(used, MIB),
+                in_unit(total, MIB),
+                percent_of(used, total) if used is not None and total else None,
                 "OOM" if run.out_of_memory else "no",
             )
         )
@@ -170,7 +169,7 @@ def run_data(run: ScalingRun) -> dict[str, Json]:
     """One run for JSON."""
     return {
         "path": run.path,
-        "case": str(run.case),
+        "case": str(run.cluster),
         "xn_xg_xdp_xmp_xbs": run.name,
         "model": run.model,
         "global_batch_size": run.batch,
@@ -187,37 +186,34 @@ def run_data(run: ScalingRun) -> dict[str, Json]:
 def _parameters(fit: Fit) -> str:
     if fit.reason is not None:
         return fit.reason
-    return ", ".join(f"{name} {value:.4g}{_plus_minus(fit, name)}" for name, value in fit.parameters.items())
+    return ", ".join(f"{name} {value:.4g}{_interval(fit, name)}" for name, value in fit.parameters.items())
 
 
-def _plus_minus(fit: Fit, name: str) -> str:
+def _interval(fit: Fit, name: str) -> str:
     interval = fit.intervals[name]
     return "" if interval is None else f" ({interval[0]:.4g} to {interval[1]:.4g})"
 
 
 def _predictions(fit: Fit) -> Cell:
     texts = []
-    for one in fit.predictions:
-        interval = "" if one.interval is None else f" ({_short(one.interval[0])} to {_short(one.interval[1])})"
-        texts.append(f"{one.gpus} GPUs: {_short(one.samples_per_s)}{interval}")
+    for prediction in fit.predictions:
+        bounds = prediction.interval
+        interval = "" if bounds is None else f" ({_shorten(bounds[0])} to {_shorten(bounds[1])})"
+        texts.append(f"{prediction.gpus} GPUs: {_shorten(prediction.samples_per_s)}{interval}")
     return "; ".join(texts) or None
 
 
-def _short(value: float) -> str:
-    """Four digits, or all before the point."""
+def _shorten(value: float) -> str:
+    """Four digits, or all before the decimal point."""
     return f"{value:.4g}" if value < _FOUR_DIGITS else f"{value:.0f}"
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else share * _PERCENT
-
-
-def _with_change(value: float | None, unit: int, change: float | None, saved: int | None) -> Cell:
+def _with_change(value: float | None, unit: int, change: float | None, saving: int | None) -> Cell:
     if value is None:
         return None
     text = f"{value / unit:.5g}"
     if change is None:
         return text
     arrow = "↓" if change < 0 else "↑"
-    by = f"{saved / unit:.0f}, " if saved is not None and saved > 0 else ""
-    return f"{text} ({by}{arrow}{abs(change) * _PERCENT:.1f}%)"
+    difference = f"{saving / unit:.0f}, " if saving is not None and saving > 0 else ""
+    return f"{text} ({difference}{arrow}{percent(abs(change)):.1f}%)"
