@@ -41,7 +41,7 @@ from perfscope import hooks, wire
 from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.nvml.start import start_sampler
-from perfscope.hooks.reach.attaching import find_pynvml
+from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits
 from perfscope.workloads.gpt import Gpt, GptConfig

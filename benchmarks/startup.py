@@ -95,7 +95,7 @@ def main() -> None:
         app = Path(folder) / "bare.py"
         app.write_text(BARE_APP)
         config = Config(run_dir=str(Path(folder) / "run"), windows=parse_windows("4-6"))
-        hooked = launch.environment(config, launch.prepare(config), os.environ)
+        hooked = launch.build_environment(config, launch.prepare(config), os.environ)
         script = str(Path(sys.executable).with_name("perfscope"))
         rows = []
         for name, limit, pairs, ours, bare, environment in (

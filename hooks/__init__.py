@@ -1,6 +1,6 @@
-"""Capture inside a training job: the standard library, ``perfscope.wire`` and a torch that is already there.
+"""Capture inside a training job, with the standard library, ``perfscope.wire`` and the torch that the job loads.
 
-``perfscope profile`` reaches a script that knows nothing of it. Those who would rather write it do the same with::
+``perfscope profile`` captures an unmodified script. A script can do the same itself::
 
     import perfscope.hooks
 
@@ -24,45 +24,46 @@ def attach(
     modules: bool = False,
     nvml_hz: float = 5.0,
 ) -> None:
-    """Capture this process as ``perfscope profile`` would; a second call, or a call below it, changes nothing.
+    """Capture this process as ``perfscope profile`` would; a second call, or a call under that command, has no effect.
 
     Call it before the model and the optimizer are built. Every rank names the same folder.
 
     Args:
-        run_dir: The run's folder; made where it does not exist.
+        run_dir: The run's folder; created where it does not exist.
         steps: Training steps to profile, such as ``"2-4,7-9"``; one short window where it is None.
-        ranks: Ranks to profile, such as ``"0,4-6"``; all where it is None.
+        ranks: Ranks to profile, such as ``"0,4-6"``; all ranks where it is None.
         shapes: Record the operators' input shapes.
         stack: Record Python stacks.
         memory: Record allocations.
         flops: Let torch estimate the operators' FLOPs.
         modules: Mark every forward of a module with its name.
-        nvml_hz: Samples of power, utilisation and memory a second; 0 takes none.
+        nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
 
     Raises:
         ValueError: ``steps`` or ``ranks`` cannot be read.
-        OSError: The folder cannot be made.
+        OSError: The folder cannot be created.
     """
+    # Imported here, because every process below `perfscope profile` imports this package, and most of them never train.
     from perfscope.hooks import start
     from perfscope.hooks.config import Config
-    from perfscope.hooks.reach import attaching
+    from perfscope.hooks.reach.attach import find_pynvml, make_run_dir, start_capture
     from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
 
     windows = parse_windows(steps or DEFAULT_WINDOWS)
-    chosen = None if ranks is None else parse_ranks(ranks)
+    profiled_ranks = None if ranks is None else parse_ranks(ranks)
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
-    attaching.attach(
+    start_capture(
         Config(
-            run_dir=attaching.make_run_dir(run_dir),
+            run_dir=make_run_dir(run_dir),
             windows=windows,
-            ranks=chosen,
+            ranks=profiled_ranks,
             shapes=shapes,
             stack=stack,
             memory=memory,
             flops=flops,
             modules=modules,
             nvml_hz=nvml_hz,
-            nvml_path=attaching.find_pynvml(),
+            nvml_path=find_pynvml(),
         )
     )

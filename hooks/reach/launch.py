@@ -1,7 +1,7 @@
 """Prepares the environment in which an unmodified command captures itself: a boot folder first on PYTHONPATH.
 
-Every launcher passes PYTHONPATH on to its ranks (torchrun and srun all of the environment, DeepSpeed's runners what
-begins with PYTHON), so that Python itself runs our ``sitecustomize`` in each of them.
+Every launcher passes PYTHONPATH to its ranks (torchrun and srun pass the entire environment, DeepSpeed's runners the
+variables whose names begin with PYTHON), so that Python itself runs our ``sitecustomize`` in each of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import perfscope
@@ -29,10 +30,10 @@ _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
 
 def prepare(config: Config) -> Path:
-    """Make the run's folder and its boot folder.
+    """Create the run's folder and its boot folder.
 
     Raises:
-        OSError: The folder exists, or cannot be made.
+        OSError: The folder exists, or cannot be created.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True)
@@ -57,8 +58,8 @@ def _compile(boot: Path) -> None:
         compileall.compile_file(package / f"{module}.py", quiet=2)
 
 
-def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the inherited one with our two variables."""
+def build_environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Build the command's environment: the inherited one with our two variables."""
     entries = [str(_PACKAGED_BOOT)]
     if _SAFE_PATH.fullmatch(str(boot)):
         entries.insert(0, str(boot))
@@ -71,10 +72,10 @@ def environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dic
     }
 
 
-def forwarding(command: Sequence[str]) -> list[str]:
-    """The command with the words that make its launcher pass our variables on.
+def add_forwarding(command: Sequence[str]) -> list[str]:
+    """Add the options that make the command's launcher pass our variables on.
 
-    Open MPI gives other hosts only the variables that ``-x`` names; MPICH's and Intel's launchers give them all.
+    Open MPI passes to other hosts only the variables that ``-x`` names; MPICH's and Intel's launchers pass all.
     """
     if Path(command[0]).name not in _MPI_LAUNCHERS or not _is_open_mpi(command[0]):
         return list(command)
@@ -83,34 +84,54 @@ def forwarding(command: Sequence[str]) -> list[str]:
 
 def _is_open_mpi(program: str) -> bool:
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError):
         return False
-    return "Open MPI" in answer.stdout or "OpenRTE" in answer.stdout
+    return "Open MPI" in result.stdout or "OpenRTE" in result.stdout
 
 
-def doubts(command: Sequence[str], inherited: Mapping[str, str] | None = None) -> list[str]:
-    """Reasons why the hook may not reach the ranks, in words, before anything starts."""
-    found = []
-    if Path(command[0]).name == "srun":
-        found += [
-            f"{name}={value} keeps PYTHONPATH from the ranks: unset it, or give srun --export=ALL"
-            for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
-            if (value := (inherited or {}).get(name)) and "ALL" not in value
+def find_obstacles(command: Sequence[str], inherited: Mapping[str, str] | None = None) -> list[str]:
+    """Find reasons why the hook may not reach the ranks, in words, before the command starts."""
+    program = Path(command[0]).name
+    if program == "srun":
+        return _find_srun_obstacles(command, inherited or {})
+    if program == "deepspeed":
+        return _find_deepspeed_obstacles()
+    if program.startswith("python"):
+        return [
+            f"python {word} ignores PYTHONPATH or sitecustomize: nothing will be captured"
+            for word in command
+            if re.fullmatch(r"-[A-Za-z]*[IES][A-Za-z]*", word)
         ]
-    if Path("sitecustomize.py").exists() and Path(command[0]).name == "deepspeed":
-        found.append("deepspeed puts the working directory first, so its sitecustomize.py hides the hook: rename it")
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        if re.fullmatch(r"-[A-Za-z]*[IES][A-Za-z]*", word) and Path(command[0]).name.startswith("python"):
-            found.append(f"python {word} ignores PYTHONPATH or sitecustomize: nothing will be captured")
-        export = following if word == "--export" else word.removeprefix("--export=") if "--export=" in word else "ALL"
-        if Path(command[0]).name == "srun" and "ALL" not in export:
-            found.append(f"--export={export} keeps PYTHONPATH from the ranks: add ALL")
-    if Path(command[0]).name == "deepspeed":
-        files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
-        found += [f"{file} sets PYTHONPATH, which hides the hook on other nodes" for file in files if _sets_path(file)]
-    return found
+    return []
 
 
-def _sets_path(file: Path) -> bool:
+def _find_srun_obstacles(command: Sequence[str], inherited: Mapping[str, str]) -> list[str]:
+    obstacles = [
+        f"{name}={value} keeps PYTHONPATH from the ranks: unset it, or give srun --export=ALL"
+        for name in ("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV")
+        if (value := inherited.get(name)) and "ALL" not in value
+    ]
+    exports = [word.removeprefix("--export=") for word in command if word.startswith("--export=")]
+    exports += [value for word, value in pairwise([*command, ""]) if word == "--export"]
+    obstacles += [
+        f"--export={export} keeps PYTHONPATH from the ranks: add ALL" for export in exports if "ALL" not in export
+    ]
+    return obstacles
+
+
+def _find_deepspeed_obstacles() -> list[str]:
+    obstacles = []
+    if Path("sitecustomize.py").exists():
+        obstacles.append(
+            "deepspeed puts the working directory first, so its sitecustomize.py hides the hook: rename it"
+        )
+    files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
+    obstacles += [
+        f"{file} sets PYTHONPATH, which hides the hook on other nodes" for file in files if _sets_pythonpath(file)
+    ]
+    return obstacles
+
+
+def _sets_pythonpath(file: Path) -> bool:
     return file.is_file() and any(line.strip().startswith("PYTHONPATH=") for line in file.read_text().splitlines())

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,20 +14,19 @@ from typing import Annotated
 import typer
 
 from perfscope import wire
-from perfscope.collecting.agreement import (
-    Clock,
+from perfscope.collect.clocks import Clock, compare_clocks, describe_clock_errors
+from perfscope.collect.consistency import (
     PartFacts,
-    compare_clocks,
-    doubts_about,
-    missing_ranks,
-    read_facts,
-    require_one_process_a_time,
+    find_missing_ranks,
+    read_part_facts,
+    require_distinct_ranks,
     require_one_run,
 )
-from perfscope.collecting.fetching import Part, Unreachable, fetch, part_of
-from perfscope.collecting.placing import carry_out, plan_placing
-from perfscope.collecting.runs import place_descriptions
+from perfscope.collect.descriptions import merge_descriptions
+from perfscope.collect.merge import apply_merge, plan_merge
+from perfscope.collect.parts import Part, Unreachable, fetch, parse_part
 from perfscope.commands.options.common import FormatOption
+from perfscope.constants import MB, MS_PER_S
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -35,158 +35,170 @@ from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_ranges
 
 SCHEMA = "perfscope/collected/1"
-_STAGING = ".collect"
+_STAGING_FOLDER = ".collect"
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """What became of one part.
+class CollectedPart:
+    """What was copied of one part.
 
     Attributes:
-        name: The part.
-        facts: What it says about itself; absent where it could not be had.
-        copied: Files that were copied now.
+        name: The part's name, as the user typed it.
+        facts: Its processes and identity; absent where it could not be copied.
+        copied_files: Number of files that were copied now.
         copied_bytes: Their size.
-        problem: Why it could not be had.
+        problem: Why it could not be copied.
     """
 
     name: str
     facts: PartFacts | None = None
-    copied: int = 0
+    copied_files: int = 0
     copied_bytes: int = 0
     problem: str | None = None
 
+    @property
+    def hosts(self) -> list[str]:
+        """Hosts of its processes."""
+        return self.facts.hosts if self.facts else []
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks of its processes."""
+        return self.facts.ranks if self.facts else []
+
 
 def collect(
-    parts: Annotated[list[str], typer.Argument(metavar="PART...", help="Folders, or HOST:PATH over ssh.")],
-    run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="The whole run's folder, new or to be added to.")],
-    ssh: Annotated[str | None, typer.Option(help='How to reach other hosts, such as "ssh -p 2222".')] = None,
+    part_names: Annotated[list[str], typer.Argument(metavar="PART...", help="Folders, or HOST:PATH over ssh.")],
+    run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="Folder of the merged run, new or existing.")],
+    ssh: Annotated[
+        str | None,
+        typer.Option(help='Command that reaches other hosts, such as "ssh -p 2222".', show_default="ssh"),
+    ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
-    """Bring the parts of a run together into one folder, from other folders and other hosts.
+    """Merge the parts of a run into one folder, from other folders and other hosts.
 
-    A new folder appears when everything is in it. What was interrupted goes on where it stopped when the same command
-    is given again; a file that is there is never replaced by a different one.
+    A new folder appears when it is complete. An interrupted copy continues when the same command is run again; an
+    existing file is never overwritten by a different one.
     """
-    chosen = [part_of(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(parts)]
+    parts = [parse_part(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(part_names)]
     target = run_dir.absolute()
-    if any(Path(part.name).absolute() == target for part in chosen):
+    if any(Path(part.name).absolute() == target for part in parts):
         raise UsageError(
-            f"{run_dir} is both a part and the whole run", hint="leave it out of the parts: it is added to"
+            f"{run_dir} is both a part and the merged run", hint="leave it out of the parts: they are added to it"
         )
     work = target if target.exists() else target.with_name(f".{target.name}.collecting")
     work.mkdir(parents=True, exist_ok=True)
-    collected, staged = _fetch_all(chosen, work)
+    collected, staged = _fetch_all(parts, work)
     if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
-        problems = "; ".join(one.problem for one in collected if one.problem)
-        raise Unreachable(f"no part could be had: {problems}", hint="the same command goes on where it stopped")
+        problems = "; ".join(part.problem for part in collected if part.problem)
+        raise Unreachable(f"no part could be copied: {problems}", hint="run the same command again to continue")
     notes = _merge(collected, staged, work)
     if work != target:
         work.rename(target)
-    report = _report(collected, read_facts(str(run_dir), target), notes, run_dir)
+    report = _report(collected, read_part_facts(str(run_dir), target), notes, run_dir)
     return Outcome(
         report,
         format,
-        notes=tuple(f"warning: {line}" for line in report.warnings),
+        notes=tuple(f"warning: {warning}" for warning in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
 
 
-def _fetch_all(parts: list[Part], work: Path) -> tuple[list[Collected], list[Path]]:
-    """Copy every part beside the run; one that cannot be had does not keep the others."""
-    there = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).glob("*")]
-    there += [name.removesuffix(".gz") for name in there]
+def _fetch_all(parts: Sequence[Part], work: Path) -> tuple[list[CollectedPart], list[Path]]:
+    """Copy every part beside the run; the others are copied where one is unreachable."""
+    existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).glob("*")]
+    existing += [name.removesuffix(".gz") for name in existing]
     collected, staged = [], []
     for part in parts:
-        folder = work / _STAGING / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part.name)}-{zlib.crc32(part.name.encode()):08x}"
+        safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
+        folder = work / _STAGING_FOLDER / f"{safe_name}-{zlib.crc32(part.name.encode()):08x}"
         try:
-            copied, size = fetch(part, folder, there)
+            copied_files, copied_bytes = fetch(part, folder, existing)
         except Unreachable as error:
-            collected.append(Collected(part.name, problem=error.problem))
+            collected.append(CollectedPart(part.name, problem=error.problem))
             continue
         staged.append(folder)
-        collected.append(Collected(part.name, read_facts(part.name, folder), copied, size))
+        collected.append(CollectedPart(part.name, read_part_facts(part.name, folder), copied_files, copied_bytes))
     return collected, staged
 
 
-def _merge(collected: list[Collected], staged: list[Path], work: Path) -> list[str]:
-    """Put every part in its place, after a check of all of them.
+def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Path) -> list[str]:
+    """Move every part into the run, after a check of all of them.
 
     Raises:
-        SourceError: They are not of one run, or contradict each other; nothing was put anywhere.
+        SourceError: They are not of one run, or contradict each other; nothing was moved.
     """
-    held = read_facts(work.name, work)
-    facts = [one.facts for one in collected if one.facts is not None]
-    notes = require_one_run([*([held] if held.processes or held.ids else []), *facts])
-    processes = {(one.record.rank, one.identity): one for part in (held, *facts) for one in part.processes}
-    require_one_process_a_time(list(processes.values()))
+    existing = read_part_facts(work.name, work)
+    facts = [part.facts for part in collected if part.facts is not None]
+    notes = require_one_run([*([existing] if existing.processes or existing.run_ids else []), *facts])
+    processes = {
+        (process.record.rank, process.identity): process for part in (existing, *facts) for process in part.processes
+    }
+    require_distinct_ranks(list(processes.values()))
     for folder in staged:
-        plan_placing(folder, work)
-    place_descriptions(staged, work, list(processes.values()))
+        plan_merge(folder, work)  # raises before anything is moved
+    merge_descriptions(staged, work, list(processes.values()))
     for folder in staged:
-        carry_out(plan_placing(folder, work))
-    if all(one.problem is None for one in collected):
-        shutil.rmtree(work / _STAGING, ignore_errors=True)
+        apply_merge(plan_merge(folder, work))
+    if all(part.problem is None for part in collected):
+        shutil.rmtree(work / _STAGING_FOLDER, ignore_errors=True)
     return notes
 
 
-def _report(collected: list[Collected], whole: PartFacts, notes: list[str], run_dir: Path) -> Report:
-    clocks = compare_clocks(whole.processes)
-    missing = missing_ranks(whole.processes)
-    warnings = [*(one.problem for one in collected if one.problem), *notes, *doubts_about(clocks, whole.processes)]
-    if missing:
-        size = max(process.record.world_size for process in whole.processes)
-        warnings.append(f"{len(missing)} of {size} ranks are missing: {format_ranges(missing)}")
+def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[str], run_dir: Path) -> Report:
+    clocks = compare_clocks(run.processes)
+    missing_ranks = find_missing_ranks(run.processes)
+    problems = [part.problem for part in collected if part.problem]
+    warnings = [*problems, *notes, *describe_clock_errors(clocks, run.processes)]
+    if missing_ranks:
+        world_size = max(process.record.world_size for process in run.processes)
+        warnings.append(f"{len(missing_ranks)} of {world_size} ranks are missing: {format_ranges(missing_ranks)}")
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "run_dir": str(run_dir),
-        "ranks": sorted({process.record.rank for process in whole.processes}),
-        "missing_ranks": missing,
+        "ranks": run.ranks,
+        "missing_ranks": missing_ranks,
         "parts": [
             {
-                "part": one.name,
-                "hosts": _hosts(one.facts),
-                "ranks": _ranks(one.facts),
-                "copied_files": one.copied,
-                "copied_bytes": one.copied_bytes,
-                "problem": one.problem,
+                "part": part.name,
+                "hosts": part.hosts,
+                "ranks": part.ranks,
+                "copied_files": part.copied_files,
+                "copied_bytes": part.copied_bytes,
+                "problem": part.problem,
             }
-            for one in collected
+            for part in collected
         ],
         "clocks": [{"host": clock.host, "ahead_s": clock.ahead_s, "steps": clock.steps} for clock in clocks],
     }
-    replace_file(run_dir.absolute() / wire.COLLECTED_FILE, wire.to_file(dict(data)))
+    replace_file(run_dir.absolute() / wire.COLLECTED_FILE, wire.to_file(data))
     return Report(f"Run {run_dir}", data, tuple(_sections(collected, clocks, run_dir)), tuple(warnings))
 
 
-def _sections(collected: list[Collected], clocks: tuple[Clock, ...], run_dir: Path) -> list[Section]:
+def _sections(collected: Sequence[CollectedPart], clocks: Sequence[Clock], run_dir: Path) -> list[Section]:
     rows: list[tuple[Cell, ...]] = [
         (
-            one.name,
-            ", ".join(_hosts(one.facts)) or None,
-            format_ranges(_ranks(one.facts)) or None,
-            one.copied,
-            one.copied_bytes / 1e6,
+            part.name,
+            ", ".join(part.hosts) or None,
+            format_ranges(part.ranks) or None,
+            part.copied_files,
+            part.copied_bytes / MB,
         )
-        for one in collected
+        for part in collected
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
-    sections = [Section("Parts", columns, tuple(rows), notes=(f"`perfscope analyze {run_dir}` reads the whole run.",))]
+    next_command = f"`perfscope analyze {run_dir}` reads the merged run."
+    sections = [Section("Parts", columns, tuple(rows), notes=(next_command,))]
     if clocks:
         sections.append(
             Section(
                 "Clocks",
                 (Column("Host"), Column("Ahead (ms)", 3), Column("Common steps")),
-                tuple((clock.host, clock.ahead_s * 1e3, clock.steps) for clock in clocks),
-                notes=("Against the lowest rank's host, by the ends of steps, which all ranks end nearly together.",),
+                tuple((clock.host, clock.ahead_s * MS_PER_S, clock.steps) for clock in clocks),
+                notes=(
+                    "Compared with the lowest rank's host, by the ends of steps, which ranks reach nearly together.",
+                ),
             )
         )
     return sections
-
-
-def _hosts(facts: PartFacts | None) -> list[str]:
-    return sorted({process.record.host for process in facts.processes}) if facts else []
-
-
-def _ranks(facts: PartFacts | None) -> list[int]:
-    return sorted({process.record.rank for process in facts.processes}) if facts else []

@@ -1,4 +1,4 @@
-"""``perfscope demo``: the main job on this machine, to see what a report looks like."""
+"""``perfscope demo``: a small training run on this machine, to see what a report looks like."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from typing import Annotated
 
 import typer
 
+from perfscope import wire
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.outcome import Outcome
 
 _RANKS = 2
+_WORKLOAD = "gpt_deepspeed"
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="The run's folder.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 12,
+    run_dir: Annotated[
+        Path, typer.Option("-o", "--run-dir", help="Folder of the run; an earlier demo is replaced.")
+    ] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(help="Number of training steps.", min=1)] = 12,
 ) -> Outcome:
     """Train a small GPT with DeepSpeed on two ranks under `perfscope profile`, and print the report."""
-    programs = Path(sys.executable).parent
-    path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     launcher = shutil.which("deepspeed", path=path)
     if launcher is None:
         raise UsageError("deepspeed is not installed here", hint="make demo installs it beside perfscope in .venv")
-    workload = find_spec("perfscope.workloads.gpt_deepspeed")
+    workload = find_spec(f"perfscope.workloads.{_WORKLOAD}")
     if workload is None or workload.origin is None:
         raise PerfscopeError("the demo's training script is missing", hint="reinstall perfscope-toolkit")
     if run_dir.exists():
-        shutil.rmtree(run_dir) if _is_demo(run_dir) else _refuse(run_dir)
-    sys.stderr.write("perfscope: training a small GPT with DeepSpeed; its first run compiles for a minute\n")
+        if not _is_demo(run_dir):
+            raise UsageError(f"{run_dir} exists and is not an earlier demo", hint="choose another folder with -o")
+        shutil.rmtree(run_dir)
+    sys.stderr.write("perfscope: training a small GPT with DeepSpeed; the first run compiles for a minute\n")
     command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(_free_port()), workload.origin]
     training = subprocess.run(
         [sys.executable, "-m", "perfscope", "profile", "-o", str(run_dir), "--", *command, "--steps", str(steps)],
@@ -42,7 +47,7 @@ def demo(
         check=False,
     )
     if training.returncode != 0:
-        raise PerfscopeError("the training did not end well, see above")
+        raise PerfscopeError("the training failed, see above")
     report = subprocess.run(
         [sys.executable, "-m", "perfscope", "analyze", str(run_dir)], capture_output=True, text=True, check=False
     )
@@ -51,12 +56,8 @@ def demo(
 
 def _is_demo(run_dir: Path) -> bool:
     """Whether a folder is an earlier demo, which may be replaced."""
-    run_file = run_dir / "run.json"
-    return run_file.is_file() and "gpt_deepspeed.py" in run_file.read_text()
-
-
-def _refuse(run_dir: Path) -> None:
-    raise UsageError(f"{run_dir} exists and is no earlier demo", hint="name another folder with -o")
+    run_file = run_dir / wire.RUN_FILE
+    return run_file.is_file() and f"{_WORKLOAD}.py" in run_file.read_text()
 
 
 def _free_port() -> int:

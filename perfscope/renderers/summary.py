@@ -1,4 +1,4 @@
-"""A few lines about an analysis, for the end of ``perfscope profile``: from its JSON, so that they say nothing else."""
+"""A summary of an analysis for the end of ``perfscope profile``, made from its JSON so that both agree."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from perfscope.units import format_seconds
 
 _MOST_RANKS = 8
-#: What every run on GPUs has; the report itself lists everything that was not computed.
-_EVERY_RUN = ("steps", "gpus", "breakdown")
+#: Results that every run on GPUs has; the report itself lists everything that was not computed.
+_EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 
 
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
-    """The steps, the shares of the profiled time, and what could not be computed."""
+    """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
     lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
     lines += _cost(results.get("cost"))
@@ -21,7 +21,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
         for skip in analysis["skipped"]
-        if skip["analyzer"] in _EVERY_RUN
+        if skip["analyzer"] in _EXPECTED_RESULTS
     ]
     lines += [f"warning: {text}" for text in analysis["warnings"]]
     return lines

@@ -1,4 +1,4 @@
-"""`perfscope doctor` tries every part for real, names what does not work and how to mend it, and harms nothing."""
+"""`perfscope doctor` tries every part for real, names what does not work and how to fix it, and harms nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.checkup import hook_side, machine_side, probing, torch_side, verdict
-from perfscope.checkup.verdict import Verdict
 from perfscope.commands import doctor as command
+from perfscope.doctor import disk, hook_injection, launchers, nvml, profiler_access, torch_profiler
+from perfscope.doctor.check import Verdict, fail, ok
+from perfscope.doctor.probe import probe
 from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
@@ -27,7 +28,7 @@ def with_module(folder: Path, name: str, text: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(path.parent)}
 
 
-def test_everything_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> None:
     """The guide's example: its lines are there, and so is a row for each part."""
     (example,) = re.findall(
         r"```console\n\$ perfscope doctor\n(.*?)```", (ROOT / "docs" / "doctor.md").read_text(), re.S
@@ -45,14 +46,14 @@ def test_everything_is_tried_and_nothing_is_left_behind(tmp_path: Path) -> None:
     assert verdicts["NVML"] in ("ok", "warn")
 
 
-def test_it_is_told_to_programs_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    checks = [verdict.ok("Disk", "much"), verdict.fail("torch", "broken", "mend it")]
-    monkeypatch.setattr(command, "_examine", lambda folder: checks)
+def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checks = [ok("Disk", "much"), fail("torch", "broken", "fix it")]
+    monkeypatch.setattr(command, "_run_checks", lambda folder: checks)
     outcome = command.doctor(tmp_path / "runs" / "next", Format.JSON)
-    assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: mend it",))
+    assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: fix it",))
     document = json.loads(outcome.output())
     assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)
-    assert document["checks"][1] == {"part": "torch", "verdict": "fail", "found": "broken", "mend": "mend it"}
+    assert document["checks"][1] == {"part": "torch", "verdict": "fail", "found": "broken", "mend": "fix it"}
     assert document["checks"][0]["mend"] is None
 
 
@@ -86,47 +87,47 @@ class profiler:
 @pytest.mark.parametrize(
     ("facts", "gpus", "expected", "says"),
     [
-        ({"devices": 1, "kernels": 3}, 1, ("CUPTI", "ok"), "holds 3 kernels"),
+        ({"devices": 1, "kernels": 3}, 1, ("CUPTI", "ok"), "contains 3 kernels"),
         ({"devices": 1, "kernels": 0}, 1, ("CUPTI", "fail"), "no kernel: CUPTI initialization failed: insuff"),
         ({"devices": 0, "kernels": 0}, 4, ("CUDA", "fail"), "torch sees none of 4 GPUs"),
-        ({"devices": 0, "kernels": 0, "version": "2.1.0"}, 0, ("torch", "warn"), "2.1.0; the hooks are tried from"),
+        ({"devices": 0, "kernels": 0, "version": "2.1.0"}, 0, ("torch", "warn"), "2.1.0; the hooks are tested from"),
     ],
 )
 def test_what_a_tiny_profile_shows(
     facts: Mapping[str, object], gpus: int, expected: tuple[str, str], says: str, tmp_path: Path
 ) -> None:
     environment = with_module(tmp_path, "torch", FAKE_TORCH.format(**{"version": "2.11.0+cu130", **facts}))
-    (check,) = [check for check in torch_side.check_torch(environment, gpus=gpus) if check.part == expected[0]]
-    assert (check.verdict, says in check.found) == (expected[1], True), check
-    assert bool(check.mend) == (expected[1] != "ok")
+    (check,) = [check for check in torch_profiler.check_torch(environment, gpus=gpus) if check.part == expected[0]]
+    assert (check.verdict, says in check.finding) == (expected[1], True), check
+    assert bool(check.fix) == (expected[1] != "ok")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("raise OSError('libtorch_cuda.so: cannot open shared object file')", "libtorch_cuda.so: cannot open"),
-        ("import os; os.kill(os.getpid(), 11)", "it died by SIGSEGV"),
-        ("import os; os._exit(3)", "it ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "it was killed by SIGSEGV"),
+        ("import os; os._exit(3)", "it exited with status 3"),
     ],
 )
-def test_a_torch_that_crashes_is_a_failure_that_is_told(text: str, says: str, tmp_path: Path) -> None:
-    (check,) = torch_side.check_torch(with_module(tmp_path, "torch", text))
+def test_a_torch_that_crashes_is_a_failure_with_its_cause(text: str, says: str, tmp_path: Path) -> None:
+    (check,) = torch_profiler.check_torch(with_module(tmp_path, "torch", text))
     assert check.verdict is Verdict.FAIL
-    assert says in check.found
+    assert says in check.finding
 
 
 def test_what_hangs_is_ended() -> None:
-    probe = probing.probe("import time; time.sleep(100)", timeout_s=0.5)
-    assert (probe.answer, probe.problem) == (None, "no answer in 0.5 s")
+    result = probe("import time; time.sleep(100)", timeout_s=0.5)
+    assert (result.values, result.problem) == (None, "no answer in 0.5 s")
 
 
 def test_a_sitecustomize_of_the_users_own_runs_behind_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = with_module(tmp_path, "sitecustomize", "")
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    monkeypatch.setattr(hook_side, "_packages", list)
-    (check, *_) = hook_side.check_hook()
+    monkeypatch.setattr(hook_injection, "_find_packages", list)
+    (check, *_) = hook_injection.check_hook()
     assert check.verdict is Verdict.OK
-    assert check.found.endswith("modules/sitecustomize.py runs behind it")
+    assert check.finding.endswith("modules/sitecustomize.py runs after it")
 
 
 def test_a_version_that_moved_a_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +137,10 @@ def test_a_version_that_moved_a_function_is_named(tmp_path: Path, monkeypatch: p
         (folder / "__init__.py").touch()
     (package.parent / "engine.py").write_text("class DeepSpeedEngine:\n    pass\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(hook_side, "_packages", lambda: ["deepspeed"])
-    (_, check, *_) = hook_side.check_hook()
+    monkeypatch.setattr(hook_injection, "_find_packages", lambda: ["deepspeed"])
+    (_, check, *_) = hook_injection.check_hook()
     assert check.verdict is Verdict.WARN
-    assert "is off in deepspeed.runtime.engine" in check.found
+    assert "is off in deepspeed.runtime.engine" in check.finding
 
 
 def test_a_launcher_of_another_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,59 +148,60 @@ def test_a_launcher_of_another_environment_is_named(tmp_path: Path, monkeypatch:
     program.write_text("#!/opt/other/bin/python3\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = hook_side.check_launchers()
+    check = launchers.check_launchers()
     assert check.verdict is Verdict.WARN
-    assert f"torchrun at {program}" in check.found
+    assert f"torchrun at {program}" in check.finding
 
 
-def test_nvml_is_asked_by_the_program_that_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_is_checked_with_the_sampler_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path)))
     monkeypatch.setenv("FAKE_NVML", "gpus=2 mig=1")
-    check, gpus = machine_side.check_nvml()
+    check, gpus = nvml.check_nvml()
     assert (check.verdict, gpus) == (Verdict.WARN, 2)
-    assert check.found == (
-        "2 x Imagined GPU, driver 999.1, 1 in MIG mode, where power is the whole GPU's; not told: utilisation"
+    assert check.finding == (
+        "2 x Imagined GPU, driver 999.1, 1 in MIG mode, where power is that of the entire GPU; "
+        "not reported: utilisation"
     )
     monkeypatch.setenv("FAKE_NVML", "gpus=2")
-    assert machine_side.check_nvml()[0].verdict is Verdict.OK
+    assert nvml.check_nvml()[0].verdict is Verdict.OK
     monkeypatch.setenv("FAKE_NVML", "no_init")
-    check, gpus = machine_side.check_nvml()
-    assert (check.verdict, gpus, "Driver Not Loaded" in check.found) == (Verdict.WARN, 0, True)
+    check, gpus = nvml.check_nvml()
+    assert (check.verdict, gpus, "Driver Not Loaded" in check.finding) == (Verdict.WARN, 0, True)
 
 
 def test_another_profiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_side, "_process_names", lambda: ["sh", "nv-hostengine"])
-    check = machine_side.check_other_profilers()
-    assert (check.verdict, check.found) == (Verdict.WARN, "nv-hostengine runs here")
-    assert "dcgmi profile --pause" in check.mend
+    monkeypatch.setattr(profiler_access, "_process_names", lambda: ["sh", "nv-hostengine"])
+    check = profiler_access.check_other_profilers()
+    assert (check.verdict, check.finding) == (Verdict.WARN, "nv-hostengine runs here")
+    assert "dcgmi profile --pause" in check.fix
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
-    assert "NSYS_PROFILING_SESSION_ID is set" in machine_side.check_other_profilers().found
+    assert "NSYS_PROFILING_SESSION_ID is set" in profiler_access.check_other_profilers().finding
 
 
 @pytest.mark.parametrize(("admin", "user", "verdict"), [(1, 1000, "warn"), (1, 0, "ok"), (0, 1000, "ok")])
-def test_counters_for_administrators_are_told_to_others(
+def test_restricted_counters_are_a_warning_for_other_users(
     admin: int, user: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {admin}\n")
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert machine_side.check_permissions(1, tmp_path / "params").verdict == verdict
+    assert profiler_access.check_permissions(1, tmp_path / "params").verdict == verdict
 
 
-def test_a_disk_that_is_full_slow_or_limited_is_told(tmp_path: Path) -> None:
-    assert machine_side.check_disk(Path("/proc")).verdict is Verdict.FAIL
-    assert machine_side.check_disk(tmp_path / "nowhere").verdict is Verdict.FAIL
-    assert machine_side.check_disk(tmp_path).verdict is not Verdict.FAIL
+def test_a_disk_that_is_full_slow_or_limited_is_named(tmp_path: Path) -> None:
+    assert disk.check_disk(Path("/proc")).verdict is Verdict.FAIL
+    assert disk.check_disk(tmp_path / "nowhere").verdict is Verdict.FAIL
+    assert disk.check_disk(tmp_path).verdict is not Verdict.FAIL
     assert list(tmp_path.iterdir()) == []
-    doubts = machine_side._doubts_about_disk(10**9, 10**6, 10**6)
-    assert [doubt.split(":")[0] for doubt in doubts] == [
-        "make room",
+    fixes = disk._suggest_fixes(10**9, 10**6, 10**6)
+    assert [fix.split(":")[0] for fix in fixes] == [
+        "free some space",
         "put runs on a faster disk",
         "ulimit -f unlimited",
     ]
-    assert machine_side._doubts_about_disk(10**11, 10**9, resource.RLIM_INFINITY) == []
+    assert disk._suggest_fixes(10**11, 10**9, resource.RLIM_INFINITY) == []
 
 
-def test_a_part_that_cannot_work_ends_with_4_and_is_said(tmp_path: Path) -> None:
+def test_a_part_that_cannot_work_ends_with_status_4_and_its_cause(tmp_path: Path) -> None:
     environment = with_module(tmp_path, "torch", "raise ImportError('broken')")
     ended = perfscope("doctor", cwd=tmp_path, PYTHONPATH=f"{environment['PYTHONPATH']}:{ROOT}")
     assert ended.code == 4

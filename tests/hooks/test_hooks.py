@@ -11,7 +11,7 @@ import pytest
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.secrets import redact_arguments, redact_environment, redact_value
 from perfscope.hooks.reach.imports import PostImportFinder
-from perfscope.hooks.reach.launch import doubts, environment, prepare
+from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
 from perfscope.hooks.selection import StepWindow, parse_ranks, parse_windows
 from perfscope.wire import StepRecord
@@ -87,7 +87,7 @@ def test_the_shadowed_sitecustomize_still_runs_and_sys_path_is_as_it_was(tmp_pat
     (site / "sitecustomize.py").write_text("print('the user\\'s own')\n")
     config = Config(str(tmp_path / "RUN"), parse_windows("4-6"))
     inherited = {**os.environ, "PYTHONPATH": str(site)}
-    hooked = environment(config, prepare(config), inherited)
+    hooked = build_environment(config, prepare(config), inherited)
     code = "import sys, sitecustomize; print([p for p in sys.path if p]); print(sitecustomize.__file__)"
     with_hook = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=hooked["PYTHONPATH"])
     without = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(site))
@@ -100,7 +100,7 @@ def test_a_foreign_module_in_the_script_is_left_alone(tmp_path: Path) -> None:
     (site / "perfscope").mkdir(parents=True)
     (site / "perfscope" / "__init__.py").write_text("mine = True\n")
     config = Config(str(tmp_path / "RUN"), parse_windows("4-6"))
-    hooked = environment(config, prepare(config), {**os.environ, "PYTHONPATH": str(site)})
+    hooked = build_environment(config, prepare(config), {**os.environ, "PYTHONPATH": str(site)})
     ended = run(
         [sys.executable, "-c", "import perfscope, torch; print(perfscope.mine)"],
         tmp_path,
@@ -111,9 +111,9 @@ def test_a_foreign_module_in_the_script_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
-    assert doubts(["python", "train.py"]) == []
-    assert "ignores PYTHONPATH" in doubts(["python3", "-I", "train.py"])[0]
-    assert "add ALL" in doubts(["srun", "--export=NONE", "python", "train.py"])[0]
+    assert find_obstacles(["python", "train.py"]) == []
+    assert "ignores PYTHONPATH" in find_obstacles(["python3", "-I", "train.py"])[0]
+    assert "add ALL" in find_obstacles(["srun", "--export=NONE", "python", "train.py"])[0]
 
 
 def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:

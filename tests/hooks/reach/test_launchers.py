@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.facts import identity
-from perfscope.hooks.reach.launch import doubts, forwarding
+from perfscope.hooks.reach.launch import add_forwarding, find_obstacles
 from tests.conftest import SCRIPTS, Ended, analysis, environment, profile, step_lines
 from tests.hooks.frameworks.fake_launcher import calls, install
 
@@ -117,12 +117,12 @@ def test_the_rank_is_in_each_launcher_s_variables(
 
 
 def test_what_keeps_srun_from_passing_variables_on_is_said_before_the_start() -> None:
-    assert "add ALL" in doubts(["srun", "--export", "NONE", "python", "x.py"])[0]
-    assert "SLURM_EXPORT_ENV=NONE" in doubts(["srun", "python", "x.py"], {"SLURM_EXPORT_ENV": "NONE"})[0]
-    assert doubts(["srun", "--export=ALL,A=1", "python", "x.py"], {"SLURM_EXPORT_ENV": "ALL"}) == []
-    assert doubts(["python", "x.py", "--export=onnx"]) == []
+    assert "add ALL" in find_obstacles(["srun", "--export", "NONE", "python", "x.py"])[0]
+    assert "SLURM_EXPORT_ENV=NONE" in find_obstacles(["srun", "python", "x.py"], {"SLURM_EXPORT_ENV": "NONE"})[0]
+    assert find_obstacles(["srun", "--export=ALL,A=1", "python", "x.py"], {"SLURM_EXPORT_ENV": "ALL"}) == []
+    assert find_obstacles(["python", "x.py", "--export=onnx"]) == []
 
 
 def test_only_open_mpi_is_given_words_of_its_own() -> None:
-    assert forwarding(["python", "x.py"]) == ["python", "x.py"]
-    assert forwarding(["no-such-mpirun", "-n", "2"]) == ["no-such-mpirun", "-n", "2"]
+    assert add_forwarding(["python", "x.py"]) == ["python", "x.py"]
+    assert add_forwarding(["no-such-mpirun", "-n", "2"]) == ["no-such-mpirun", "-n", "2"]

@@ -6,22 +6,18 @@ import contextlib
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from perfscope import wire
 from perfscope.frameworks import WATCHED
 from perfscope.hooks import start
+from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_run
 from perfscope.hooks.reach.imports import PostImportFinder
 
-if TYPE_CHECKING:
-    from types import ModuleType
 
-    from perfscope.hooks.config import Config
-
-
-def attach(config: Config) -> None:
-    """Make the capture and patch every watched module, now or when it is imported."""
+def start_capture(config: Config) -> None:
+    """Create the capture and patch every watched module, now or when it is imported."""
     capture = start.PROCESS.begin(config)
 
     def patch(name: str, module: ModuleType) -> None:
@@ -35,10 +31,10 @@ def attach(config: Config) -> None:
 
 
 def make_run_dir(run_dir: str) -> str:
-    """Make the run's folder and describe the run, unless another rank has done so.
+    """Create the run's folder and describe the run, unless another rank has done so.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
@@ -50,6 +46,6 @@ def make_run_dir(run_dir: str) -> str:
 
 
 def find_pynvml() -> str | None:
-    """The folder that holds ``pynvml``; None where it is not installed."""
+    """Find the folder that holds ``pynvml``; None where it is not installed."""
     spec = find_spec("pynvml")
     return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else None

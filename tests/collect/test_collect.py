@@ -149,7 +149,7 @@ def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path,
     steps = two[1] / wire.RANKS_FOLDER / "00002" / wire.STEPS_FILE
     steps.write_bytes(steps.read_bytes().replace(b"deepspeed", b"optimizer"))
     before = files(tmp_path / "whole")
-    with pytest.raises(SourceError, match="is there with other content"):
+    with pytest.raises(SourceError, match="exists with other content"):
         bring(two[1], into=tmp_path / "whole")
     assert {name: content for name, content in files(tmp_path / "whole").items() if ".collect/" not in name} == before
 
@@ -227,10 +227,10 @@ def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nowhere"], "nowhere is no folder"),
-        (["-oProxyCommand=x:path"], "is no host"),
-        (["whole"], "is both a part and the whole run"),
-        (["empty"], "is no part of a run"),
+        (["nowhere"], "nowhere is not a folder"),
+        (["-oProxyCommand=x:path"], "is not a host"),
+        (["whole"], "is both a part and the merged run"),
+        (["empty"], "is not a part of a run"),
     ],
 )
 def test_what_cannot_be_right_is_said(
@@ -248,6 +248,6 @@ def test_a_host_that_does_not_answer_keeps_nobody_else(two: tuple[Path, Path], t
         "collect", two[0], "nowhere.invalid:/run", "-o", tmp_path / "whole", "--ssh", "false", cwd=tmp_path
     )
     assert ended.code == 4
-    assert "warning: nowhere.invalid:/run: ssh ended with 1" in ended.stderr
+    assert "warning: nowhere.invalid:/run: ssh exited with 1" in ended.stderr
     assert "2 of 4 ranks are missing: 2-3" in ended.stderr
     assert (tmp_path / "whole" / wire.RANKS_FOLDER / "00001").is_dir()

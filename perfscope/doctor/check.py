@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a part stands."""
+    """Whether a part works."""
 
     OK = "ok"
     WARN = "warn"
@@ -19,28 +19,28 @@ class Check:
     """One part of perfscope on this machine.
 
     Attributes:
-        part: What was looked at.
+        part: What was checked.
         verdict: ``warn`` where something is missing that not everybody needs, ``fail`` where a part cannot work.
-        found: What there is.
-        mend: What to do; empty where there is nothing to mend.
+        finding: What the check found.
+        fix: What the user can do; empty where nothing has to be done.
     """
 
     part: str
     verdict: Verdict
-    found: str
-    mend: str = ""
+    finding: str
+    fix: str = ""
 
 
-def ok(part: str, found: str) -> Check:
+def ok(part: str, finding: str) -> Check:
     """A part that works."""
-    return Check(part, Verdict.OK, found)
+    return Check(part, Verdict.OK, finding)
 
 
-def warn(part: str, found: str, mend: str = "") -> Check:
+def warn(part: str, finding: str, fix: str = "") -> Check:
     """A part that works in part, or that not everybody needs."""
-    return Check(part, Verdict.WARN, found, mend)
+    return Check(part, Verdict.WARN, finding, fix)
 
 
-def fail(part: str, found: str, mend: str) -> Check:
+def fail(part: str, finding: str, fix: str) -> Check:
     """A part that cannot work."""
-    return Check(part, Verdict.FAIL, found, mend)
+    return Check(part, Verdict.FAIL, finding, fix)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.collecting.hosts import Host, finish, hosts, scripts, write_on
+from tests.collect.hosts import Host, finish, hosts, scripts, write_on
 
 pytestmark = pytest.mark.timeout(500)
 

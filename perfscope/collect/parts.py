@@ -1,7 +1,7 @@
 """Copies a part of a run, from a folder or over ssh, into a folder of its own.
 
-Over ssh nothing but GNU find and tar is needed on the other host. A file appears under its name only when it is whole,
-so that a copy that was interrupted goes on with the files that are missing.
+Over ssh the other host needs only GNU find and tar. A file appears under its name only when it is complete, so that an
+interrupted copy goes on with the missing files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
 from perfscope import wire
+from perfscope.constants import MIB
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 
 _REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 _LIST_TIMEOUT_S = 120
-_UNFINISHED = (".tmp", ".partial")
+_UNFINISHED_SUFFIXES = (".tmp", ".partial")
 
 
 class Unreachable(PerfscopeError):
-    """A part cannot be had now; the others can."""
+    """A part cannot be copied now; the others can."""
 
 
 class Part(Protocol):
@@ -34,20 +35,17 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was typed."""
-        ...
+        """Its name, as the user typed it."""
 
     def list_files(self) -> dict[str, int]:
-        """The size of each file, by its path below the part."""
-        ...
+        """Find the size of each file in bytes, by its path below the part."""
 
     def copy(self, files: Sequence[str], folder: Path) -> None:
         """Copy files into a folder."""
-        ...
 
 
-def part_of(name: str, ssh: Sequence[str] = ()) -> Part:
-    """What was typed as a part: a folder that exists, else HOST:PATH.
+def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
+    """Read the name of a part: a folder that exists, else HOST:PATH.
 
     Raises:
         UsageError: It is neither.
@@ -56,48 +54,49 @@ def part_of(name: str, ssh: Sequence[str] = ()) -> Part:
         return LocalPart(name)
     match = _REMOTE.fullmatch(name)
     if match is None:
-        raise UsageError(f"{name} is no folder", hint="name a run's folder, or HOST:PATH for one on another host")
+        raise UsageError(f"{name} is not a folder", hint="name a run's folder, or HOST:PATH for one on another host")
     if match["host"].startswith("-"):
-        raise UsageError(f"{match['host']} is no host")
+        raise UsageError(f"{match['host']} is not a host")
     return RemotePart(name, match["host"], match["path"], tuple(ssh) or _SSH)
 
 
-def fetch(part: Part, folder: Path, there: Iterable[str]) -> tuple[int, int]:
-    """Copy what is missing of a part.
+def fetch(part: Part, folder: Path, existing: Iterable[str]) -> tuple[int, int]:
+    """Copy the missing files of a part.
 
     Args:
         part: The part.
-        folder: Where to; what lies there whole is not copied again.
-        there: Files that are not wanted, because the run has them.
+        folder: Where to; a file that is complete there is not copied again.
+        existing: Files that are not copied, because the run has them.
 
     Returns:
-        How many files were copied, and their bytes.
+        Number of copied files, and their size in bytes.
 
     Raises:
-        Unreachable: The other host does not answer, or the part is not there.
-        SourceError: The part is no run.
+        Unreachable: The other host does not answer, or the part does not exist.
+        SourceError: The folder is not a run.
     """
-    listed = {name: size for name, size in part.list_files().items() if _is_wanted(name)}
+    listed = {name: size for name, size in part.list_files().items() if _is_data(name)}
     if not any(name == wire.RUN_FILE or name.startswith(f"{wire.RANKS_FOLDER}/") for name in listed):
-        raise SourceError(part.name, "is no part of a run", hint="it has neither run.json nor ranks/")
-    unwanted = set(there)
+        raise SourceError(part.name, "is not a part of a run", hint="it has neither run.json nor ranks/")
+    skipped = set(existing)
     missing = [
         name
         for name, size in sorted(listed.items())
-        if name not in unwanted and not ((folder / name).is_file() and (folder / name).stat().st_size == size)
+        if name not in skipped and not ((folder / name).is_file() and (folder / name).stat().st_size == size)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     if missing:
         part.copy(missing, folder)
     for name in missing:
         if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
-            raise Unreachable(f"{part.name}: {name} did not arrive whole", hint="run the same command again")
+            raise Unreachable(f"{part.name}: {name} did not arrive completely", hint="run the same command again")
     return len(missing), sum(listed[name] for name in missing)
 
 
-def _is_wanted(name: str) -> bool:
-    """Whether a file is data: no boot folder, nothing hidden, nothing that is being written."""
-    return not any(piece.startswith(".") for piece in PurePosixPath(name).parts) and not name.endswith(_UNFINISHED)
+def _is_data(name: str) -> bool:
+    """Whether a file is data of the run: not hidden, as the boot folder is, and not still being written."""
+    is_hidden = any(piece.startswith(".") for piece in PurePosixPath(name).parts)
+    return not is_hidden and not name.endswith(_UNFINISHED_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class LocalPart:
         """See ``Part``."""
         for name in files:
             with (Path(self.name) / name).open("rb") as source:
-                _write_whole(source, folder / name)
+                _write_atomically(source, folder / name)
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,8 @@ class RemotePart:
         except OSError as error:
             raise Unreachable(f"{self.ssh[0]} cannot be started: {error.strerror}") from None
         if answer.returncode != 0:
-            said = answer.stderr.decode(errors="replace").strip().splitlines()
-            raise Unreachable(f"{self.name}: {said[-1] if said else f'ssh ended with {answer.returncode}'}")
+            errors = answer.stderr.decode(errors="replace").strip().splitlines()
+            raise Unreachable(f"{self.name}: {errors[-1] if errors else f'ssh exited with {answer.returncode}'}")
         entries = [entry.split(" ", 1) for entry in answer.stdout.decode(errors="surrogateescape").split("\0") if entry]
         return {name: int(size) for size, name in entries}
 
@@ -160,29 +159,29 @@ class RemotePart:
             except (tarfile.TarError, EOFError) as error:
                 process.kill()
                 raise Unreachable(
-                    f"{self.name}: the copy broke off: {error}", hint="run the same command again"
+                    f"{self.name}: the copy was interrupted: {error}", hint="run the same command again"
                 ) from None
 
     def _unpack(self, stream: IO[bytes], files: frozenset[str], folder: Path) -> None:
-        """Write the members that were asked for; whatever else an archive may hold is left in it."""
+        """Write the requested members of an archive and no others."""
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./")
                 source = archive.extractfile(member) if name in files and member.isreg() else None
                 if source is not None and ".." not in PurePosixPath(name).parts and not name.startswith("/"):
-                    _write_whole(source, folder / name)
+                    _write_atomically(source, folder / name)
 
     def _quoted(self) -> str:
-        """The path for the other host's shell, which is to expand a leading ``~`` and nothing else."""
+        """The path for the other host's shell, which expands a leading ``~`` and nothing else."""
         home, slash, rest = self.path.partition("/")
         if re.fullmatch(r"~[\w.-]*", home):
             return f"{home}{slash}{shlex.quote(rest) if rest else ''}"
         return shlex.quote(self.path)
 
 
-def _write_whole(source: IO[bytes], target: Path) -> None:
+def _write_atomically(source: IO[bytes], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.partial")
     with unfinished.open("wb") as file:
-        shutil.copyfileobj(source, file, 2**20)
+        shutil.copyfileobj(source, file, MIB)
     unfinished.replace(target)

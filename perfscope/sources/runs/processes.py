@@ -1,0 +1,93 @@
+"""The processes of a run: who had which rank, and when each of its steps ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from perfscope import wire
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """One process that had a rank.
+
+    Attributes:
+        folder: Its folder.
+        record: Its rank, host and clocks.
+        step_ends_ns: When each of its steps ended, by number, on its host's wall clock.
+        first_ns, last_ns: The first and the last time at which it is known to have lived, on that clock.
+    """
+
+    folder: Path
+    record: wire.RankRecord
+    step_ends_ns: Mapping[int, int]
+    first_ns: int
+    last_ns: int
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """Host and process number, which distinguish it from other processes of its rank."""
+        return self.record.host, self.record.pid
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """A run.json as one host wrote it.
+
+    Attributes:
+        document: The JSON object.
+        run_id: The id that ``perfscope profile`` gave the run.
+        host: The host that wrote it.
+        started_ns: When the command was started, on that host's wall clock.
+        has_ended: Whether the command's end was noted.
+    """
+
+    document: Mapping[str, object]
+    run_id: str | None
+    host: str
+    started_ns: int
+    has_ended: bool
+
+
+def read_rank_process(folder: Path) -> RankProcess | None:
+    """Read a rank's process from its folder; None where rank.json is missing or damaged."""
+    try:
+        record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    wall_offset_ns = record.wall_ns - record.monotonic_ns
+    step_ends_ns = {step.step: step.end_ns + wall_offset_ns for step in _read_steps(folder / wire.STEPS_FILE)}
+    times_ns = [record.wall_ns, *step_ends_ns.values()]
+    return RankProcess(folder, record, step_ends_ns, min(times_ns), max(times_ns))
+
+
+def read_description(path: Path) -> RunDescription | None:
+    """Read a run.json; None where the file is missing or damaged."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(document, dict) or not document:
+        return None
+    run_id, host, started_ns = (document.get(key) for key in ("run_id", "host", "started_ns"))
+    return RunDescription(
+        document,
+        run_id=str(run_id) if run_id else None,
+        host=str(host or "unknown"),
+        started_ns=started_ns if isinstance(started_ns, int) else 0,
+        has_ended="ended_ns" in document,
+    )
+
+
+def _read_steps(path: Path) -> Iterator[wire.StepRecord]:
+    decode = msgspec.json.Decoder(wire.StepRecord).decode
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            yield decode(line)
+        except msgspec.MsgspecError:
+            continue  # half a line of a process that was killed
