@@ -34,7 +34,7 @@ SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
 
 _RUN_PANEL = "Run"
 _WINDOW_PANEL = "Profiler windows"
-_EVENT_PANEL = "Recorded in windows, beside operators and kernels (each slows the window down)"
+_EVENT_PANEL = "Extra profiler events (they slow windows down)"
 _LONGEST_NAME = 40
 _T = TypeVar("_T")
 
