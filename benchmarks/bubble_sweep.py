@@ -2,14 +2,14 @@
 
 Run: ``python -m benchmarks.bubble_sweep -o OUT`` on a machine with GPUs, one stage a GPU (4 H200: about five minutes),
 or with ``--ranks 2 --tiny`` on two CPUs to see that it works; ``--framework deepspeed`` and ``--framework megatron
---megatron FOLDER`` train the same with those. Each setting is one training run below ``perfscope
+--megatron FOLDER`` train the same with those. Each setting is one training run under ``perfscope
 profile``; its traces and records stay in OUT/runs. OUT/bubble_sweep.md holds the tables, .json the figures, .svg the
 curve.
 
 - theory: (p-1)/(m+p-1), equal stages.
-- slope: what is left of a step's passes when m times the cost of one more micro-batch is taken off; that cost is the
-  slope of a line through undisturbed step times, and what a step costs outside its passes is taken off too.
-- trace: ``results.pipeline_bubble``; hooks: ``results.pipeline_steps``, over undisturbed steps.
+- slope: the share of a step's passes that remains after m times the marginal time of a micro-batch; that time is the
+  slope of a line through steady-state step times. Time outside the passes is subtracted first.
+- trace: ``results.pipeline_bubble``; hooks: ``results.pipeline_steps``, over steady-state steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, ROOT, TINY, Framework, Setting
+from perfscope.constants import MS_PER_S, US_PER_S
 from perfscope.engine.run import Plan, analyze
+from perfscope.hooks.timers.passes import Pass, PassTimer
 
 ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
 _LONGEST_S = 240
@@ -38,7 +40,7 @@ _COLOURS = ("#607d8b", "#e4572e", "#4c8bf5", "#3aa76d")
 
 
 def run(command: Sequence[str]) -> str:
-    """Run a command to its end and return what it printed; its complaints are shown where it failed."""
+    """Run a command to its end and return its output; a failed command ends the benchmark with its errors."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_LONGEST_S, check=False)
@@ -53,7 +55,7 @@ def plain_ms(setting: Setting) -> float:
 
 
 def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
-    """One run below perfscope, and what it says of it."""
+    """The figures of one run under perfscope."""
     target = folder / setting.name
     began = time.monotonic()
     run([sys.executable, "-m", "perfscope", "profile", "-o", str(target), "--nvml-hz", "0", "--", *setting.command()])
@@ -69,12 +71,12 @@ def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
 def _figures(setting: Setting, results: Mapping[str, Any]) -> dict[str, Any]:
     trace, hooks, steps = (results.get(name) or {} for name in ("pipeline_bubble", "pipeline_steps", "steps"))
     m, p = setting.microbatches, setting.ranks
-    step_ms = None if steps.get("median_s") is None else 1e3 * steps["median_s"]
+    step_ms = None if steps.get("median_s") is None else MS_PER_S * steps["median_s"]
     return {
         "schedule": setting.schedule,
         "microbatches": m,
         "step_ms": step_ms,
-        "profiled_step_ms": None if steps.get("profiled_s") is None else 1e3 * steps["profiled_s"],
+        "profiled_step_ms": None if steps.get("profiled_s") is None else MS_PER_S * steps["profiled_s"],
         "theory": (p - 1) / (m + p - 1)
         if setting.schedule in {"1f1b", "gpipe"}
         else trace.get("theory_fraction_of_total"),
@@ -93,11 +95,11 @@ def _figures(setting: Setting, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ms(value: float | None) -> float | None:
-    return None if value is None else value / 1e3
+    return None if value is None else value / MS_PER_S
 
 
 def add_slope(rows: Sequence[dict[str, Any]]) -> float:
-    """Give each row of one schedule its share by the slope of step times; returns the slope in ms a micro-batch."""
+    """Add the share by the slope of step times to each row of one schedule; returns the slope in ms/micro-batch."""
     slope, _ = statistics.linear_regression([row["microbatches"] for row in rows], [row["step_ms"] for row in rows])
     for row in rows:
         outside = row["step_ms"] - row["hooks_section_ms"]
@@ -108,9 +110,7 @@ def add_slope(rows: Sequence[dict[str, Any]]) -> float:
 
 def hook_cost_us() -> float:
     """What the hooks add to a pass on the host: two marks in the stream of a device that has nothing else to do."""
-    import torch
-
-    from perfscope.hooks.timers.passes import Pass, PassTimer
+    import torch  # as in main
 
     if torch.cuda.is_available():
         torch.cuda.init()
@@ -125,28 +125,27 @@ def hook_cost_us() -> float:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         timer.pop_finished()
-        costs.append(1e6 * (time.perf_counter() - began) / _CALLS)
+        costs.append(US_PER_S * (time.perf_counter() - began) / _CALLS)
     return statistics.median(costs)
 
 
 def chart(rows: Sequence[Mapping[str, Any]], p: int) -> str:
-    """The curve as SVG: share of the total over micro-batches, one line a way of knowing it."""
+    """The curve as SVG: share of the total over micro-batches, one line for each method."""
     kinds = (("theory", "theory"), ("slope", "slope"), ("trace_schedule", "trace"), ("hooks_schedule", "hooks"))
-    width, height, left, bottom = 640, 400, 60, 50
+    width, height, margin, bottom = 640, 400, 60, 50
     top = max(row[key] for row in rows for key, _ in kinds if row.get(key) is not None) * 1.1
     last = max(row["microbatches"] for row in rows)
 
     def at(m: float, share: float) -> str:
-        return (
-            f"{left + (width - left - 20) * m / last:.1f},{height - bottom - (height - bottom - 30) * share / top:.1f}"
-        )
+        y = height - bottom - (height - bottom - 30) * share / top
+        return f"{margin + (width - margin - 20) * m / last:.1f},{y:.1f}"
 
     parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
-    parts.append(f'<text x="{left}" y="18" font-weight="bold">Bubble of the schedule, 1F1B, p = {p}</text>')
+    parts.append(f'<text x="{margin}" y="18" font-weight="bold">Bubble of the schedule, 1F1B, p = {p}</text>')
     for tick in range(5):
-        place = at(0, top * tick / 4)
-        parts.append(f'<polyline points="{place} {at(last, top * tick / 4)}" stroke="#ddd"/>')
-        parts.append(f'<text x="8" y="{place.partition(",")[2]}">{100 * top * tick / 4:.0f} %</text>')
+        start = at(0, top * tick / 4)
+        parts.append(f'<polyline points="{start} {at(last, top * tick / 4)}" stroke="#ddd"/>')
+        parts.append(f'<text x="8" y="{start.partition(",")[2]}">{100 * top * tick / 4:.0f} %</text>')
     for row in rows:
         x = at(row["microbatches"], 0).partition(",")[0]
         parts.append(f'<text x="{x}" y="{height - bottom + 18}" text-anchor="middle">{row["microbatches"]}</text>')
@@ -156,7 +155,7 @@ def chart(rows: Sequence[Mapping[str, Any]], p: int) -> str:
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
         marks = (point.partition(",") for point in points)
         parts.extend(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>' for x, _, y in marks)
-        parts.append(f'<text x="{left + 130 * index}" y="{height - 8}" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{margin + 130 * index}" y="{height - 8}" fill="{colour}">{name}</text>')
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
@@ -178,9 +177,13 @@ def document(figures: Mapping[str, Any]) -> str:
         "trace_host": "Trace: host gaps (%)",
         "trace_total": "Trace: all (%)",
         "hooks_total": "Hooks: all (%)",
-        "profiled": "Profiled step / undisturbed",
+        "profiled": "Profiled step / steady-state",
     }
-    others = {"schedule": "Schedule", "recognised": "Recognised as", **{k: v for k, v in heads.items() if k != "slope"}}
+    schedule_heads = {
+        "schedule": "Schedule",
+        "recognised": "Recognised as",
+        **{k: v for k, v in heads.items() if k != "slope"},
+    }
     framework = Framework(figures.get("framework", Framework.TORCH))
     option = "" if framework is Framework.TORCH else f" --framework {framework}"
     parts = [
@@ -189,19 +192,19 @@ def document(figures: Mapping[str, Any]) -> str:
         f"`python -m benchmarks.bubble_sweep{option}`.",
         "## 1F1B",
         _table(figures["sweep"], heads),
-        f"One more micro-batch costs {figures['slope_ms']:.3f} ms. Shares are of p x T.",
+        f"Each additional micro-batch adds {figures['slope_ms']:.3f} ms. Shares are of p x T.",
     ]
     if figures["others"]:
-        parts += ["## Other schedules", _table(figures["others"], others)]
-    return "\n\n".join([*parts, "## What the hooks cost", _cost(figures)]) + "\n"
+        parts += ["## Other schedules", _table(figures["others"], schedule_heads)]
+    return "\n\n".join([*parts, "## Overhead of the hooks", _cost(figures)]) + "\n"
 
 
 def _cost(figures: Mapping[str, Any]) -> str:
-    plain = ", ".join(f"{one:.3f}" for one in figures["plain_ms"])
+    plain = ", ".join(f"{step_ms:.3f}" for step_ms in figures["plain_ms"])
     return (
-        f"A pass costs {figures['hook_us_a_pass']:.1f} us on the host, which is "
-        f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if nothing hides it. "
-        f"Median step without perfscope, before and after: {plain} ms; undisturbed steps below perfscope: "
+        f"Timing a pass takes {figures['hook_us_a_pass']:.1f} us on the host, which is "
+        f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if it is not hidden. "
+        f"Median step without perfscope, before and after: {plain} ms; steady-state steps under perfscope: "
         f"{figures['under_perfscope_ms']:.3f} ms."
     )
 
@@ -214,8 +217,8 @@ def _table(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str]) -> str:
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
     if key == "profiled":
-        known = row.get("profiled_step_ms") and row.get("step_ms")
-        return f"{row['profiled_step_ms'] / row['step_ms']:.2f}" if known else "n/a"
+        profiled_ms, step_ms = row.get("profiled_step_ms"), row.get("step_ms")
+        return f"{profiled_ms / step_ms:.2f}" if profiled_ms and step_ms else "n/a"
     value = row.get(key)
     if value is None:
         return "n/a"
@@ -225,8 +228,8 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def main() -> None:
-    """Sweep and write."""
-    import torch
+    """Run the sweep and write its results."""
+    import torch  # the tests build the report without it
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -251,7 +254,7 @@ def main() -> None:
     sweep = [profiled(setting("1f1b", m), runs) for m in sorted(arguments.microbatches)]
     slope = add_slope(sweep)
     after = plain_ms(setting("1f1b", cost_m))
-    others = [profiled(setting(schedule, cost_m), runs) for schedule in OTHER_SCHEDULES[framework]]
+    other_schedules = [profiled(setting(schedule, cost_m), runs) for schedule in OTHER_SCHEDULES[framework]]
     under = next(row["step_ms"] for row in sweep if row["microbatches"] == cost_m)
     cost = hook_cost_us()
     figures = {
@@ -262,9 +265,9 @@ def main() -> None:
         "size": size,
         "sweep": sweep,
         "slope_ms": slope,
-        "others": others,
+        "others": other_schedules,
         "hook_us_a_pass": cost,
-        "hook_share_of_a_step": 2 * cost_m * cost / (1e3 * under),
+        "hook_share_of_a_step": 2 * cost_m * cost / (MS_PER_S * under),
         "cost_m": cost_m,
         "plain_ms": [before, after],
         "under_perfscope_ms": under,

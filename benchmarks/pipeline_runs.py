@@ -20,8 +20,8 @@ LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len
 TINY = {"layers": 8, "hidden": 64, "heads": 2, "vocabulary": 256, "seq-len": 64, "micro-batch": 2}
 _MEGATRON_ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 _MEGATRON_WARMUP = 3
-#: Plain kernels of torch, so that no extension has to be built; data are made up.
-_MEGATRON_WORDS = (
+#: Kernels of torch alone, so that no extension has to be built; data are random.
+_MEGATRON_ARGUMENTS = (
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --lr 1e-4 --bf16 --transformer-impl local "
     "--no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
     "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend unfused --log-interval 1 --log-throughput "
@@ -30,14 +30,14 @@ _MEGATRON_WORDS = (
 
 
 class Framework(StrEnum):
-    """What trains the pipeline."""
+    """The framework that trains the pipeline."""
 
     TORCH = "torch"
     DEEPSPEED = "deepspeed"
     MEGATRON = "megatron"
 
 
-#: What else each framework is run with, at one number of micro-batches.
+#: Schedules beside 1F1B that each framework is run with, at one number of micro-batches.
 OTHER_SCHEDULES = {
     Framework.TORCH: ("gpipe", "interleaved", "zb-h1", "zbv"),
     Framework.DEEPSPEED: (),
@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What the run's folder is called."""
+        """The name of the run's folder."""
         return f"{self.framework}_{self.schedule}_m{self.microbatches}"
 
     def command(self) -> list[str]:
@@ -77,7 +77,7 @@ class Setting:
         return [*self._torchrun(), str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
 
     def median_step_ms(self, printed: str) -> float:
-        """The median step of an undisturbed run, as the training script itself printed it.
+        """The median step of a run without perfscope, as the training script itself prints it.
 
         Raises:
             ValueError: It printed none.
@@ -100,7 +100,7 @@ class Setting:
         chunks = ["--num-layers-per-virtual-pipeline-stage", str(size["layers"] // self.ranks // 2)]
         return [
             str(self.scripts / "pretrain_gpt.py"),
-            *_MEGATRON_WORDS.split(),
+            *_MEGATRON_ARGUMENTS.split(),
             *("--num-layers", str(size["layers"]), "--hidden-size", str(size["hidden"])),
             *("--num-attention-heads", str(size["heads"]), "--seq-length", str(size["seq-len"])),
             *("--max-position-embeddings", str(size["seq-len"]), "--train-iters", str(STEPS)),

@@ -119,13 +119,13 @@ def _draw_curves(frame: _Frame, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _draw_legend(curves: Sequence[Curve]) -> Iterator[str]:
-    left, top = _WIDTH - _RIGHT + 14, _TOP + 6
+    legend_x, top = _WIDTH - _RIGHT + 14, _TOP + 6
     for curve in curves:
         colour = _COLOURS[curve.colour % len(_COLOURS)]
         if curve.marked:
-            yield f'<circle cx="{left + 8}" cy="{top - 4}" r="3.5" fill="{colour}"/>'
+            yield f'<circle cx="{legend_x + 8}" cy="{top - 4}" r="3.5" fill="{colour}"/>'
         else:
             dash = ' stroke-dasharray="5 4"' if curve.dashed else ""
-            yield f'<path d="M{left} {top - 4}h16" stroke="{colour}" stroke-width="1.5"{dash}/>'
-        yield f'<text x="{left + 22}" y="{top}">{escape(curve.label)}</text>'
+            yield f'<path d="M{legend_x} {top - 4}h16" stroke="{colour}" stroke-width="1.5"{dash}/>'
+        yield f'<text x="{legend_x + 22}" y="{top}">{escape(curve.label)}</text>'
         top += _LEGEND_LINE

@@ -218,9 +218,9 @@ class _Simulation:
         return start
 
     def _list_inputs(self, op: Op) -> tuple[int, ...]:
-        own = 2 * (op.microbatch * self.plan.stages + op.stage)
+        forward = 2 * (op.microbatch * self.plan.stages + op.stage)
         if op.kind is PassKind.FORWARD:
-            return (own - 2,) if op.stage else ()
+            return (forward - 2,) if op.stage else ()
         if op.kind is PassKind.WEIGHT_GRADIENT:
-            return (own + 1,)
-        return (own,) if op.stage == self.plan.stages - 1 else (own, own + 3)
+            return (forward + 1,)
+        return (forward,) if op.stage == self.plan.stages - 1 else (forward, forward + 3)

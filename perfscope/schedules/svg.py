@@ -69,9 +69,9 @@ def _draw_raster(lane: Lane, top: int, chart_end: int, end: int) -> Iterator[str
 
 
 def _rectangle(start: int, stop: int, top: int, end: int, colour: str) -> str:
-    left, width = _MARGIN + _pixels(start, end), _pixels(stop - start, end)
+    x, width = _MARGIN + _pixels(start, end), _pixels(stop - start, end)
     return (
-        f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}" fill="{colour}" '
+        f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{_BAR}" fill="{colour}" '
         'stroke="white" stroke-width="0.4"/>'
     )
 
@@ -81,8 +81,8 @@ def _pixels(time: int, end: int) -> float:
 
 
 def _draw_legend(top: int) -> Iterator[str]:
-    left = _MARGIN
+    x = _MARGIN
     for name, kind in _NAMES.items():
-        yield f'<rect x="{left}" y="{top - 11}" width="14" height="14" fill="{_COLOURS[kind]}"/>'
-        yield f'<text x="{left + 20}" y="{top}">{name}</text>'
-        left += 130
+        yield f'<rect x="{x}" y="{top - 11}" width="14" height="14" fill="{_COLOURS[kind]}"/>'
+        yield f'<text x="{x + 20}" y="{top}">{name}</text>'
+        x += 130
