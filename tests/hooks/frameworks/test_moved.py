@@ -30,8 +30,8 @@ class Recorded:
 def test_a_function_that_moved_turns_its_feature_off_and_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module: Any = SimpleNamespace()
     start.patch_module(WATCHED[name], name, module, Recorded())
-    said = capsys.readouterr().err
-    assert f"is off: this version of {name} differs" in said
+    message = capsys.readouterr().err
+    assert f"is off: this version of {name} differs" in message
     assert vars(module) == {}
 
 

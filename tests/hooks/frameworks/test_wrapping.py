@@ -1,0 +1,142 @@
+"""A hook runs around a framework's function, and whatever happens in it the function does what it always did."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfscope.hooks.capture import Capture
+from perfscope.hooks.config import Config
+from perfscope.hooks.frameworks.wrapping import argument, wrap_entries, wrap_functions, wrap_saves
+from perfscope.hooks.selection import parse_windows
+from perfscope.hooks.start import LateCapture
+
+Running = Generator[None, Any, None]
+
+
+class Engine:
+    """A framework's class."""
+
+    def step(self, size: int, *, scale: int = 1) -> int:
+        if size < 0:
+            raise ValueError("the framework's own")
+        return size * scale
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+
+@pytest.fixture
+def engine() -> type[Engine]:
+    """A new class, because its functions are wrapped for good."""
+    return type("Engine", (Engine,), dict(vars(Engine)))
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Capture:
+    return Capture(Config(str(tmp_path), parse_windows("4-6"), nvml_hz=0))
+
+
+def test_what_stands_ahead_of_the_yield_runs_before_and_the_rest_after(engine: type[Engine], capture: Capture) -> None:
+    events: list[object] = []
+
+    def step(engine: Engine, size: int, **options: int) -> Running:
+        events.append(("before", size, options))
+        result = yield
+        events.append(("after", result))
+
+    wrap_functions(engine, capture, {"step": step})
+    assert engine().step(3, scale=2) == 6
+    assert events == [("before", 3, {"scale": 2}), ("after", 6)]
+    assert engine.step.__name__ == "step"
+
+
+def test_an_exception_of_the_function_closes_the_hook_and_stays_its_own(engine: type[Engine], capture: Capture) -> None:
+    events: list[str] = []
+
+    def step(*_args: object) -> Running:
+        try:
+            yield
+            events.append("after")
+        finally:
+            events.append("closed")
+
+    wrap_functions(engine, capture, {"step": step})
+    with pytest.raises(ValueError, match="the framework's own"):
+        engine().step(-1)
+    assert events == ["closed"]
+    assert not capture.dead
+
+
+@pytest.mark.parametrize("when", ["before", "after", "never yields", "other arguments"])
+def test_a_hook_that_fails_changes_nothing_of_the_call(
+    when: str, engine: type[Engine], capture: Capture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(*_args: object) -> Running:
+        if when == "never yields":
+            return
+        if when == "before":
+            raise RuntimeError("broken")
+        yield
+        raise RuntimeError("broken")
+
+    def without_arguments() -> Running:
+        yield
+
+    wrap_functions(engine, capture, {"step": without_arguments if when == "other arguments" else step})
+    assert [engine().step(number) for number in (1, 2)] == [1, 2]
+    assert capture.dead == (when != "never yields")
+    assert capsys.readouterr().err.count("training goes on") == int(capture.dead)
+
+
+def test_where_one_function_is_missing_none_is_wrapped(engine: type[Engine], capture: Capture) -> None:
+    def hook(*_args: object) -> Running:
+        yield
+
+    with pytest.raises(AttributeError, match="moved"):
+        wrap_functions(engine, capture, {"step": hook, "moved": hook})
+    assert engine.step is Engine.step
+
+
+def test_static_functions_and_functions_in_dictionaries(engine: type[Engine], capture: Capture) -> None:
+    calls: list[object] = []
+
+    def hook(*args: object) -> Running:
+        calls.append(args)
+        yield
+
+    wrap_functions(engine, capture, {"double": hook})
+    functions = {"double": Engine.double}
+    wrap_entries(functions, capture, {"double": hook})
+    assert (engine().double(2), engine.double(3), functions["double"](4)) == (4, 6, 8)
+    assert calls == [(2,), (3,), (4,)]
+
+
+def test_a_save_before_training_does_not_begin_the_capture(engine: type[Engine], capture: Capture) -> None:
+    timers: list[object] = []
+
+    def step(timer: object, *_args: object) -> Running:
+        timers.append(timer)
+        yield
+
+    late: Any = LateCapture()
+    wrap_saves(engine, late, {"step": step})
+    assert engine().step(1) == 1
+    assert (late.capture, timers) == (None, [])
+    late.capture = capture
+    assert engine().step(1) == 1
+    assert timers == [capture.save_timer]
+
+
+def test_an_argument_is_found_wherever_a_version_puts_it() -> None:
+    old, new = (lambda model, data: None), (lambda data, model=None: None)
+    calls: list[tuple[Any, tuple[str, ...], dict[str, object]]]
+    calls = [(old, ("m", "d"), {}), (new, ("d", "m"), {}), (new, ("d",), {"model": "m"})]
+    assert [argument(function, "model", args, kwargs) for function, args, kwargs in calls] == ["m"] * 3
+    assert argument(new, "model", ("d",), {}) is None
+    assert argument(SimpleNamespace(), "model", ("d",), {}) is None
