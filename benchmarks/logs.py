@@ -1,8 +1,8 @@
-"""How fast a Megatron log of 1 GB is read, against the one-liner that people use and a bare search.
+"""How fast a Megatron log of 1 GB is read, compared with the one-liner that people use and a bare search.
 
 Run: ``python -m benchmarks.logs [--gigabytes 1] [--runs 5] [--folder DIR]``. Two logs are made, one as Megatron-LM
 wrote them in 2021 (an iteration line and a line of timers), one as Megatron-core writes them today (an iteration line
-with its throughput, and a line a timer), every number its own. Then take turns, in fresh processes:
+with its throughput, and a line a timer), every number its own. Then run in turn, in fresh processes:
 
 - ``perfscope logs``, which reads every record, finds copies, restarts, saves and set-up, and gives exact percentiles;
 - ``perl -lne 'm|elapsed time per iteration .ms.: ...|'``, which averages (BigScience, experiments/gpt2.md);
@@ -29,6 +29,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from perfscope.constants import GB, KIB, MIB
+
 ONE_LINER = (
     r"m|elapsed time per iteration .ms.: ([\d\.]+)| && do {$x+=$1; $c++}; "
     r'END { print $c ? $x/$c/1000 : "fail" }'
@@ -37,8 +39,8 @@ SEARCH = """
 import mmap, sys
 file = open(sys.argv[1], "rb")
 text = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-place = count = 0
-while (place := text.find(b"elapsed time per iteration ", place) + 1) > 0:
+offset = count = 0
+while (offset := text.find(b"elapsed time per iteration ", offset) + 1) > 0:
     count += 1
 print(count)
 """
@@ -56,7 +58,7 @@ TAIL = "number of skipped iterations:   0 | number of nan iterations:   0 |\n"
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProcessCost:
     """One process: seconds of the wall clock and of the processor, peak memory of its largest process, its answer."""
 
     wall_s: float
@@ -65,7 +67,7 @@ class Cost:
     answer: str
 
 
-def old(number: int, draw: random.Random) -> str:
+def iteration_of_2021(number: int, draw: random.Random) -> str:
     """An iteration of 2021."""
     timers = " | ".join(f"{name}: {draw.uniform(1, 90_000):.2f}" for name in OLD_TIMERS)
     return (
@@ -76,7 +78,7 @@ def old(number: int, draw: random.Random) -> str:
     )
 
 
-def core(number: int, draw: random.Random) -> str:
+def iteration_of_core(number: int, draw: random.Random) -> str:
     """An iteration of today."""
     elapsed = draw.gauss(812, 20)
     lines = [
@@ -94,7 +96,7 @@ def core(number: int, draw: random.Random) -> str:
     )
 
 
-def make(path: Path, size: int, iteration: Callable[[int, random.Random], str]) -> None:
+def write_log(path: Path, size: int, iteration: Callable[[int, random.Random], str]) -> None:
     """Write a log of about ``size`` bytes."""
     draw, number, written = random.Random(1), 0, 0
     with path.open("w") as file:
@@ -104,7 +106,7 @@ def make(path: Path, size: int, iteration: Callable[[int, random.Random], str]) 
             written += file.write("".join(lines))
 
 
-def cost(command: list[str]) -> Cost:
+def run_command(command: list[str]) -> ProcessCost:
     """Run one process to its end."""
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -114,11 +116,13 @@ def cost(command: list[str]) -> Cost:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command[:3]} ended with {process.returncode}")
-    return Cost(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, answer)
+    return ProcessCost(
+        time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * KIB / MIB, answer
+    )
 
 
 def commands(path: Path) -> dict[str, list[str]]:
-    """What takes turns."""
+    """The readers that run in turn."""
     return {
         "perfscope logs": [sys.executable, "-m", "perfscope", "logs", str(path), "--format", "json"],
         "perl one-liner": ["perl", "-lne", ONE_LINER, str(path)],
@@ -128,7 +132,7 @@ def commands(path: Path) -> dict[str, list[str]]:
 
 def measure(path: Path, runs: int) -> list[list[str]]:
     """One row a command, from the median of its runs after one run of each."""
-    turns = [{name: cost(command) for name, command in commands(path).items()} for _ in range(runs + 1)][1:]
+    turns = [{name: run_command(command) for name, command in commands(path).items()} for _ in range(runs + 1)][1:]
     log = json.loads(turns[0]["perfscope logs"].answer)["logs"][0]
     mean_s = float(turns[0]["perl one-liner"].answer)
     if abs(log["mean_all_s"] - mean_s) > 1e-6 * mean_s or log["records"] != int(turns[0]["mmap.find"].answer):
@@ -155,16 +159,16 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         rows, memory = [], []
-        for name, iteration in (("megatron 2021", old), ("megatron-core", core)):
+        for name, iteration in (("megatron 2021", iteration_of_2021), ("megatron-core", iteration_of_core)):
             path, quarter = Path(folder) / f"{name}.log", Path(folder) / f"{name} quarter.log"
-            make(path, int(options.gigabytes * 1e9), iteration)
-            make(quarter, int(options.gigabytes * 0.25e9), iteration)
+            write_log(path, int(options.gigabytes * GB), iteration)
+            write_log(quarter, int(options.gigabytes * GB / 4), iteration)
             rows += measure(path, options.runs)
-            small, large = (cost(commands(log)["perfscope logs"]).memory_mb for log in (quarter, path))
+            small, large = (run_command(commands(log)["perfscope logs"]).memory_mb for log in (quarter, path))
             memory.append([name, f"{small:.0f}", f"{large:.0f}"])
             path.unlink()
     headings = ("log", "reader", "wall (s)", "of the one-liner", "CPU (s)", "memory (MB)")
-    print(f"{options.gigabytes:g} GB, median of {options.runs} runs that take turns, {os.cpu_count()} cores\n")
+    print(f"{options.gigabytes:g} GB, median of {options.runs} runs in turn, {os.cpu_count()} cores\n")
     print(tabulate(rows, headings, tablefmt="pipe", disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     print()
     print(tabulate(memory, ("perfscope logs", "quarter (MB)", "whole (MB)"), tablefmt="pipe", disable_numparse=True))

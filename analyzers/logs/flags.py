@@ -1,6 +1,6 @@
 """What in a log contradicts itself, its name, or arithmetic.
 
-Each doubt is one line ``code: sentence`` with both figures, so that a reader can judge who is wrong.
+Each doubt is one line ``code: sentence`` with both figures, so that a reader can judge who is disagrees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfscope.tables.joblog import JobLog
 
 _TOLERANCE = 0.02
 _LAST_DIGIT = 0.0006
-_OTHER_TOLERANCE = 0.05
+_SOURCE_TOLERANCE = 0.05
 _TFLOPS_TOLERANCE = 0.4
 _SLOW = 3.0
 _SIZE_TOLERANCE = 0.03
@@ -24,36 +24,36 @@ _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "node
 
 
 def find_flags(log: JobLog, setup: TrainingSetup, median_s: float | None, tflops: float | None) -> tuple[str, ...]:
-    """Every doubt about one log."""
+    """Every contradiction in one log."""
     return (
-        *_logged_speed(log, setup.samples),
-        *_logged_tokens(log, setup),
-        *_other_sources(log, median_s, setup.samples),
-        *_logged_tflops(log, tflops),
-        *_batch(log, setup.samples),
-        *_name(log, setup.parameters),
-        *_shape(log, median_s),
+        *_check_samples_per_s(log, setup.samples),
+        *_check_tokens_per_s(log, setup),
+        *_check_other_sources(log, median_s, setup.samples),
+        *_check_tflops(log, tflops),
+        *_check_batch(log, setup.samples),
+        *_check_name(log, setup.parameters),
+        *_check_records(log, median_s),
         *log.remarks,
     )
 
 
-def _logged_speed(log: JobLog, samples: int | None) -> Iterator[str]:
+def _check_samples_per_s(log: JobLog, samples: int | None) -> Iterator[str]:
     rows = log.iterations
     timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.samples_per_s) & (rows.disturbed == "")
     stated = np.ma.getdata(rows.samples_per_s)[timed]
     batch = np.where(np.ma.getmaskarray(rows.samples), samples or 0, np.ma.getdata(rows.samples))[timed]
-    right = batch / (np.ma.getdata(rows.wall_ns)[timed] / NS_PER_S)
-    wrong = (right > 0) & (np.abs(stated - right) > _TOLERANCE * right + _LAST_DIGIT)
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
+    expected = batch / (np.ma.getdata(rows.wall_ns)[timed] / NS_PER_S)
+    disagrees = (expected > 0) & (np.abs(stated - expected) > _TOLERANCE * expected + _LAST_DIGIT)
+    if disagrees.any():
+        first = int(np.flatnonzero(disagrees)[0])
         yield (
             f"throughput-disagrees: the log states {stated[first]:.4g} samples/s where batch / time is "
-            f"{right[first]:.4g} (x {stated[first] / right[first]:.3g}), in {int(wrong.sum())} of {len(wrong)} records"
-            + _why(log, stated[first])
+            f"{expected[first]:.4g} (x {stated[first] / expected[first]:.3g}), in {int(disagrees.sum())} of "
+            f"{len(disagrees)} records" + _explain_examples(log, stated[first])
         )
 
 
-def _why(log: JobLog, stated: float) -> str:
+def _explain_examples(log: JobLog, stated: float) -> str:
     """Hugging Face divides its examples by the run time; where the last batch is not full, those are fewer."""
     examples, epochs = log.number("examples"), log.number("epochs") or 1
     rows = log.iterations
@@ -65,27 +65,27 @@ def _why(log: JobLog, stated: float) -> str:
     return f": it counts {examples * epochs} examples in {rows.span[0]} steps, whose last batch is not full"
 
 
-def _other_sources(log: JobLog, median_s: float | None, samples: int | None) -> Iterator[str]:
-    for other in log.others:
-        if other.samples_per_s is not None and samples is not None and median_s:
-            right = samples / median_s
-            if abs(other.samples_per_s - right) > _OTHER_TOLERANCE * right:
+def _check_other_sources(log: JobLog, median_s: float | None, samples: int | None) -> Iterator[str]:
+    for source in log.other_sources:
+        if source.samples_per_s is not None and samples is not None and median_s:
+            expected = samples / median_s
+            if abs(source.samples_per_s - expected) > _SOURCE_TOLERANCE * expected:
                 yield (
-                    f"throughput-disagrees: {other.source} gives {other.samples_per_s:.4g} samples/s where "
-                    f"batch / time is {right:.4g} (x {other.samples_per_s / right:.3g})"
+                    f"throughput-disagrees: {source.name} gives {source.samples_per_s:.4g} samples/s where "
+                    f"batch / time is {expected:.4g} (x {source.samples_per_s / expected:.3g})"
                 )
-        elif other.wall_ns is not None and median_s:
-            seconds = other.wall_ns / NS_PER_S
-            is_bound = other.source.startswith(_LOWER_BOUND) and seconds < median_s
-            if abs(seconds - median_s) > _OTHER_TOLERANCE * median_s and not is_bound:
+        elif source.wall_ns is not None and median_s:
+            seconds = source.wall_ns / NS_PER_S
+            is_bound = source.name.startswith(_LOWER_BOUND) and seconds < median_s
+            if abs(seconds - median_s) > _SOURCE_TOLERANCE * median_s and not is_bound:
                 yield (
                     f"time-disagrees: an iteration takes {median_s:.4g} s by {log.time_source}, "
-                    f"{seconds:.4g} s by {other.source}"
+                    f"{seconds:.4g} s by {source.name}"
                 )
 
 
-def _logged_tokens(log: JobLog, setup: TrainingSetup) -> Iterator[str]:
-    """Tokens a second of a GPU, where they count whole sequences: not in gluon-nlp, which counts valid tokens."""
+def _check_tokens_per_s(log: JobLog, setup: TrainingSetup) -> Iterator[str]:
+    """The tokens/s per GPU, where they count full sequences: not in gluon-nlp, which counts valid tokens."""
     rows = log.iterations
     if log.framework == "gluon-nlp" or not (setup.samples and setup.seq_len and setup.gpus):
         return
@@ -95,38 +95,38 @@ def _logged_tokens(log: JobLog, setup: TrainingSetup) -> Iterator[str]:
         return
     stated = float(np.median(np.ma.getdata(rows.tokens_per_s_per_gpu)[timed]))
     seconds = float(np.median(np.ma.getdata(rows.wall_ns)[timed])) / NS_PER_S
-    right = setup.samples * setup.seq_len / seconds / setup.gpus
-    if abs(stated - right) > _OTHER_TOLERANCE * right:
+    expected = setup.samples * setup.seq_len / seconds / setup.gpus
+    if abs(stated - expected) > _SOURCE_TOLERANCE * expected:
         yield (
-            f"throughput-disagrees: the log states {stated:.5g} tokens/s a GPU where batch x sequence / time / GPUs is "
-            f"{right:.5g} (x {stated / right:.3g})"
+            f"throughput-disagrees: the log states {stated:.5g} tokens/s per GPU where batch x sequence / time / GPUs "
+            f"is {expected:.5g} (x {stated / expected:.3g})"
         )
 
 
-def _logged_tflops(log: JobLog, tflops: float | None) -> Iterator[str]:
+def _check_tflops(log: JobLog, tflops: float | None) -> Iterator[str]:
     stated = log.iterations.tflops_per_gpu.compressed()
     if tflops and len(stated):
-        middle = float(np.median(stated))
-        if abs(middle - tflops) > _TFLOPS_TOLERANCE * tflops:
+        median_tflops = float(np.median(stated))
+        if abs(median_tflops - tflops) > _TFLOPS_TOLERANCE * tflops:
             yield (
-                f"tflops-disagree: the log states {middle:.4g} TFLOPs per GPU where the bigscience convention gives "
-                f"{tflops:.4g}; conventions differ by less"
+                f"tflops-disagree: the log states {median_tflops:.4g} TFLOPs per GPU where the bigscience convention "
+                f"gives {tflops:.4g}; conventions differ by less"
             )
 
 
-def _batch(log: JobLog, samples: int | None) -> Iterator[str]:
+def _check_batch(log: JobLog, samples: int | None) -> Iterator[str]:
     micro, accumulated, replicas = (log.number(name) for name in ("mbs", "gas", "dp"))
     if micro and accumulated and replicas and samples and micro * accumulated * replicas != samples:
         yield (
             f"batch-contradicts: micro-batch {micro} x accumulation {accumulated} x data parallel {replicas} is "
             f"{micro * accumulated * replicas}, the global batch is {samples}"
         )
-    grown = np.unique(log.iterations.samples.compressed())
-    if len(grown) > 1:
-        yield f"batch-ramp-up: the batch goes from {grown[0]} to {grown[-1]}; throughput is all samples over time"
+    batches = np.unique(log.iterations.samples.compressed())
+    if len(batches) > 1:
+        yield f"batch-ramp-up: the batch goes from {batches[0]} to {batches[-1]}; throughput is all samples over time"
 
 
-def _name(log: JobLog, parameters: int | None) -> Iterator[str]:
+def _check_name(log: JobLog, parameters: int | None) -> Iterator[str]:
     for name in _FROM_NAME:
         facts = log.facts.get(name, ())
         named = next((fact.value for fact in facts if fact.source == "name"), None)
@@ -134,10 +134,10 @@ def _name(log: JobLog, parameters: int | None) -> Iterator[str]:
             yield f"name-disagrees: the file's name says {name} {named}, the {facts[0].source} {facts[0].value}"
     line = log.fact("model_size_line")
     if line is not None and isinstance(line.value, int | float):
-        true = line.value * GIB / GIGA
+        parameters_e9 = line.value * GIB / GIGA
         yield (
             f"size-unit: 'Model size: {line.value:g}B' may count B as 2**30, which older scripts did; "
-            f"that would be {true:.3g}B of 10**9"
+            f"that would be {parameters_e9:.3g}B of 10**9"
         )
     sizes = log.facts.get("parameters", ())
     size = next((fact.value for fact in sizes if fact.source == "name"), None)
@@ -148,7 +148,7 @@ def _name(log: JobLog, parameters: int | None) -> Iterator[str]:
         )
 
 
-def _shape(log: JobLog, median_s: float | None) -> Iterator[str]:
+def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
     rows = log.iterations
     if median_s:
         seconds = np.ma.getdata(rows.wall_ns) / NS_PER_S

@@ -8,10 +8,11 @@ a single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.analyzers.logs.flags import find_flags
@@ -21,6 +22,13 @@ from perfscope.analyzers.shared.statistics import median
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S
 from perfscope.report import Json
 from perfscope.tables.joblog import JobLog, Save, Timer
+
+
+class Ends(NamedTuple):
+    """The first and the last value of a column."""
+
+    first: float
+    last: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,32 @@ class LogSummary:
         """TFLOPs per GPU as the log states them, in its own convention."""
         return median(self.log.iterations.tflops_per_gpu.compressed())
 
+    @property
+    def loss(self) -> Ends | None:
+        """The first and the last training loss."""
+        losses = self.log.iterations.loss.compressed()
+        first = self.log.fact("first_loss")
+        if first is not None and isinstance(first.value, float):
+            losses = np.concatenate(([first.value], losses))
+        return _ends(losses, self.log.folded.last_loss if self.log.folded else None)
+
+    @property
+    def loss_scale(self) -> Ends | None:
+        """The first and the last loss scale."""
+        scales = self.log.iterations.loss_scale.compressed()
+        return _ends(scales, self.log.folded.last_loss_scale if self.log.folded else None)
+
+    @property
+    def skipped_iterations(self) -> int:
+        """Iterations whose update was skipped."""
+        folded = self.log.folded.skipped if self.log.folded else 0
+        return max(int(self.log.iterations.skipped.sum()) + folded, self.log.number("skipped_total") or 0)
+
+    @property
+    def nan_iterations(self) -> int:
+        """Iterations with a NaN."""
+        return int(self.log.iterations.nan.sum()) + (self.log.folded.nan if self.log.folded else 0)
+
     def data(self) -> dict[str, Json]:
         """The log's entry in ``logs``."""
         return {
@@ -88,7 +122,10 @@ class LogSummary:
                 "tflops_per_gpu": self.logged_tflops_per_gpu,
             },
             **_setup_data(self.setup, self.log),
-            **_training_data(self.log),
+            "loss": self.loss._asdict() if self.loss else None,
+            "loss_scale": self.loss_scale._asdict() if self.loss_scale else None,
+            "skipped_iterations": self.skipped_iterations,
+            "nan_iterations": self.nan_iterations,
             "memory": {
                 "peak_allocated_bytes": self.log.memory.allocated_bytes,
                 "peak_reserved_bytes": self.log.memory.reserved_bytes,
@@ -156,14 +193,14 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
     if len(log.iterations):
         if log.ended is not None:
             return "incomplete", log.ended
-        return "ok", None if times.mean_all_s is not None else "the log does not tell the time of an iteration"
+        return "ok", None if times.mean_all_s is not None else "the log does not state the time of an iteration"
     if log.unreadable:
         return "fail", f"{log.unreadable} iteration records hold no readable time"
     if log.ended is not None:
         return "fail", f"no iteration was logged: {log.ended}"
     if log.framework is not None or log.names_run:
         return "fail", "no iteration was logged"
-    return "unrecognised", "nothing in it is known to be a training log"
+    return "unrecognised", "no line of it is that of a known framework"
 
 
 def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:
@@ -210,30 +247,10 @@ def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
     }
 
 
-def _training_data(log: JobLog) -> dict[str, Json]:
-    rows = log.iterations
-    folded = log.folded
-    losses, scales = rows.loss.compressed(), rows.loss_scale.compressed()
-    first = log.fact("first_loss")
-    if first is not None and isinstance(first.value, float):
-        losses = np.concatenate(([first.value], losses))
-    return {
-        "loss": _ends(losses, folded.last_loss if folded else None),
-        "loss_scale": _ends(scales, folded.last_loss_scale if folded else None),
-        "skipped_iterations": _skipped(log),
-        "nan_iterations": int(rows.nan.sum()) + (folded.nan if folded else 0),
-    }
-
-
-def _skipped(log: JobLog) -> int:
-    stated = int(log.iterations.skipped.sum()) + (log.folded.skipped if log.folded else 0)
-    return max(stated, log.number("skipped_total") or 0)
-
-
-def _ends(values: np.ndarray[tuple[int], np.dtype[np.float64]], last: float | None) -> Mapping[str, Json] | None:
+def _ends(values: npt.NDArray[np.float64], last: float | None) -> Ends | None:
     if not len(values):
         return None
-    return {"first": float(values[0]), "last": float(values[-1]) if last is None else last}
+    return Ends(float(values[0]), float(values[-1]) if last is None else last)
 
 
 def _save_data(save: Save) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""``perfscope logs``: step times, throughput and set-up of training runs, from their logs."""
+"""``perfscope logs``: step time, throughput and set-up of training runs, from their logs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import typer
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import LogSummary, analyze
 from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.constants import GB
+from perfscope.constants import GB, NS_PER_S
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Cell, Column, Report, Section
+from perfscope.report import Cell, Column, Report, Section, in_unit
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.units import format_parameters, format_seconds, parse_parameters
 
@@ -30,25 +30,41 @@ class Order(StrEnum):
     TIME = "time"
 
 
+_OVERRIDES = "Set-up, where the log does not state it or is wrong"
+_FROM_LOG = "from the log"
+
+
 def logs(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs, or folders of logs.")],
-    size: Annotated[str | None, typer.Option(help="Parameters of the model: 52B.  [default: from the log]")] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs of the job.  [default: from the log]")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.  [default: from the log]")] = None,
-    gbs: Annotated[int | None, typer.Option(help="Global batch size.  [default: from the log]")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Parameters of the model: 52B.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG)
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG)
+    ] = None,
+    gbs: Annotated[
+        int | None,
+        typer.Option(help="Global batch size, in sequences.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
+    ] = None,
     checkpointing: Annotated[
-        Checkpointing | None, typer.Option(help="Activations that are recomputed.  [default: from the log]")
+        Checkpointing | None,
+        typer.Option(help="Activations that are recomputed.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(help="Iterations left out at each start.  [default: the first record]")
+        int | None,
+        typer.Option(help="Iterations to leave out at each start.", show_default="those of the first record"),
     ] = None,
     sort: Annotated[Order, typer.Option(help="Order of the table.")] = Order.PATH,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
-    """Tell step time, throughput and set-up of training runs from their logs."""
+    """Report step time, throughput and set-up of training runs from their logs."""
     if warmup is not None and warmup < 0:
         raise UsageError(f"--warmup must be at least 0, not {warmup}")
-    given = Overrides(
+    overrides = Overrides(
         parameters=None if size is None else parse_parameters(size),
         gpus=None if gpus is None else require_positive("--gpus", gpus),
         seq_len=None if seq_len is None else require_positive("--seq-len", seq_len),
@@ -56,7 +72,7 @@ def logs(
         checkpointing=checkpointing,
         warmup=warmup,
     )
-    summaries, unread = _summarise(paths, given)
+    summaries, unread = _summarise(paths, overrides)
     report = to_report(_sorted(summaries, sort), unread)
     return Outcome(
         report,
@@ -66,12 +82,12 @@ def logs(
     )
 
 
-def _summarise(paths: list[Path], given: Overrides) -> tuple[list[LogSummary], list[str]]:
+def _summarise(paths: list[Path], overrides: Overrides) -> tuple[list[LogSummary], list[str]]:
     summaries: list[LogSummary] = []
     unread: list[str] = []
     for path in find_logs(paths):
         try:
-            summary = analyze(read_log(path), given)
+            summary = analyze(read_log(path), overrides)
         except SourceError as error:
             unread.append(str(error))
             continue
@@ -98,18 +114,18 @@ def _sorted(summaries: list[LogSummary], order: Order) -> list[LogSummary]:
 def to_report(summaries: list[LogSummary], unread: list[str]) -> Report:
     """Write summaries as the neutral document."""
     fastest = fastest_gpu()
-    above = [
+    above_peak = [
         f"{summary.path}: {summary.tflops_per_gpu:.1f} TFLOPs per GPU is above the dense 16-bit peak of {fastest.name} "
         f"({fastest.dense_16bit_tflops:g}): there is a bug in the calculation, or an input is wrong"
         for summary in summaries
         if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > fastest.dense_16bit_tflops
     ]
-    sections = (_speed(summaries), _setup(summaries), *_memory(summaries), *_saves(summaries), *_doubts(summaries))
+    sections = (_speed(summaries), _setup(summaries), *_memory(summaries), *_saves(summaries), *_flags(summaries))
     return Report(
         "Training logs",
         {"schema": "perfscope/logs/1", "logs": [summary.data() for summary in summaries], "unread": unread},
         sections,
-        (*unread, *above),
+        (*unread, *above_peak),
     )
 
 
@@ -127,10 +143,10 @@ def _speed(summaries: list[LogSummary]) -> Section:
         Column("TFLOPs per GPU"),
         Column("Logged TFLOPs"),
     )
-    notes = ["Warm-up: " + _policy(summaries)]
-    assumed = sorted({item for summary in summaries for item in summary.setup.assumed})
-    if assumed:
-        notes.append("Assumed where neither log nor name tells: " + ", ".join(assumed) + ".")
+    notes = [_describe_left_out(summaries)]
+    assumptions = sorted({assumption for summary in summaries for assumption in summary.setup.assumed})
+    if assumptions:
+        notes.append("Assumptions, where neither the log nor its name states a value: " + ", ".join(assumptions) + ".")
     notes.append("TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.")
     notes.extend(f"{summary.path}: {summary.status}, {summary.reason}." for summary in summaries if summary.reason)
     rows = tuple((summary.path, summary.framework, summary.status, *_figures(summary)) for summary in summaries)
@@ -152,13 +168,14 @@ def _figures(summary: LogSummary) -> tuple[Cell, ...]:
     )
 
 
-def _policy(summaries: list[LogSummary]) -> str:
-    counts = [(summary.times.warmup, summary.times.evaluation, summary.times.save) for summary in summaries]
-    warm, evaluation, save = (sum(column) for column in zip(*counts, strict=True))
-    policy = f"{warm} records that begin a start are left out"
-    if evaluation or save:
-        policy += f", and {evaluation} whose time holds an evaluation, {save} a checkpoint save"
-    return policy + "; `mean_all_s` in JSON is over everything."
+def _describe_left_out(summaries: list[LogSummary]) -> str:
+    warmups = sum(summary.times.warmup for summary in summaries)
+    evaluations = sum(summary.times.evaluation for summary in summaries)
+    saves = sum(summary.times.save for summary in summaries)
+    text = f"Steady state: {warmups} warm-up records at the starts of runs are left out"
+    if evaluations or saves:
+        text += f", and {evaluations} whose time contains an evaluation, {saves} a checkpoint save"
+    return text + "; `mean_all_s` in JSON is over all records."
 
 
 def _setup(summaries: list[LogSummary]) -> Section:
@@ -175,25 +192,22 @@ def _setup(summaries: list[LogSummary]) -> Section:
         Column("Loss scale", 0),
         Column("Skipped"),
     )
-    rows = []
-    for summary in summaries:
-        data = summary.data()
-        loss, scale = (data[name] for name in ("loss", "loss_scale"))
-        rows.append(
-            (
-                summary.path,
-                None if summary.setup.parameters is None else format_parameters(summary.setup.parameters),
-                summary.setup.gpus,
-                *(summary.setup.layout.get(name) for name in names),
-                summary.setup.samples,
-                summary.setup.layout.get("zero_stage"),
-                summary.setup.seq_len,
-                f"{loss['first']:.4g} to {loss['last']:.4g}" if isinstance(loss, dict) else None,
-                scale["last"] if isinstance(scale, dict) else None,
-                data["skipped_iterations"],
-            )
+    rows = tuple(
+        (
+            summary.path,
+            None if summary.setup.parameters is None else format_parameters(summary.setup.parameters),
+            summary.setup.gpus,
+            *(summary.setup.layout.get(name) for name in names),
+            summary.setup.samples,
+            summary.setup.layout.get("zero_stage"),
+            summary.setup.seq_len,
+            f"{summary.loss.first:.4g} to {summary.loss.last:.4g}" if summary.loss else None,
+            summary.loss_scale.last if summary.loss_scale else None,
+            summary.skipped_iterations,
         )
-    return Section("Set-up", columns, tuple(rows))  # type: ignore[arg-type]
+        for summary in summaries
+    )
+    return Section("Set-up", columns, rows)
 
 
 def _memory(summaries: list[LogSummary]) -> tuple[Section, ...]:
@@ -210,18 +224,18 @@ def _memory(summaries: list[LogSummary]) -> tuple[Section, ...]:
         memory = summary.log.memory
         sizes = (memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes)
         if any(size is not None for size in sizes) or summary.log.out_of_memory:
-            cells = (None if size is None else size / GB for size in sizes)
+            cells = (in_unit(size, GB) for size in sizes)
             rows.append((summary.path, *cells, summary.log.out_of_memory or "no"))
     return (Section("Memory", columns, tuple(rows)),) if rows else ()
 
 
 def _saves(summaries: list[LogSummary]) -> tuple[Section, ...]:
-    columns = (Column("Log"), Column("Iteration"), Column("Time"), Column("Told by"), Column("Path"))
+    columns = (Column("Log"), Column("Iteration"), Column("Time"), Column("Source"), Column("Path"))
     rows = tuple(
         (
             summary.path,
             save.iteration,
-            None if save.wall_ns is None else format_seconds(save.wall_ns / 1e9),
+            None if save.wall_ns is None else format_seconds(save.wall_ns / NS_PER_S),
             save.source,
             save.path,
         )
@@ -231,6 +245,6 @@ def _saves(summaries: list[LogSummary]) -> tuple[Section, ...]:
     return (Section("Checkpoint saves", columns, rows),) if rows else ()
 
 
-def _doubts(summaries: list[LogSummary]) -> tuple[Section, ...]:
+def _flags(summaries: list[LogSummary]) -> tuple[Section, ...]:
     lines = tuple(f"{summary.path}: {flag}" for summary in summaries for flag in summary.flags)
     return (Section("Flags", notes=lines),) if lines else ()

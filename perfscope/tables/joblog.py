@@ -1,4 +1,4 @@
-"""Typed tables of what a job's log says: its iterations, its facts, its checkpoint saves.
+"""Typed tables of a job's log: its iterations, the facts that it states, its checkpoint saves.
 
 As in ``perfscope.tables`` a column of an optional value is a masked array: absent is neither 0 nor NaN. Times are
 integer nanoseconds, sizes integer bytes.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Disturbance(StrEnum):
-    """What else happened inside the time of a logged record."""
+    """What else than training a logged record's time contains."""
 
     EVALUATION = "evaluation"
     SAVE = "save"
@@ -35,7 +35,7 @@ class Iterations:
         iteration: Number of the record's last iteration; masked where the log does not number them.
         span: How many iterations the record is the mean of; the last one is ``iteration``.
         attempt: 0 before the first restart, 1 after it and so on.
-        wall_ns: Mean time of one iteration; masked where the log does not tell it.
+        wall_ns: Mean time of one iteration; masked where the log does not state it.
         wall_resolution_ns: What the last digit of the time stands for; masked where the framework does not print one.
         disturbed: ``""``, ``"evaluation"`` or ``"save"``: what else the time contains.
         samples: Global batch size; masked where the record does not state it.
@@ -79,13 +79,13 @@ class Iterations:
         for first in np.flatnonzero(np.diff(self.attempt, prepend=-1)):
             rows = self.attempt == self.attempt[first]
             numbered = not np.ma.getmaskarray(self.iteration)[rows].any()
-            place = numbers - self.span if numbered else done
-            before[rows] = (place - place[first])[rows]
+            begin = numbers - self.span if numbered else done
+            before[rows] = (begin - begin[first])[rows]
         return before
 
     @property
     def new(self) -> Int64:
-        """How many of a record's iterations no earlier one holds: one can be printed by itself, and in a mean again."""
+        """How many of a record's iterations no earlier record contains; one can be printed alone and in a mean."""
         before = self.before
         follows = self.attempt[1:] == self.attempt[:-1]
         again = np.where(follows, np.maximum((before + self.span)[:-1] - before[1:], 0), 0)
@@ -148,11 +148,11 @@ class Save:
 
     Attributes:
         iteration: After which iteration; absent where the log does not say.
-        wall_ns: How long it held training; absent where the log does not tell.
-        source: What told the time: ``timer`` or ``timestamps``; absent without a time.
+        wall_ns: How long it stalled training; absent where the log does not state it.
+        source: Where the time comes from: ``timer`` or ``timestamps``; absent without a time.
         path: Where to, as the log has it.
         asynchronous: Training went on meanwhile; absent where the log does not say.
-        drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not tell.
+        drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not state it.
     """
 
     iteration: int | None
@@ -165,10 +165,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that a log, or its name, says about its run.
+    """Something that a log, or its name, states about its run.
 
     Attributes:
-        value: What it says.
+        value: What is stated.
         source: ``arguments``, ``log``, ``deepspeed config``, ``records`` or ``name``.
     """
 
@@ -209,27 +209,27 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Another source of the step time, or of the throughput, in the same log.
+class SourceMedian:
+    """What a source that the step time is not taken from says of it, or of the throughput.
 
     Attributes:
-        source: What it is.
-        wall_ns: Median time of an iteration; absent where it gives none.
-        samples_per_s: Median throughput; absent where it gives none.
+        name: Its name.
+        wall_ns: Median time of an iteration; absent where it states none.
+        samples_per_s: Median throughput; absent where it states none.
     """
 
-    source: str
+    name: str
     wall_ns: int | None
     samples_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobLog:
-    """Everything that one log says.
+    """The contents of one log.
 
     Attributes:
         path: The file.
-        framework: What wrote it; absent where nothing in it is known.
+        framework: What wrote it; absent where no line identifies a framework.
         iterations: Its iteration records, up to the number that is kept.
         folded: The records after those; absent where all are kept.
         time_source: What the times of ``iterations`` are; absent without records.
@@ -237,8 +237,8 @@ class JobLog:
         redone: Iterations that were done again after a restart.
         gaps: Places where iterations are missing between two records.
         unreadable: Records whose time is no number.
-        others: Other sources of the step time in the same log.
-        facts: What is said about model, batch and layout, by name, best source first.
+        other_sources: Other sources of the step time in the same log.
+        facts: What is stated about model, batch and layout, by name, best source first.
         arguments: Every argument that it prints, as text.
         tflops_label: What it calls its own TFLOPs; absent where it prints none.
         saves: Checkpoint saves.
@@ -247,8 +247,8 @@ class JobLog:
         out_of_memory: ``device``, ``host`` or absent.
         names_run: Its name is built like a benchmark's log.
         ended: How the run ended badly, in words; absent where nothing says so.
-        complete: It reached its last iteration; absent where the last one is not known.
-        remarks: Doubts that reading raised: ``code: sentence``.
+        complete: It reached its last iteration; absent where the last one is unknown.
+        remarks: Doubts about what was read: ``code: sentence``.
     """
 
     path: str
@@ -260,7 +260,7 @@ class JobLog:
     redone: int
     gaps: int
     unreadable: int
-    others: tuple[Other, ...]
+    other_sources: tuple[SourceMedian, ...]
     facts: Mapping[str, tuple[Fact, ...]]
     arguments: Mapping[str, str]
     tflops_label: str | None
@@ -274,9 +274,9 @@ class JobLog:
     remarks: tuple[str, ...] = field(default=())
 
     def fact(self, name: str) -> Fact | None:
-        """The best source's word on one thing; None where nothing says it."""
-        known = self.facts.get(name)
-        return known[0] if known else None
+        """The fact from its best source; None where no source states it."""
+        facts = self.facts.get(name)
+        return facts[0] if facts else None
 
     def number(self, name: str) -> int | None:
         """A fact that is a count; None where it is absent or no count."""

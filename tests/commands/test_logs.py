@@ -58,7 +58,7 @@ def test_the_table_says_what_it_assumed_and_left_out(sweep: Path) -> None:
     ended = logs(sweep, ".")
     assert ended.code == 0
     assert "64 GPUs (--gpus)" in ended.stdout
-    assert "2 records that begin a start are left out" in ended.stdout
+    assert "2 warm-up records at the starts of runs are left out" in ended.stdout
     assert "fail, no iteration was logged: the device ran out of memory" in ended.stdout
 
 
@@ -78,18 +78,18 @@ def test_the_real_runs_have_no_not_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         (b"", "is empty"),
         (b"dear diary\n", "is no log of a known framework"),
         (bytes(range(256)) * 40, "is a binary file"),
     ],
 )
-def test_one_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_one_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "a.log").write_bytes(content)
     ended = logs(tmp_path, "a.log")
     assert ended.code == 1
-    assert said in ended.stderr
+    assert problem in ended.stderr
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
 

@@ -9,7 +9,7 @@ from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.file_names import parse_file_name
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.log_format import OpenFormat, Role
-from perfscope.tables.joblog import JobLog, Other
+from perfscope.tables.joblog import JobLog, SourceMedian
 
 
 def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) -> JobLog:
@@ -34,7 +34,7 @@ def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) 
         redone=series.redone,
         gaps=series.irregular_gaps,
         unreadable=log.unreadable,
-        others=_other_sources(log, [name for name in sources if name != source]),
+        other_sources=_summarise_sources(log, [name for name in sources if name != source]),
         facts=log.facts(),
         arguments=log.arguments,
         tflops_label=log.tflops_label,
@@ -63,13 +63,13 @@ def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
     return next(iter((*timed, *recorded)), None)
 
 
-def _other_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[Other, ...]:
-    others = [
-        Other(source, log.series[source].median_ns(), log.series[source].median_samples_per_s())
+def _summarise_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
+    medians = [
+        SourceMedian(source, log.series[source].median_ns(), log.series[source].median_samples_per_s())
         for source in sources
         if source in log.series
     ]
-    return tuple(other for other in others if (other.wall_ns, other.samples_per_s) != (None, None))
+    return tuple(median for median in medians if (median.wall_ns, median.samples_per_s) != (None, None))
 
 
 def _framework(log: JobLogBuilder, formats: Sequence[OpenFormat], timed_by: OpenFormat | None) -> str | None:

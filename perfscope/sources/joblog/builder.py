@@ -88,8 +88,8 @@ class JobLogBuilder:
     def on_bad_end(self, reason: str) -> None:
         """Something ended badly; it was the run if no record follows. The gravest reason, in this order, is kept."""
         records = self._records()
-        known = self._bad_ends.get(records)
-        if known is None or _BAD_ENDS.index(reason) < _BAD_ENDS.index(known):
+        gravest = self._bad_ends.get(records)
+        if gravest is None or _BAD_ENDS.index(reason) < _BAD_ENDS.index(gravest):
             self._bad_ends[records] = reason
 
     @property

@@ -1,4 +1,4 @@
-"""Every log format that is read. A new one is a module in ``formats`` and a line here.
+"""Every log format that is read: a module of ``formats`` and its line here.
 
 The order decides where a log fits several formats: the step time comes from the first one's best source, and the
 framework is the first one that some line identifies.
@@ -6,29 +6,28 @@ framework is the first one that some line identifies.
 
 from __future__ import annotations
 
-from perfscope.sources.joblog.formats import (
-    composer,
-    deepspeed,
-    gluon_nlp,
-    hf_trainer,
-    job,
-    megatron,
-    nemo,
-    oneflow,
-    torchtitan,
-    torchtune,
-)
+from importlib import import_module
+
+from perfscope.sources.joblog import formats
 from perfscope.sources.joblog.log_format import LogFormat
 
-FORMATS: tuple[LogFormat, ...] = (
-    job.FORMAT,
-    megatron.FORMAT,
-    deepspeed.FORMAT,
-    nemo.FORMAT,
-    gluon_nlp.FORMAT,
-    composer.FORMAT,
-    oneflow.FORMAT,
-    torchtitan.FORMAT,
-    torchtune.FORMAT,
-    hf_trainer.FORMAT,
+_MODULES = (
+    "job",
+    "megatron",
+    "deepspeed",
+    "nemo",
+    "gluon_nlp",
+    "composer",
+    "oneflow",
+    "torchtitan",
+    "torchtune",
+    "hf_trainer",
 )
+
+
+def _load(module: str) -> LogFormat:
+    log_format: LogFormat = import_module(f"{formats.__name__}.{module}").FORMAT
+    return log_format
+
+
+FORMATS = tuple(_load(module) for module in _MODULES)

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator
 from gzip import BadGzipFile
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, cast
 
-from isal import igzip
-from isal.igzip_lib import IsalError as _IsalError
+from isal import igzip, igzip_lib
 
 from perfscope.errors import SourceError
 
 BLOCK = 1 << 20
 _FIRST = 1 << 16
 
-IsalError: Any = _IsalError  # its stub does not say that it is an exception
 _GZIP = b"\x1f\x8b"
+_ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
@@ -51,52 +50,52 @@ def is_uncompressed_text(path: Path) -> bool:
 
 
 def read_blocks_between(path: Path, begin: int, end: int, buffer: bytearray) -> Iterator[int]:
-    """Read the lines that begin in a stretch of a file into a buffer, block after block, and yield how much it holds.
+    """Read the lines that begin between two offsets of a file into a buffer, block after block, and yield its length.
 
     A line longer than the buffer comes in parts.
     """
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as raw:
-        base = _line_after(raw, begin, buffer)
-        raw.seek(base)
-        held = 0
-        while base < end:
-            got = raw.readinto(view[held:]) or 0
-            held += got
-            is_all = got == 0 or held == len(buffer)
-            cut = _last_line(buffer, held, end - base) or (held if is_all else 0)
-            if cut:
-                yield cut
-            elif got == 0:
+        offset = _next_line(raw, begin, buffer)
+        raw.seek(offset)
+        filled = 0
+        while offset < end:
+            read = raw.readinto(view[filled:]) or 0
+            filled += read
+            is_all = read == 0 or filled == len(buffer)
+            length = _whole_lines_before(buffer, filled, end - offset) or (filled if is_all else 0)
+            if length:
+                yield length
+            elif read == 0:
                 return
-            base, held = base + cut, held - cut
-            view[:held] = view[cut : cut + held]
+            offset, filled = offset + length, filled - length
+            view[:filled] = view[length : length + filled]
 
 
-def _line_after(raw: FileIO, place: int, buffer: bytearray) -> int:
-    """Where the first line begins that begins at a place or after it."""
-    if place == 0:
+def _next_line(raw: FileIO, offset: int, buffer: bytearray) -> int:
+    """Where the first line begins that begins at an offset or after it."""
+    if offset == 0:
         return 0
-    at = place - 1
-    raw.seek(at)
-    while held := raw.readinto(memoryview(buffer)[:_USUAL_LINE]):
-        cut = buffer.find(b"\n", 0, held) + 1
-        if cut:
-            return at + cut
-        at += held
-    return at
+    position = offset - 1
+    raw.seek(position)
+    while filled := raw.readinto(memoryview(buffer)[:_USUAL_LINE]):
+        end = buffer.find(b"\n", 0, filled) + 1
+        if end:
+            return position + end
+        position += filled
+    return position
 
 
-def _last_line(buffer: bytearray, held: int, limit: int) -> int:
+def _whole_lines_before(buffer: bytearray, filled: int, limit: int) -> int:
     """Where the last whole line ends of those that begin before ``limit``; 0 without one."""
-    if limit < held:
-        return buffer.find(b"\n", max(limit - 1, 0), held) + 1 or buffer.rfind(b"\n", 0, limit) + 1
-    return buffer.rfind(b"\n", 0, held) + 1
+    if limit < filled:
+        return buffer.find(b"\n", max(limit - 1, 0), filled) + 1 or buffer.rfind(b"\n", 0, limit) + 1
+    return buffer.rfind(b"\n", 0, filled) + 1
 
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
     head = raw.read(min(size, _FIRST)) + raw.readline(_LONGEST_LINE)
-    decode: Callable[[bytes], bytes] = _as_it_is
+    decode: Callable[[bytes], bytes] = _unchanged
     if head.startswith(_GZIP):
         raw.seek(0)
         yield from _inflate(path, raw, size)
@@ -118,7 +117,7 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
         while True:
             try:
                 chunk = inflated.read(size)
-            except (EOFError, IsalError, BadGzipFile):
+            except (EOFError, _ISAL_ERROR, BadGzipFile):
                 if first:
                     raise SourceError(path, "is a damaged gzip file") from None
                 return
@@ -133,11 +132,11 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
 def is_binary(head: bytes) -> bool:
     """Whether the beginning of a file is too full of control bytes to be text; holes of NUL bytes are forgiven."""
     text = head.replace(b"\0" * 16, b"")
-    strange = len(text) - len(text.translate(None, _CONTROL))
-    return strange > _LARGEST_SHARE_OF_CONTROL_BYTES * len(text) or (bool(head) and not text)
+    control_bytes = len(text) - len(text.translate(None, _CONTROL))
+    return control_bytes > _LARGEST_SHARE_OF_CONTROL_BYTES * len(text) or (bool(head) and not text)
 
 
-def _as_it_is(chunk: bytes) -> bytes:
+def _unchanged(chunk: bytes) -> bytes:
     return chunk
 
 

@@ -281,7 +281,7 @@ def test_deepspeed_beside_megatron_is_megatron_deepspeed_and_counts_once(tmp_pat
     )
     assert log.framework == "megatron-deepspeed"
     assert len(log.iterations) == 2
-    assert [other.source for other in log.others] == ["DeepSpeed's pipeline: iter time"]
+    assert [source.name for source in log.other_sources] == ["DeepSpeed's pipeline: iter time"]
     assert log.number("parameters") == 52004716544
     assert log.number("pp") == 2
 

@@ -113,8 +113,8 @@ def _are_running_means(printed: IterationSeries) -> bool:
 def _is_confirmed(median_times: dict[str, int]) -> bool:
     """Whether nothing else is timed, or something gives about the same time: the error would be the accumulation."""
     doubtful = median_times.pop(THROUGHPUT, 0)
-    others = median_times.values()
-    return not others or any(abs(time - doubtful) <= _ALIKE * doubtful for time in others)
+    trusted = median_times.values()
+    return not trusted or any(abs(time - doubtful) <= _ALIKE * doubtful for time in trusted)
 
 
 RULES = (
