@@ -254,7 +254,7 @@ def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedC
     verdict = judge(change.figure, printed)
     why = ""
     if change.sign * difference < 0:
-        verdict, why = Verdict.WRONG, "the sign is the other one"
+        verdict, why = Verdict.WRONG, "the sign is reversed"
     elif verdict is Verdict.WRONG and is_percent:
         why = _explain_change(change, value, difference)
     name = "change in %" if is_percent else "change"

@@ -62,12 +62,12 @@ def _divide(bounds: _Bounds, divisor: _Bounds) -> _Bounds:
 
 
 def exact_interval(value: Fraction) -> Interval:
-    """An exact value."""
+    """The interval of an exact value."""
     return Interval(value, (value, value), (value, value))
 
 
 def measured_interval(figure: Figure) -> Interval:
-    """A measured figure as it is printed."""
+    """The interval of a measured figure, by its printed digits."""
     digit = figure.last_place
     low = figure.number - digit / 2
     nearest = (low if low > 0 else figure.number, figure.number + digit / 2)
@@ -124,7 +124,7 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
         tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
         tokens = measured_interval(row.figures[_Q.RATE]) * exact_interval(Fraction(seq_len.value))
-    elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the whole training, over its time
+    elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the complete training, over its time
         tokens = exact_interval(row.figures[_Q.TOKENS].number) / measured_interval(_require(row, _Q.STEP_TIME))
     else:
         time = measured_interval(_require(row, _Q.STEP_TIME))
@@ -189,10 +189,10 @@ def _speedup(row: Row, baseline: Row) -> Interval:
         if quantity in row.figures and quantity in baseline.figures:
             return measured_interval(row.figures[quantity]) / measured_interval(baseline.figures[quantity])
     if _Q.STEP_TIME in row.figures and _Q.STEP_TIME in baseline.figures:
-        faster = measured_interval(baseline.figures[_Q.STEP_TIME]) / measured_interval(row.figures[_Q.STEP_TIME])
+        time_ratio = measured_interval(baseline.figures[_Q.STEP_TIME]) / measured_interval(row.figures[_Q.STEP_TIME])
         if _Q.GLOBAL_BATCH in row.figures and _Q.GLOBAL_BATCH in baseline.figures:
-            return faster * exact_interval(_global_batch(row) / _global_batch(baseline))
-        return faster
+            return time_ratio * exact_interval(_global_batch(row) / _global_batch(baseline))
+        return time_ratio
     raise NotComputable(_explain_absent(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
 
 
@@ -239,37 +239,37 @@ def _explain_absent(row: Row, quantity: Quantity) -> str:
 
 
 def find_baselines(table: PublishedTable) -> list[Row | None]:
-    """The row that each row's speed-up is against: the one of its group with the fewest GPUs, or published as 1.
+    """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
 
-    Where a group holds several (a table below a table), the last one above counts.
+    If a group has several (a table below a table), the last one above the row counts.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in table.rows:
         groups.setdefault(row.group, []).append(row)
-    firsts = {group: _candidates(table, rows) for group, rows in groups.items()}
-    lines = {group: {row.line for row in candidates} for group, candidates in firsts.items()}
-    chosen: list[Row | None] = []
+    candidates = {group: _find_candidates(table, rows) for group, rows in groups.items()}
+    lines = {group: {row.line for row in rows} for group, rows in candidates.items()}
+    baselines: list[Row | None] = []
     latest: dict[tuple[str, ...], Row] = {}
     for row in table.rows:
-        candidates = firsts[row.group]
         if row.line in lines[row.group]:
             latest[row.group] = row
-        chosen.append(latest.get(row.group, candidates[0] if candidates else None))
-    return chosen
+        first = next(iter(candidates[row.group]), None)
+        baselines.append(latest.get(row.group, first))
+    return baselines
 
 
-def _candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
+def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
     """The rows of a group that can be a baseline."""
     usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
-    ones = [row for row in usable if _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1]
+    references = [row for row in usable if _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1]
     sized = []
-    for row in ones or usable:
+    for row in references or usable:
         try:
             sized.append((_gpus(row, table.constants), row))
         except NotComputable:
             continue
     fewest = min((gpus for gpus, _ in sized), default=None)
-    return [row for gpus, row in sized if gpus == fewest] or ones
+    return [row for gpus, row in sized if gpus == fewest] or references
 
 
 def _has_speed(row: Row) -> bool:

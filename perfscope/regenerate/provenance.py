@@ -1,8 +1,8 @@
-"""Which files a block rests on: their content's git name, and the commit that brought it.
+"""The files that a block was built from: the git name of their contents, and the commit that last changed them.
 
-A blob's name is a hash of the content alone, so it is the same in a fresh clone, a shallow one and an archive without
-git. The commit is looked up when the content changes and kept until then, so that committing a report, a rebase or a
-shallow clone cannot make it stale.
+The name of a blob is a hash of the content alone, so it is the same in a fresh clone, a shallow one and an archive
+without git. The commit is looked up when the content changes and kept until then, so that committing a report, a rebase
+or a shallow clone cannot make it stale.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STATED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file or folder that a block rests on.
+    """One file or folder that a block was built from.
 
     Attributes:
         path: As the command names it.
         files: How many files a folder holds; 1 for a file.
-        blob: The content's git name; for a folder, of the list of its files' names.
-        commit: The commit that last changed it, or that it is not committed.
+        blob: The git name of its content; for a folder, of the list of its files' git names.
+        commit: The commit that last changed it, or ``NOT_COMMITTED``.
     """
 
     path: str
@@ -82,7 +82,7 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _blob(path: Path, files: Iterable[Path]) -> str:
-    """The git name of a file's content, or of the list of a folder's files with theirs."""
+    """The git name of a file's content, or of the list of a folder's files with their git names."""
     try:
         if not path.is_dir():
             return git_blob(path.read_bytes())[:_SHORT]
@@ -93,7 +93,7 @@ def _blob(path: Path, files: Iterable[Path]) -> str:
 
 
 def git_blob(content: bytes) -> str:
-    """What ``git hash-object`` prints for a content.
+    """The name that ``git hash-object`` prints for a content.
 
     >>> git_blob(b"what is up, doc?")
     'bd9dbf5aae1a3862dd1526723246b20206e5fc37'
@@ -102,7 +102,7 @@ def git_blob(content: bytes) -> str:
 
 
 def last_commit(path: Path) -> str:
-    """The commit that last changed a file or folder, where git knows it and nothing was changed since."""
+    """The commit that last changed a file or folder; ``NOT_COMMITTED`` without one, or after a later change."""
     changed = _git(path, "status", "--porcelain", "--", path.name)
     if changed is None or changed:
         return NOT_COMMITTED

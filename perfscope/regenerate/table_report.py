@@ -223,7 +223,7 @@ def _pad(row: Row, table: PublishedTable) -> Sequence[str]:
 
 
 def _compute_added(table: PublishedTable, row: Row, baseline: Row | None, column: AddedColumn) -> str | None:
-    """An added cell as text, so that its digits are exact; None where it cannot be computed."""
+    """An added cell as text, so that its digits are exact; None if it cannot be computed."""
     try:
         value = recompute(table, row, column.quantity, baseline, None).value
     except NotComputable:

@@ -294,7 +294,7 @@ class TestBlocks:
         assert run(capsys, "report", "build", path).code == 0
         headings = [line for line in path.read_text().splitlines() if line.startswith("##")]
         assert headings == [
-            "## A checkpoint of 181B parameters: 2.534 TB",
+            "## A checkpoint of 181B parameters: 2.53 TB",
             "### Planned size",
             "### Published sizes",
         ]

@@ -88,7 +88,7 @@ def test_a_change_beside_a_value_is_against_the_row_that_states_none(refresh: An
         (5, "6.2", "6.2", "wrong"),
     ]
     reasons = [cell["why"] for cell in answer.data["results"]["cells"] if cell["why"]]
-    assert reasons == ["it is the difference over the new value, not over the old", "the sign is the other one"]
+    assert reasons == ["it is the difference over the new value, not over the old", "the sign is reversed"]
 
 
 def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_told_from_a_wrong_one(refresh: Any) -> None:

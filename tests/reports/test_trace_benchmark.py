@@ -1,4 +1,4 @@
-"""The report of the benchmarks is what their recorded figures say, and keeps what is promised."""
+"""The report of the benchmarks follows from their recorded figures, and every promise is kept."""
 
 from __future__ import annotations
 
