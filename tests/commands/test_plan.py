@@ -8,20 +8,6 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.planning.memory import (
-    Attention,
-    Layout,
-    Loss,
-    Optimizer,
-    activation_bytes,
-    estimate_memory,
-    full_precision,
-    mixed_precision,
-)
-from perfscope.models.conventions import Checkpointing
-from perfscope.models.parameter_counts import total_parameters
-from perfscope.models.transformer import Transformer
-from perfscope.sources.models.presets import find_preset
 from tests.analyzers.flops.making import answer, ask, refused
 
 PLAN = ("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--gpu", "a100-40", "--tflops", 45)
@@ -30,17 +16,6 @@ GIGA = 1e9
 
 def rows(document: dict[str, Any], **wanted: object) -> list[dict[str, Any]]:
     return [row for row in document["memory"] if all(row[key] == value for key, value in wanted.items())]
-
-
-def preset(name: str) -> Transformer:
-    known = find_preset(name)
-    assert known is not None
-    return known.transformer
-
-
-def layout(**degrees: Any) -> Layout:
-    usual = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "checkpointing": Checkpointing.NONE, "micro_batch": 1}
-    return Layout(**{**usual, **degrees})
 
 
 def test_the_days_follow_from_the_tflops() -> None:
@@ -107,59 +82,6 @@ def test_zero_shards_as_its_paper_says() -> None:
         assert (row["tp"], row["pp"], row["dp"]) == (1, 1, 64)
 
 
-@pytest.mark.parametrize("attention", list(Attention))
-def test_a_gpt_layer_keeps_what_the_paper_counts(attention: Attention) -> None:
-    """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h), and its forms in parallel."""
-    model = preset("megatron-22b")
-    seq_len, batch, tensor = 2048, 4, 8
-    sbh = seq_len * batch * model.hidden
-    scores = 5 * model.heads * seq_len / model.hidden if attention is Attention.EAGER else 0.0
-    # A pipeline of one layer a stage with one micro-batch leaves a single layer and no output layer.
-    single = {"pipeline": model.layers, "micro_batches": 1, "micro_batch": batch}
-    found = {
-        "alone": activation_bytes(model, seq_len, 2, attention, layout(**single)),
-        "tensor": activation_bytes(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
-        "sequence": activation_bytes(
-            model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)
-        ),
-        "selective": activation_bytes(
-            model, seq_len, 2, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
-        ),
-    }
-    assert found["alone"] == pytest.approx(sbh * (34 + scores))
-    assert found["tensor"] == pytest.approx(sbh * (10 + (24 + scores) / tensor))
-    assert found["sequence"] == pytest.approx(sbh * (34 + scores) / tensor)
-    assert found["selective"] == pytest.approx(sbh * (10 + 24 / tensor))
-
-
-def test_megatron_cores_own_estimate_is_reproduced() -> None:
-    """Its log of 16 layers, tensor and pipeline parallel 2, says 4019.66 MB of states and 88.0 MB a layer."""
-    model = Transformer(
-        name="logged",
-        layers=16,
-        hidden=2048,
-        heads=16,
-        kv_heads=16,
-        head_dim=128,
-        ffn=8192,
-        mlp_matrices=2,
-        vocabulary=32000,
-        tied=True,
-    )
-    spread = layout(tensor=2, pipeline=2, micro_batch=2, micro_batches=16)
-    memory = estimate_memory(
-        model,
-        spread,
-        parameters=total_parameters(model),
-        seq_len=1024,
-        precision=mixed_precision(Optimizer.ADAM, gradient_bytes=4),
-        attention=Attention.FLASH,
-    )
-    mebi = 2**20
-    assert (memory.weights + memory.gradients + memory.optimizer) / mebi == pytest.approx(4019.66, rel=0.001)
-    assert memory.activations / (8 * 2) / mebi == pytest.approx(88.0, abs=0.05)  # 8 layers, 2 micro-batches in flight
-
-
 _REAL = ("plan", "--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--seq-len", 1024, "--gpus", 2)
 
 
@@ -179,86 +101,12 @@ def test_what_real_runs_took_is_estimated(words: tuple[str | int, ...], measured
     assert document["memory"][0]["total_bytes"] == pytest.approx(measured, rel=0.04)
 
 
-def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> None:
-    model = preset("gpt3-1.3b")
-    sbh = 2048 * model.hidden
-    kept = {
-        form: activation_bytes(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
-        for form in (Checkpointing.NONE, Checkpointing.FULL)
-    }
-    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
-    assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
-    )
-
-
-def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
-    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
-    model = preset("llama3-8b")
-    head = {
-        loss: activation_bytes(model, 8192, 2, Attention.FLASH, layout(loss=loss))
-        - activation_bytes(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
-        for loss in Loss
-    }
-    logits = 8192 * 128256
-    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
-
-
-def test_the_fuller_end_of_a_pipeline_counts() -> None:
-    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
-    llama = preset("llama3-8b")
-    few, many = (
-        estimate_memory(
-            llama,
-            layout(pipeline=4, micro_batches=batches, checkpointing=form),
-            parameters=total_parameters(llama),
-            seq_len=8192,
-            precision=mixed_precision(Optimizer.ADAM),
-            attention=Attention.FLASH,
-        )
-        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
-    )
-    assert few.activations > 14 * 8192 * 128256
-    assert many.activations == activation_bytes(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
-
-
-def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
-    model = preset("gpt3-13b")
-    alone = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
-    filled = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
-    assert filled == 4 * alone
-
-
-def test_interleaving_holds_a_little_more_in_flight() -> None:
-    """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
-    model = preset("gpt3-13b")
-    plain = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
-    interleaved = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
-    assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
-    few = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
-    assert few / plain == pytest.approx(2 / 4)
-
-
 def test_context_parallelism_shares_sequences_and_shards_states() -> None:
     words = ("plan", "--model", "llama3-70b", "--gpus", 64, "--seq-len", 131072, "--tp", 8, "--zero", 1)
     whole, shared = (answer(*words, "--checkpointing", "full", *more)["memory"][0] for more in ((), ("--cp", 4)))
     assert shared["activations_bytes"] == pytest.approx(whole["activations_bytes"] / 4)
     assert shared["optimizer_bytes"] == whole["optimizer_bytes"]  # over 2 x 4 ranks as over 8
     assert (whole["dp"], shared["dp"], shared["cp"]) == (8, 2, 4)
-
-
-def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
-    llama = activation_bytes(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
-    assert llama == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336)
-    mixtral = preset("mixtral-8x7b")
-    visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
-    assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
-
-
-def test_fp32_keeps_16_bytes_of_another_kind() -> None:
-    mixed, full = mixed_precision(Optimizer.ADAM), full_precision(Optimizer.ADAM)
-    assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
-    assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)
 
 
 def test_what_fits_is_below_the_memory_and_the_rest_is_not() -> None:
