@@ -1,4 +1,4 @@
-"""Models by name, by file and by dimensions: their parameters, and what is refused."""
+"""A Hugging Face config.json: the parameters that follow from it, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,28 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
-from perfscope.models.parameter_counts import active_parameters, bigscience_parameters, total_parameters
+from perfscope.models.parameter_counts import active_parameters, total_parameters
 from perfscope.sources.models.families import FAMILIES
 from perfscope.sources.models.huggingface import to_transformer
-from perfscope.sources.models.presets import find_preset, preset_names
 from tests.analyzers.flops.making import answer, refused
 
 STEP = ("--gbs", 1, "--time", 1)
-
-#: Parameters that are published, or that the published checkpoint stores.
-PUBLISHED = {
-    "gpt2-small": (124_439_808, 124_439_808),
-    "gpt2-xl": (1_557_611_200, 1_557_611_200),
-    "gpt-neox-20b": (20_554_567_680, 20_554_567_680),
-    "bloom-176b": (176_247_271_424, 176_247_271_424),
-    "llama2-7b": (6_738_415_616, 6_738_415_616),
-    "llama3-8b": (8_030_261_248, 8_030_261_248),
-    "llama3-70b": (70_553_706_496, 70_553_706_496),
-    "llama3-405b": (405_853_388_800, 405_853_388_800),
-    "qwen2.5-7b": (7_615_616_512, 7_615_616_512),
-    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
-    "deepseek-v3": (671_026_404_352, 37_552_282_624),
-}
 
 _SMALL = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 100}
 _GROUPED = {**_SMALL, "intermediate_size": 160, "num_key_value_heads": 2}
@@ -145,20 +129,6 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_named_models_have_their_published_parameters(name: str) -> None:
-    known = find_preset(name)
-    assert known is not None
-    assert (total_parameters(known.transformer), active_parameters(known.transformer)) == PUBLISHED[name]
-
-
-def test_every_name_is_a_model_that_can_be_counted() -> None:
-    for name in preset_names():
-        known = find_preset(name)
-        assert known is not None
-        assert total_parameters(known.transformer) >= active_parameters(known.transformer) > 10**8, name
-
-
 @pytest.mark.parametrize(("kind", "keys", "parameters"), BUILT_BY_TRANSFORMERS)
 def test_a_config_json_gives_the_parameters_that_transformers_builds(
     kind: str, keys: dict[str, Any], parameters: int
@@ -171,44 +141,6 @@ def test_every_architecture_is_held_to_transformers_by_a_case() -> None:
     assert {kind for kind, _, _ in BUILT_BY_TRANSFORMERS} == set(FAMILIES)
 
 
-def test_the_seeds_formula_is_exact_for_gpt2_and_gpt3() -> None:
-    for name in ("gpt2-small", "gpt3-1.3b", "gpt3-175b"):
-        known = find_preset(name)
-        assert known is not None
-        model = known.transformer
-        assert bigscience_parameters(model.layers, model.hidden, model.vocabulary, model.positions) == total_parameters(
-            model
-        )
-
-
-def test_the_seeds_181b_model_is_its_exact_number() -> None:
-    """15360 wide and 64 deep, vocabulary 50257, sequence 1024: 181,994,419,200 parameters."""
-    assert bigscience_parameters(64, 15360, 50257, 1024) == 181_994_419_200
-
-
-def test_dimensions_make_the_model_that_the_seed_counts() -> None:
-    words = ("--layers", 36, "--hidden", 4096, "--heads", 32, "--vocab", 50257, "--seq-len", 512)
-    document = answer("tflops", *words, *STEP)
-    assert document["model"]["parameters"] == document["model"]["seed_formula_parameters"]
-    assert document["model"]["parameters"] == bigscience_parameters(36, 4096, 50257, 512)
-
-
-def test_llama_by_its_dimensions_is_llama_by_name() -> None:
-    words = ("--layers", 32, "--hidden", 4096, "--heads", 32, "--kv-heads", 8, "--ffn", 14336, "--vocab", 128256)
-    typed = answer("tflops", *words, "--gated", *STEP)
-    named = answer("tflops", "--model", "llama3-8b", *STEP)
-    assert typed["conventions"] == named["conventions"]
-    assert typed["model"]["parameters"] == named["model"]["parameters"]
-
-
-def test_mixtral_by_its_dimensions_is_mixtral_by_name() -> None:
-    words = ("--layers", 32, "--hidden", 4096, "--heads", 32, "--kv-heads", 8, "--ffn", 14336, "--vocab", 32000)
-    typed = answer("tflops", *words, "--swiglu", "--experts", 8, "--top-k", 2, *STEP)
-    named = answer("tflops", "--model", "mixtral-8x7b", *STEP)
-    assert typed["model"]["active_parameters"] == named["model"]["active_parameters"] == 12_879_925_248
-    assert typed["conventions"] == named["conventions"]
-
-
 @pytest.mark.parametrize("form", ["file", "folder", "option"])
 def test_a_config_json_is_read_by_file_by_folder_and_by_either_option(tmp_path: Path, form: str) -> None:
     config = {"model_type": "llama", **_GROUPED}
@@ -216,15 +148,6 @@ def test_a_config_json_is_read_by_file_by_folder_and_by_either_option(tmp_path: 
     option = "--config" if form == "option" else "--model"
     path = tmp_path if form == "folder" else tmp_path / "config.json"
     assert answer("tflops", option, path, *STEP)["model"]["parameters"] == 136128
-
-
-def test_multi_token_prediction_is_left_out_until_asked_for() -> None:
-    plain = answer("tflops", "--model", "deepseek-v3", *STEP)
-    with_module = answer("tflops", "--model", "deepseek-v3", "--mtp-layers", 1, *STEP)
-    assert plain["model"]["parameters"] == 671_026_404_352
-    assert any("--mtp-layers 1" in line for line in plain["assumed"])
-    added = with_module["model"]["parameters"] - plain["model"]["parameters"]
-    assert added == pytest.approx(11.6e9, rel=0.01)  # the published 14B hold the shared embedding and output layer too
 
 
 def _config(tmp_path: Path, **keys: object) -> Path:
@@ -294,49 +217,3 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     assert "no JSON object" in refused("tflops", "--model", tmp_path / "list.json", *STEP)
     assert "does not exist" in refused("tflops", "--model", tmp_path / "none.json", *STEP)
     assert "no config.json" in refused("tflops", "--model", tmp_path, *STEP)
-
-
-_GPT_WORDS = ("--layers", 12, "--hidden", 768, "--vocab", 50257)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "which model?"),
-        (("--model", "gpt5-turbo"), "no known name"),
-        (("--size", "52Q"), "52Q"),
-        (("--size", "52B", "--model", "llama3-8b"), "contradicts llama3-8b"),
-        (("--size", "52B", "--model", "13B"), "contradicts --model 13B"),
-        (("--size", "52B", *_GPT_WORDS), "contradicts the model"),
-        (("--model", "llama3-8b", "--layers", 16), "--layers 16 contradicts llama3-8b, which has 32"),
-        (("--model", "llama3-8b", "--kv-heads", 32), "--kv-heads 32"),
-        (("--model", "llama3-8b", "--tied"), "--tied True"),
-        (("--layers", 12, "--hidden", 768), "--vocab"),
-        ((*_GPT_WORDS, "--heads", 7), "does not divide into 7 heads"),
-        ((*_GPT_WORDS, "--heads", 12, "--kv-heads", 5), "do not divide into 5"),
-        ((*_GPT_WORDS, "--kv-heads", 4), "--heads is missing"),
-        ((*_GPT_WORDS, "--heads", 0), "--heads must be at least 1"),
-        ((*_GPT_WORDS, "--layers", -1), "--layers must be at least 1"),
-        ((*_GPT_WORDS, "--experts", 8), "--top-k is missing"),
-        ((*_GPT_WORDS, "--experts", 8, "--top-k", 9), "9 of 8 experts"),
-        ((*_GPT_WORDS, "--top-k", 2), "without --experts"),
-        ((*_GPT_WORDS, "--experts", 8, "--top-k", 2, "--dense-layers", 12), "0 of 12 layers"),
-        ((*_GPT_WORDS, "--padded-vocab", 50000), "padded vocabulary of 50000"),
-    ],
-)
-def test_contradictions_and_gaps_are_refused_in_one_line(words: tuple[object, ...], said: str) -> None:
-    line = refused("tflops", *(str(word) for word in words), *STEP)
-    assert said in line
-    assert line.count("\n") <= 2
-
-
-@pytest.mark.parametrize("size", ["8B", "8.03B", "8e9"])
-def test_a_size_that_is_rounded_does_not_contradict_its_model(size: str) -> None:
-    assert answer("tflops", "--size", size, "--model", "llama3-8b", *STEP)["model"]["parameters"] == 8_030_261_248
-
-
-def test_a_size_in_the_wrong_unit_is_explained() -> None:
-    """The seed's own mistake: 61 times 2**30 parameters are 65 times 10**9."""
-    line = refused("tflops", "--size", "61B", "--layers", 80, "--hidden", 8192, "--vocab", 50257, *STEP)
-    assert "contradicts" in line
-    assert "2**30" in line
