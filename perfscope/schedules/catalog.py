@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 
 from perfscope.errors import UsageError
 from perfscope.schedules.one_f_one_b import gpipe_order, interleaved_plan, one_f_one_b_order
-from perfscope.schedules.operations import Plan, linear_plan
+from perfscope.schedules.operations import DeviceOrder, Plan, linear_plan
 from perfscope.schedules.zero_bubble import dualpipe_plan, zb_h1_order, zb_h2_order, zbv_plan
 
 
@@ -26,6 +25,14 @@ class Schedule(StrEnum):
 #: Schedules that run the weight-gradient pass apart from the gradient of the input.
 SPLIT_BACKWARD = frozenset({Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZBV, Schedule.DUALPIPE})
 
+#: Orders of the schedules with one virtual stage on each device.
+_LINEAR_ORDERS: dict[Schedule, DeviceOrder] = {
+    Schedule.GPIPE: gpipe_order,
+    Schedule.ONE_F_ONE_B: one_f_one_b_order,
+    Schedule.ZB_H1: zb_h1_order,
+    Schedule.ZB_H2: zb_h2_order,
+}
+
 
 def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> Plan:
     """Plan one training step.
@@ -40,16 +47,11 @@ def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int =
         UsageError: The schedule does not exist for these numbers.
     """
     require_possible(schedule, devices, microbatches, chunks)
-    make: Callable[[], Plan] = {
-        Schedule.GPIPE: lambda: linear_plan(gpipe_order, devices, microbatches),
-        Schedule.ONE_F_ONE_B: lambda: linear_plan(one_f_one_b_order, devices, microbatches),
-        Schedule.INTERLEAVED: lambda: interleaved_plan(devices, microbatches, chunks),
-        Schedule.ZB_H1: lambda: linear_plan(zb_h1_order, devices, microbatches),
-        Schedule.ZB_H2: lambda: linear_plan(zb_h2_order, devices, microbatches),
-        Schedule.ZBV: lambda: zbv_plan(devices, microbatches),
-        Schedule.DUALPIPE: lambda: dualpipe_plan(devices, microbatches),
-    }[schedule]
-    return make()
+    if schedule in _LINEAR_ORDERS:
+        return linear_plan(_LINEAR_ORDERS[schedule], devices, microbatches)
+    if schedule is Schedule.INTERLEAVED:
+        return interleaved_plan(devices, microbatches, chunks)
+    return zbv_plan(devices, microbatches) if schedule is Schedule.ZBV else dualpipe_plan(devices, microbatches)
 
 
 def require_possible(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> None:

@@ -18,8 +18,8 @@ from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 
-def _records(work: Plan, costs: UniformTiming, steps: range, first_rank: int = 0) -> list[MicroBatches]:
-    timeline = simulate(work, costs)
+def _records(work: Plan, timing: UniformTiming, steps: range, first_rank: int = 0) -> list[MicroBatches]:
+    timeline = simulate(work, timing)
     found = []
     for device, spans in enumerate(timeline.devices):
         counts: Counter[tuple[str, int]] = Counter()
@@ -72,8 +72,8 @@ def test_equal_stages_give_the_published_share(schedule: Schedule, chunks: int, 
 
 def test_unequal_stages_and_waiting_add_up() -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
-    costs = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (500,) * 4)
-    found = analyze(_run(_records(work, costs, range(2, 4))))
+    timing = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (500,) * 4)
+    found = analyze(_run(_records(work, timing, range(2, 4))))
     for stage in found.stages:
         assert stage.schedule is not None
         assert stage.imbalance is not None

@@ -28,7 +28,7 @@ def _setup(schedule: Schedule, devices: int, microbatches: int, fbw: tuple[int, 
     return Setup(schedule, devices, microbatches, chunks, times)
 
 
-def _slowly(work: Plan, costs: UniformTiming) -> dict[Op, int]:
+def _slowly(work: Plan, timing: UniformTiming) -> dict[Op, int]:
     """End of every operation, by relaxing every constraint until nothing moves: another algorithm than the simulator's.
 
     Only for blocks of one operation.
@@ -44,8 +44,8 @@ def _slowly(work: Plan, costs: UniformTiming) -> dict[Op, int]:
                 start = free
                 for need in _inputs(op, work.stages, device_of):
                     crosses = device_of[need] != device
-                    start = max(start, ends[need] + (costs.transfer[device_of[need]] if crosses else 0))
-                free = start + costs.time_of(op)
+                    start = max(start, ends[need] + (timing.transfer[device_of[need]] if crosses else 0))
+                free = start + timing.time_of(op)
                 moved = moved or ends[op] != free
                 ends[op] = free
     return ends
@@ -175,10 +175,10 @@ def test_another_algorithm_finds_the_same_times(schedule: Schedule, devices: int
     work = make_plan(schedule, devices, devices + extra, chunks)
     forward, inputs, weights = (tuple(times[8 * part : 8 * part + work.stages]) for part in range(3))
     backward = tuple(one + other for one, other in zip(inputs, weights, strict=True))
-    costs = UniformTiming(forward, backward, weights, tuple(times[24 : 24 + devices]))
-    timeline = simulate(work, costs)
+    timing = UniformTiming(forward, backward, weights, tuple(times[24 : 24 + devices]))
+    timeline = simulate(work, timing)
     found = {span.block[0]: span.end for spans in timeline.devices for span in spans}
-    assert found == _slowly(work, costs)
+    assert found == _slowly(work, timing)
 
 
 @pytest.mark.parametrize("schedule", list(Schedule))
@@ -211,8 +211,8 @@ def test_a_transfer_delays_every_hop_of_the_first_micro_batch() -> None:
 
 
 def test_a_slow_stage_sets_the_pace() -> None:
-    costs = UniformTiming((1, 3, 1), (2, 6, 2), (0, 0, 0), (0, 0, 0))
-    few, many = (simulate(make_plan(Schedule.ONE_F_ONE_B, 3, count), costs).section for count in (10, 11))
+    timing = UniformTiming((1, 3, 1), (2, 6, 2), (0, 0, 0), (0, 0, 0))
+    few, many = (simulate(make_plan(Schedule.ONE_F_ONE_B, 3, count), timing).section for count in (10, 11))
     assert many - few == 9
 
 

@@ -135,11 +135,11 @@ def test_a_marked_order_without_a_name_is_simulated_as_it_ran(tmp_path: Path) ->
 
 def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
-    costs = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (0,) * 4)
-    write_job(Job(work, costs), tmp_path)
+    timing = UniformTiming((4000, 4000, 4000, 6000), (8000, 8000, 8000, 12000), (0,) * 4, (0,) * 4)
+    write_job(Job(work, timing), tmp_path)
     found = _bubble(tmp_path)
     mean = (3 * 12 + 18) / 4
-    section = simulate(work, costs).section / 1000
+    section = simulate(work, timing).section / 1000
     for stage, row in enumerate(found["stages"]):
         useful = 8 * (18 if stage == 3 else 12)
         assert row["useful_us"] == useful
@@ -154,10 +154,10 @@ def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Pat
 @pytest.mark.parametrize("names_peers", [True, False])
 def test_transfers_are_told_from_waiting(tmp_path: Path, schedule: Schedule, names_peers: bool) -> None:
     work = make_plan(schedule, 4, 8)
-    costs = _equal(work, transfer=500)
-    write_job(Job(work, costs, names_peers=names_peers), tmp_path)
+    timing = _equal(work, transfer=500)
+    write_job(Job(work, timing, names_peers=names_peers), tmp_path)
     found = _bubble(tmp_path)
-    longer = (simulate(work, costs).section - simulate(work, _equal(work)).section) / 1000
+    longer = (simulate(work, timing).section - simulate(work, _equal(work)).section) / 1000
     assert longer > 0
     for row in found["stages"]:
         assert row["schedule_us"] == 3 * 12
