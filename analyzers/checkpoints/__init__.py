@@ -1,1 +1,1 @@
-"""What a checkpoint's bytes are for, and how many there should be."""
+"""The size of a checkpoint by part, and the expected size."""

@@ -1,1 +1,1 @@
-"""Whether published tables agree with themselves."""
+"""Whether the figures of a published table follow from each other."""

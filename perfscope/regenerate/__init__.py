@@ -1,1 +1,1 @@
-"""Files that are kept right: tables recomputed in place, blocks written again from raw files."""
+"""Files that stay right: published tables recomputed in place, and reports built again from raw files."""

@@ -53,7 +53,14 @@ _DP_IS_GPUS = re.compile(r"(?<![\w*])DP\s*=\s*(?:number of )?GPUs\b", re.I)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One constant that the text states."""
+    """One constant that the text states.
+
+    Attributes:
+        quantity: What it states.
+        value: Its value.
+        line: Its line, from 1.
+        rank: The rank of its pattern in the order of trust; 0 is the most trusted.
+    """
 
     quantity: Quantity
     value: int
@@ -71,7 +78,7 @@ class StatedConstants:
 
 
 def find_statements(document: Document) -> list[Statement]:
-    """Every constant that the text states, tables excepted."""
+    """Every constant that the text outside of tables states."""
     inside = {line for grid in document.grids for line in range(grid.line, grid.last_line + 1)}
     statements: list[Statement] = []
     for number, line in enumerate(document.lines, 1):
@@ -91,7 +98,7 @@ def _value(quantity: Quantity, match: re.Match[str]) -> int:
     return int(Decimal(match["value"]) * (GIGA if unit == "B" else MEGA))
 
 
-def state_constants(document: Document, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
+def select_constants(document: Document, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
     """The constants of one table, by the statements that apply to it."""
     stated = StatedConstants({}, {}, dp_is_gpus=_states_dp_is_gpus(document, grid))
     scopes = _scopes(document.headings, grid.line, len(document.lines))
@@ -100,14 +107,15 @@ def state_constants(document: Document, grid: Grid, statements: Sequence[Stateme
         for first, last in [*scopes, *everywhere]:
             here = [entry for entry in statements if entry.quantity is quantity and first <= entry.line <= last]
             if here:
-                _settle(stated, quantity, here, document, grid)
+                _set_constant(stated, quantity, here, document, grid)
                 break
     return stated
 
 
-def _settle(
+def _set_constant(
     stated: StatedConstants, quantity: Quantity, here: Sequence[Statement], document: Document, grid: Grid
 ) -> None:
+    """Set a constant to the value of the statements in one range of lines, or note that their values differ."""
     before, after = _neighbours(document, grid)
     near = _most_trusted([entry for entry in here if before <= entry.line <= after])
     above = _most_trusted([entry for entry in near if entry.line < grid.line])

@@ -13,7 +13,7 @@ from perfscope.files import read_text
 from perfscope.sources.published.cells import leading_number, read_changes, read_figure
 from perfscope.sources.published.headings import Column, describe_columns
 from perfscope.sources.published.markdown import Cell, Document, Grid, read_markdown
-from perfscope.sources.published.stated import find_statements, state_constants
+from perfscope.sources.published.stated import find_statements, select_constants
 from perfscope.tables.published import DERIVED, Constant, Figure, PublishedTable, Quantity, Row, Span
 
 _LABELS = (
@@ -25,6 +25,7 @@ _LABELS = (
     Quantity.STEP_TIME,
     Quantity.RATE,
 )
+_LABEL_CELLS = 4  # of a row without a column that names it
 _ABSENT = frozenset(
     {"", "-", "--", "—", "n/a", "na", "none", "tbd", "todo", "?", "x", "xx", "xxx", "xxxx", "oom", "fail", "failed"}
 )
@@ -67,7 +68,7 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
     tables = []
     unread = list(document.unread)
     for grid in document.grids:
-        stated = state_constants(document, grid, statements)
+        stated = select_constants(document, grid, statements)
         table = read_table(
             grid,
             {**stated.constants, **constants},
@@ -106,10 +107,9 @@ def read_table(
     columns = describe_columns(headings, grid.rows)
     indices, notes = _index_quantities(columns, headings)
     rows = [
-        row
+        _read_row(line, cells, headings, columns, indices)
         for line, cells in zip(grid.row_lines, grid.rows, strict=True)
         if any(cell.text for cell in cells)
-        for row in (_read_row(line, cells, headings, columns, indices),)
     ]
     derived = any(quantity in indices for quantity in DERIVED) or any(row.changes for row in rows)
     checkable = sum(quantity in indices for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in indices
@@ -158,7 +158,7 @@ def _read_row(
     blanks: dict[Quantity, Span] = {}
     absent: dict[Quantity, str] = {}
     problems: dict[Quantity, str] = {}
-    usable = _usable(cells, headings, problems)
+    usable = _take_cells(cells, headings, problems)
     for quantity, index in indices.items():
         if quantity in problems or index >= len(usable):
             problems.setdefault(quantity, "the row ends before this column")
@@ -178,13 +178,13 @@ def _read_row(
         for index, column in enumerate(columns)
         if index < len(usable) and _separates_groups(column)
     )
-    label = _label(usable, headings, columns, indices) or " ".join(cell.text for cell in cells[:4] if cell.text)
+    label = _label(usable, headings, columns, indices) or _first_texts(cells)
     texts = tuple(cell.text for cell in cells)
     return Row(line, texts, label, group, figures, blanks, numbers, changes, absent, problems)
 
 
-def _usable(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quantity, str]) -> Sequence[Cell]:
-    """The row's cells, or none where a bar inside a cell has shifted them."""
+def _take_cells(cells: Sequence[Cell], headings: Sequence[str], problems: dict[Quantity, str]) -> Sequence[Cell]:
+    """The cells of the row, or none if a bar inside a cell has shifted them."""
     extra = [cell for cell in cells[len(headings) :] if cell.text]
     if not extra:
         return cells[: len(headings)]
@@ -210,7 +210,11 @@ def _label(
     labels = [index for index, column in enumerate(columns) if column.is_label]
     labels += [indices[quantity] for quantity in _LABELS if quantity in indices]
     parts = [f"{headings[i]} {cells[i].text}" for i in dict.fromkeys(labels) if i < len(cells) and cells[i].text]
-    return ", ".join(parts) or " ".join(cell.text for cell in cells[:4] if cell.text)
+    return ", ".join(parts) or _first_texts(cells)
+
+
+def _first_texts(cells: Sequence[Cell]) -> str:
+    return " ".join(cell.text for cell in cells[:_LABEL_CELLS] if cell.text)
 
 
 def _with_dp(row: Row) -> Row:
