@@ -144,15 +144,15 @@ def measure(trace: Trace) -> KernelTimes | None:
     return KernelTimes(names, _operators(trace) if len(trace.operators) else None)
 
 
-def merge(left: KernelTimes, right: KernelTimes) -> KernelTimes:
+def merge(first: KernelTimes, second: KernelTimes) -> KernelTimes:
     """The kernels of both; the order does not matter."""
-    names = dict(left.names)
-    for key, times in right.names.items():
+    names = dict(first.names)
+    for key, times in second.names.items():
         names[key] = names[key].plus(times) if key in names else times
-    if left.operators is None or right.operators is None:
-        return KernelTimes(names, left.operators or right.operators)
-    operators = dict(left.operators)
-    for name, times in right.operators.items():
+    if first.operators is None or second.operators is None:
+        return KernelTimes(names, first.operators or second.operators)
+    operators = dict(first.operators)
+    for name, times in second.operators.items():
         operators[name] = operators[name].plus(times) if name in operators else times
     return KernelTimes(names, operators)
 

@@ -37,7 +37,7 @@ _HEAD = (
 
 def make(path: Path, steps: int = STEPS, rank: int = 0, world_size: int = 1) -> Path:
     """Write a trace; twelve steps make 200 MB of JSON."""
-    ranks = ", ".join(str(one) for one in range(world_size))
+    ranks = ", ".join(str(member) for member in range(world_size))
     with gzip.open(path, "wt", compresslevel=4) as file:
         file.write(_HEAD % (rank, world_size, world_size, ranks))
         separator = ""

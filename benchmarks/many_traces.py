@@ -173,7 +173,10 @@ def document(figures: Mapping[str, Any]) -> str:
         "times the processor time of one: with the processors to themselves they are up to "
         f"{WORKERS / spent:.2f} times as fast.",
     ]
-    faster = sorted(one / two for one, two in zip(*(figures["in_turn_s"][engine] for engine in PAIR), strict=True))
+    faster = sorted(
+        serial_s / parallel_s
+        for serial_s, parallel_s in zip(*(figures["in_turn_s"][engine] for engine in PAIR), strict=True)
+    )
     spread = f"{len(faster)} turns ({faster[0]:.2f} to {faster[-1]:.2f})"
     lines += [
         "",
@@ -194,10 +197,13 @@ def document(figures: Mapping[str, Any]) -> str:
 
 
 def _each_further_rank(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """What one rank more costs from one job to the next larger one, against the last of them."""
+    """The cost of one further rank, from each job to the next larger one, relative to the last of them."""
     jobs = {**figures["serial"], str(figures["timed_ranks"]): figures["engines"]["serial"]}
     costs = [(int(count), best(figure, "cpu_s") or 0.0) for count, figure in jobs.items()]
-    steps = [(f"{few} to {many}", (most - least) / (many - few)) for (few, least), (many, most) in pairwise(costs)]
+    steps = [
+        (f"{fewer} to {larger}", (most - least) / (larger - fewer))
+        for (fewer, least), (larger, most) in pairwise(costs)
+    ]
     return [(span, cost / steps[-1][1]) for span, cost in steps]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.like_traces import make
 from benchmarks.processes import Tool, best, environment, machine, take_turns
+from perfscope.constants import MB
 
 HTA = """
 import os, sys
@@ -48,7 +49,7 @@ PARSE, HTA_NAME, TRACELENS_NAME = (
     "HTA 0.5.0: load and four analyses",
     "TraceLens (171dd74): performance report",
 )
-#: Of whom to whom, in what, how it is said, what is promised: at least (positive) or at most (negative).
+#: A tool, the one it is divided by, the figure, a label, and the promise: at least (positive) or at most (negative).
 PROMISES = (
     (HTA_NAME, OURS, "wall_s", "HTA's time over perfscope's", 25.0),
     (TRACELENS_NAME, OURS, "wall_s", "TraceLens' time over perfscope's", 45.0),
@@ -100,14 +101,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _trace(given: Path | None, folder: Path) -> Path:
+def _trace(source: Path | None, folder: Path) -> Path:
     """The trace in a folder of its own, which HTA wants."""
-    alone = folder / ("given" if given else "made")
+    alone = folder / ("given" if source else "made")
     alone.mkdir(exist_ok=True)
-    path = alone / (given.name if given else "made.pt.trace.json.gz")
+    path = alone / (source.name if source else "made.pt.trace.json.gz")
     if not path.exists():
-        if given:
-            shutil.copyfile(given, path)
+        if source:
+            shutil.copyfile(source, path)
         else:
             make(path)
     return path
@@ -118,7 +119,7 @@ def _facts(trace: Path) -> dict[str, Any]:
 
     text = igzip.decompress(trace.read_bytes())
     size = trace.stat().st_size
-    return {"compressed_mb": round(size / 1e6, 1), "mb": round(len(text) / 1e6), "events": text.count(b'"ph":')}
+    return {"compressed_mb": round(size / MB, 1), "mb": round(len(text) / MB), "events": text.count(b'"ph":')}
 
 
 def _tools(options: argparse.Namespace, trace: Path) -> list[Tool]:
@@ -179,17 +180,17 @@ def _tools_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 def _promises_table(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     by_name = {tool["name"]: tool for tool in tools}
     lines = ["| Ratio | Promised | Measured | In processor time |", "|:---|---:|---:|---:|"]
-    for of, to, what, said, promise in PROMISES:
+    for of, to, what, label, promise in PROMISES:
         if of in by_name and to in by_name and by_name[of][what] and by_name[to][what]:
             limit = f"{'at least' if promise > 0 else 'at most'} {abs(promise):g}"
             measured = _ratio(by_name[of], by_name[to], what)
-            other = f"{_ratio(by_name[of], by_name[to], 'cpu_s'):.2f}" if what == "wall_s" else ""
-            lines.append(f"| {said} | {limit} | {measured:.2f} | {other} |")
+            in_cpu_time = f"{_ratio(by_name[of], by_name[to], 'cpu_s'):.2f}" if what == "wall_s" else ""
+            lines.append(f"| {label} | {limit} | {measured:.2f} | {in_cpu_time} |")
     return lines
 
 
-def _ratio(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> float:
-    first, second = best(one, what), best(other, what)
+def _ratio(tool: Mapping[str, Any], base: Mapping[str, Any], what: str) -> float:
+    first, second = best(tool, what), best(base, what)
     assert first is not None
     assert second is not None
     return first / second

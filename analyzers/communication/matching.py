@@ -138,10 +138,10 @@ def _common_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
     return [np.array(rows_of_rank, np.int64) for rows_of_rank in rows]
 
 
-def _has_same_operations(left: GroupCalls, right: GroupCalls) -> bool:
+def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
     """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
-    return left.kinds == right.kinds and all(
-        np.array_equal(getattr(left, column), getattr(right, column)) for column in ("kind", "step", "sequence")
+    return first.kinds == second.kinds and all(
+        np.array_equal(getattr(first, column), getattr(second, column)) for column in ("kind", "step", "sequence")
     )
 
 
@@ -205,7 +205,7 @@ def _spread(
     """How much the difference of the ends varies under a shift, or None where too few operations have an end."""
     begin, end = max(0, shift), min(len(reference), shift + len(sequence))
     pairs = [(reference[index][0], sequence[index - shift][0]) for index in range(begin, end)]
-    with_ends = [(left, right) for left, right in pairs if left < len(reference_ends) and right < len(ends)]
+    with_ends = [pair for pair in pairs if pair[0] < len(reference_ends) and pair[1] < len(ends)]
     if len(with_ends) < _FEWEST_ENDS:
         return None
     reference_rows, rows = np.array(with_ends).T

@@ -105,12 +105,12 @@ def union(start: Int64, end: Int64) -> Intervals:
     return Intervals(start[opens], reach[closes])
 
 
-def _intersect(left: Intervals, right: Intervals) -> Intervals:
+def _intersect(first: Intervals, second: Intervals) -> Intervals:
     """The moments of both sets: a sweep over their edges."""
-    if not len(left) or not len(right):
+    if not len(first) or not len(second):
         return Intervals()
-    edges = np.concatenate([left.start, right.start, left.end, right.end])
-    change = np.repeat(np.array([1, -1], np.int64), len(left) + len(right))
+    edges = np.concatenate([first.start, second.start, first.end, second.end])
+    change = np.repeat(np.array([1, -1], np.int64), len(first) + len(second))
     # At one moment an end comes before a start, so that intervals that only touch share nothing.
     order = np.lexsort((change, edges))
     depth = np.cumsum(change[order])

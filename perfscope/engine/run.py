@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial as bind
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
@@ -26,6 +26,8 @@ from perfscope.sources.traces.files import is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Run
 from perfscope.tables.trace import NO_EVENTS, Events
+
+_P = TypeVar("_P")  # the type of an analyzer's partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,16 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     )
 
 
-def measure_one(
-    name: str, paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
-) -> tuple[Run | None, list[Any], list[str]]:
+def measure_with(
+    name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
+) -> tuple[Run | None, list[_P], list[str]]:
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
+
+    Args:
+        name: The analyzer.
+        partial_type: The type of its partials.
+        paths: One run's folder, or traces.
+        plan: How to measure; its ``only`` does not count.
 
     Returns:
         The run, where one was given; the partials; and what is missing or damaged, as sentences.
@@ -136,7 +144,8 @@ def measure_one(
     inputs = find_inputs(paths)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
     run_damage = inputs.run.damage if inputs.run else ()
-    return inputs.run, measurements.partials.get(name, []), [*run_damage, *measurements.damage]
+    partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]
+    return inputs.run, partials, [*run_damage, *measurements.damage]
 
 
 def _choose(only: frozenset[str]) -> list[Analyzer]:
@@ -155,7 +164,7 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measure
     by_path: dict[str, Measured] = {}
     merged: dict[str, Partial] = {}
     mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
-    task = partial(measure, task=_task(plan, names, len(inputs.traces)))
+    task = bind(measure, task=_task(plan, names, len(inputs.traces)))
     for measured in plan.execution.map(task, inputs.traces):
         by_path[measured.path] = measured
         for name, merge in mergers.items():

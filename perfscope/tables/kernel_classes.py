@@ -1,7 +1,7 @@
-"""Which kernels communicate, told by their names where the profiler's metadata does not say.
+"""Which kernels communicate, by their names, where the profiler's metadata does not state it.
 
 The table follows the libraries that people train with. A pattern is searched for in the name; the first that matches
-decides. It is never as loose as ``hip``, ``Sync`` or ``dma``, which make compute of copies and the reverse.
+decides. None is as loose as ``hip``, ``Sync`` or ``dma``, which would confuse compute with copies.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def classify(name: str) -> Work:
 
 
 def looks_like_communication(name: str) -> bool:
-    """Whether a kernel that was classified as compute has a name that makes that doubtful."""
+    """Whether a kernel that is classified as compute has a name that suggests communication."""
     return bool(_LIKE_COMMUNICATION.search(name))
 
 
@@ -72,7 +72,7 @@ def classify_copy(name: str) -> Work:
 
 
 def short_name(name: str, longest: int = 60) -> str:
-    """A kernel's name without what every kernel's name has, cut to fit a table.
+    """A kernel's name without the words that most kernels' names have, cut to fit a table.
 
     >>> short_name("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)")
     'vectorized_layer_norm_kernel<BFloat16, float>'

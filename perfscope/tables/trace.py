@@ -30,14 +30,14 @@ ABSENT = -1
 
 
 class Events(Flag):
-    """Kinds of events; a reader decodes only those that are asked for.
+    """Kinds of events; a reader decodes only the requested ones.
 
     Attributes:
         DEVICE: Kernels, copies and fills.
         CALLS: Calls into the CUDA (HIP, XPU) runtime and driver, launches among them.
-        ANNOTATIONS: What user code and frameworks marked: ``ProfilerStep#N``, ``Forward 3``, ``nccl:all_reduce``.
+        ANNOTATIONS: Ranges that user code and frameworks marked: ``ProfilerStep#N``, ``nccl:all_reduce``.
         OPERATORS: Operators of the framework, such as ``aten::mm``.
-        PRODUCTS: Of the operators those that multiply, by their shapes, for ``Trace.products``.
+        PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
     """
 
     DEVICE = auto()
@@ -49,7 +49,7 @@ class Events(Flag):
 
 NO_EVENTS = Events(0)
 ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS
-#: What every reading decodes: without them a trace has no device time, no steps and no way from one to the other.
+#: The events that every analyzer needs: device time, steps, and the launches that connect them.
 BASIC_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS
 
 
@@ -64,16 +64,16 @@ class Work(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSpans:
-    """Things that host threads did, in the order of their start.
+    """Calls, ranges or operators of host threads, in the order of their start.
 
     Attributes:
         name: Index into ``Trace.names``.
         start_ns: When it began.
         duration_ns: How long it took.
-        process: Process id; a name that is no number becomes a negative one.
+        process: Process id; a name that is no number becomes a negative number.
         thread: Thread id, likewise.
-        correlation: What joins a call to the device work that it launched, or ABSENT.
-        external_id: What joins it to the operator around it, or ABSENT.
+        correlation: The id that a call shares with the device event that it launched, or ABSENT.
+        external_id: The id that it shares with the operator around it, or ABSENT.
     """
 
     name: Int32
@@ -108,8 +108,8 @@ class DeviceEvents:
         duration_ns: How long it took.
         device: Index of the GPU.
         stream: Its stream.
-        correlation: What joins it to the call that launched it, or ABSENT.
-        external_id: What joins it to the operator that caused it, or ABSENT.
+        correlation: The id that it shares with the call that launched it, or ABSENT.
+        external_id: The id that it shares with the operator that caused it, or ABSENT.
         bytes: Size of a copy or fill, or ABSENT.
         collective: Index into ``Trace.collectives``, or ABSENT.
     """
@@ -147,15 +147,15 @@ class DeviceEvents:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What the profiler says of one communication kernel.
+    """The profiler's metadata of one communication kernel.
 
     Attributes:
         operation: ``allreduce``, ``send`` and so on, as the profiler spells it.
         group: Name of the process group, ``""`` where it is not stated.
         group_size: Ranks in the group; absent where not stated.
         dtype: Element type; ``""`` where not stated.
-        in_elements: Elements that go in on this rank; absent where not stated.
-        out_elements: Elements that come out on this rank; absent where not stated.
+        in_elements: Input elements on this rank; absent where not stated.
+        out_elements: Output elements on this rank; absent where not stated.
         sequence: The number of the operation in its group; absent where not stated.
         peer: The other rank of a send or a receive; absent where not stated.
     """
@@ -175,7 +175,7 @@ class ProcessGroup:
     """A process group that the trace describes.
 
     Attributes:
-        name: What collectives call it.
+        name: Its name in the metadata of collectives.
         description: ``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP`` and so on; ``""`` or ``undefined`` where not given.
         size: Ranks in it.
         ranks: Their numbers; empty where not listed.
@@ -193,21 +193,21 @@ class Trace:
 
     Attributes:
         path: The file.
-        rank: Whose it is; absent where nothing tells.
-        world_size: Ranks of the job; absent where nothing tells.
+        rank: Its rank; absent where nothing states it.
+        world_size: Ranks of the job; absent where nothing states it.
         host: The machine; ``""`` where not stated.
-        backend: Of torch.distributed; ``""`` where not stated.
+        backend: The backend of torch.distributed; ``""`` where not stated.
         devices: Names of the GPUs of the machine by index; empty on a CPU.
         base_ns: What the exporter adds to ``start_ns`` to get wall-clock time.
         names: Every distinct name of an event.
-        device: What ran on devices.
+        device: Kernels, copies and fills.
         calls: Calls into the device's runtime.
-        annotations: What code marked.
-        operators: Operators of the framework; empty unless they were asked for.
+        annotations: Ranges that code marked.
+        operators: Operators of the framework; empty unless they were requested.
         groups: Process groups, by name.
-        collectives: What the profiler says of communication kernels.
-        products: What was multiplied; absent unless it was asked for.
-        damage: What is lost or doubtful, in words.
+        collectives: The profiler's metadata of communication kernels.
+        products: Matrix products; absent unless they were requested.
+        damage: What is lost or doubtful, as sentences.
     """
 
     path: str
@@ -273,8 +273,8 @@ def join(keys: Int64, table: Int64) -> Int64:
         return np.full(len(keys), ABSENT, np.int64)
     order = np.argsort(table, kind="stable")
     ordered = table[order]
-    place = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
-    return np.where((ordered[place] == keys) & (keys != ABSENT), order[place], ABSENT)
+    index = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
+    return np.where((ordered[index] == keys) & (keys != ABSENT), order[index], ABSENT)
 
 
 def distinct(values: Int64 | Int32) -> list[int]:
@@ -282,22 +282,22 @@ def distinct(values: Int64 | Int32) -> list[int]:
     ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    found: list[int] = ordered[is_first].tolist()
-    return found
+    values_in_order: list[int] = ordered[is_first].tolist()
+    return values_in_order
 
 
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
     """For each moment the last-begun span that covers it (its end excluded), or ABSENT; for spans that do not nest."""
     if not len(spans):
         return np.full(len(moments_ns), ABSENT, np.int64)
-    place = np.searchsorted(spans.start_ns, moments_ns, side="right") - 1
-    covered = (place >= 0) & (moments_ns < spans.end_ns[np.maximum(place, 0)])
-    return np.where(covered, place, ABSENT)
+    row = np.searchsorted(spans.start_ns, moments_ns, side="right") - 1
+    is_covered = (row >= 0) & (moments_ns < spans.end_ns[np.maximum(row, 0)])
+    return np.where(is_covered, row, ABSENT)
 
 
 def frame(trace: Trace, table: DeviceEvents | HostSpans) -> pd.DataFrame:
     """One table of a trace as a pandas DataFrame, with names spelled out."""
-    import pandas as pd
+    import pandas as pd  # it takes longer to import than most traces take to read
 
     columns = {name: getattr(table, name) for name in table.__slots__}
     columns["name"] = np.array(trace.names, np.object_)[table.name]

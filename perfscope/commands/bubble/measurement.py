@@ -8,10 +8,11 @@ from pathlib import Path
 from perfscope.analyzers.pipeline_bubble import analyze_pipelines
 from perfscope.analyzers.pipelines.alternatives import ASSUMPTION, list_measured_alternatives
 from perfscope.analyzers.pipelines.layout import ParallelSizes
+from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.commands.bubble.drawing import headline, write_charts
 from perfscope.commands.bubble.prediction import SCHEMA
 from perfscope.commands.options.common import require_positive
-from perfscope.engine.run import measure_one
+from perfscope.engine.run import measure_with
 from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -31,7 +32,7 @@ def measure_bubble(
         output: SVG file to draw the schedule to.
         output_format: Format of the report.
     """
-    run, partials, damage = measure_one("pipeline_bubble", paths)
+    run, partials, damage = measure_with("pipeline_bubble", RankPasses, paths)
     pipelines = _list_pipelines(sizes, [partial.world_size for partial in partials]) or _find_run_pipelines(run)
     result = analyze_pipelines(partials, pipelines)
     bubble = result.bubble

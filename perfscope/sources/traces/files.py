@@ -6,10 +6,13 @@ import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.wire import TRACE_SUFFIX
+
+if TYPE_CHECKING:  # an optional dependency
+    from fsspec import AbstractFileSystem
 
 TRACE_ENDINGS = (".json", ".json.gz")
 _URL = "://"
@@ -99,9 +102,9 @@ def _find_remote(location: str) -> list[str]:
         raise SourceError(location, f"cannot be listed: {error.strerror or error}") from None
 
 
-def _filesystem(location: str) -> tuple[Any, str]:
+def _filesystem(location: str) -> tuple[AbstractFileSystem, str]:
     try:
-        import fsspec
+        import fsspec  # an optional dependency
     except ImportError:
         raise UsageError(f"{location} is a URL, which needs fsspec", hint="pip install fsspec") from None
     try:
