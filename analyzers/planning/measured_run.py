@@ -13,7 +13,7 @@ from perfscope.tables.run import Run
 
 _16_BIT = ("bf16", "fp16")
 _DEEPSPEED, _MEGATRON = "deepspeed", "megatron"
-_COPYING = ("Float16", "DistributedOptimizer", "BF16_Optimizer", "FP16_", "DeepSpeedZeroOptimizer")
+_OPTIMIZERS_WITH_COPIES = ("Float16", "DistributedOptimizer", "BF16_Optimizer", "FP16_", "DeepSpeedZeroOptimizer")
 
 
 class MeasuredRun(NamedTuple):
@@ -96,14 +96,17 @@ def _degree(run: Run, axis: str) -> int:
 
 
 def _micro_batch(run: Run, times: StepTimes) -> int | None:
-    """Sequences of one forward pass, where every step says how many passes it had."""
+    """Sequences of one forward pass, where every step records its number of forward passes."""
     samples = next((rank.samples for rank in times.ranks if rank.samples), None)
     passes = [int(count) for table in run.steps for count in table.micro_batches.compressed()]
     return max(1, round(samples / median(passes))) if samples and passes else None
 
 
 def _states(run: Run, *, keeps_copies: bool) -> str | None:
-    """By the type of the weights and of the products; whether an fp32 copy of 16-bit weights is kept is told."""
+    """The training precision, from the types of the weights and of the matrix products.
+
+    ``keeps_copies``: the framework has an fp32 copy of 16-bit weights, whatever its optimizer is called.
+    """
     model = next(iter(run.models), None)
     if model is None or model.weights_dtype is None:
         return None
@@ -113,14 +116,14 @@ def _states(run: Run, *, keeps_copies: bool) -> str | None:
 
 
 def _keeps_copies(optimizer: str | None) -> bool:
-    """Whether an optimizer is one of those of Megatron-core and DeepSpeed that keep an fp32 copy of the weights."""
-    return optimizer is not None and any(part in optimizer for part in _COPYING)
+    """Whether it is an optimizer of Megatron-core or DeepSpeed that keeps an fp32 copy of the weights."""
+    return optimizer is not None and any(name in optimizer for name in _OPTIMIZERS_WITH_COPIES)
 
 
 def _checkpoint_bytes(run: Run) -> int | None:
-    """What all ranks wrote after one step; the median over the steps after which every size is told."""
+    """Bytes that all ranks wrote in one save; the median over the saves of which every size is recorded."""
     by_step: dict[int, list[int | None]] = {}
     for save in run.saves.timings if run.saves else ():
         by_step.setdefault(save.number if save.step is None else save.step, []).append(save.size_bytes)
-    sizes = [sum(size for size in written if size is not None) for written in by_step.values() if None not in written]
+    sizes = [sum(filter(None, written)) for written in by_step.values() if None not in written]
     return round(median(sizes)) if sizes else None

@@ -112,8 +112,8 @@ class Layout:
         micro_batches: Forward passes of one step; None where unknown.
         offload: States that are kept off the GPU: ``optimizer``, ``parameters``.
         loss: The cross-entropy implementation.
-        context: Context-parallel degree: ranks that share a sequence. They hold the same weights, so ZeRO shards the
-            states over them, too.
+        context: Context-parallel degree: ranks that share a sequence. They have the same weights, so ZeRO shards the
+            states over these ranks, too.
         virtual: Virtual stages per pipeline rank, 1 without interleaving.
     """
 

@@ -155,7 +155,7 @@ def _check_mlp(model: Transformer) -> None:
             raise UsageError(f"{model.name}: ffn must be at least 1, not {model.ffn}")
         return
     if not 1 <= experts.active <= experts.routed:
-        raise UsageError(f"{model.name}: a token cannot visit {experts.active} of {experts.routed} experts")
+        raise UsageError(f"{model.name}: top-k cannot be {experts.active} of {experts.routed} experts")
     if not 1 <= experts.layers <= model.layers:
         raise UsageError(f"{model.name}: {experts.layers} of {model.layers} layers cannot have experts")
     if experts.ffn < 1 or experts.shared_ffn < 0:
@@ -168,7 +168,7 @@ class ModelDescription(NamedTuple):
     Attributes:
         transformer: The dimensions.
         origin: The source of the dimensions, as a phrase for reports.
-        notes: What was assumed or left out.
+        notes: What was assumed or is not counted.
     """
 
     transformer: Transformer

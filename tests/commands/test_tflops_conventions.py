@@ -126,7 +126,7 @@ def test_there_is_an_hfu_for_each_convention() -> None:
     assert added == forward_of_layers
 
 
-def test_a_mixture_counts_the_experts_that_a_token_visits() -> None:
+def test_a_mixture_counts_the_experts_per_token() -> None:
     found = by_name(answer("tflops", "--model", "mixtral-8x7b", "--gbs", 64, "--time", 1))
     assert found["6n"]["flops_per_token"] == 6 * 12_879_925_248
     assert found["megatron_core"]["flops_per_token"] < 6 * 13.5e9

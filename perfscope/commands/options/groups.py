@@ -61,7 +61,7 @@ def spell_option(name: str) -> str:
 
 
 def fill_missing(group: GroupT, supplied: Mapping[str, object]) -> GroupT:
-    """Take from a file the values that were not typed; names that are no fields of the group are left out."""
+    """Take from a file the values that were not typed; names that are no fields of the group are ignored."""
     values = group._asdict()
     return group._replace(**{name: supplied.get(name) for name, value in values.items() if value is None})
 

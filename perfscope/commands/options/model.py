@@ -1,8 +1,8 @@
-"""Which model a command is about: its options, and the order in which their sources are asked.
+"""Which model a command is about: the options, and the order of the sources of its dimensions.
 
-``--model`` names a preset, a file or a size. Dimensions that were typed complete it or, without it, make the model. The
-model of a log is taken where neither is typed. ``--size`` alone gives the number of parameters, and is checked against
-the dimensions where there are any.
+``--model`` names a preset, a file or a size. Typed dimensions complete it or, without it, make the model. The model of
+a log is used where neither is typed. ``--size`` alone gives the number of parameters, and is checked against the
+dimensions where there are any.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelChoice(NamedTuple):
     """The model that a command is about.
 
     Attributes:
-        active_parameters: The parameters that a token uses.
+        active_parameters: The parameters that one token uses.
         total_parameters: All parameters, every expert counted.
         transformer: The dimensions; None where only a size was typed.
         origin: Where the model comes from, as a phrase for reports.

@@ -97,10 +97,10 @@ class PlanInputs:
         gpus: Number of GPUs.
         target: Tokens, speed and time.
         training: Sequence length and activation checkpointing; None for what is not known.
-        layout: Degrees of parallelism and batch; None likewise.
-        memory: What is kept in memory, and in which precision.
-        peak: The GPU and the number format; None likewise.
-        offload: What is kept off the GPU.
+        layout: Degrees of parallelism and batch; None for what is not known.
+        memory: Implementations and precision that the memory depends on.
+        peak: The GPU and the number format; None for what is not known.
+        offload: States that are kept off the GPU.
         read: What was read from files, one phrase for each value.
     """
 

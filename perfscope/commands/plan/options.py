@@ -11,7 +11,7 @@ import typer
 from perfscope.analyzers.planning.memory import Attention, Loss, Optimizer
 
 DEFAULT_MICRO_BATCH = 1
-_DURATION, _LAYOUT, _MEMORY = "Duration", "Layout and batch", "Memory"
+_DURATION, _LAYOUT, _MEMORY, _FILES = "Duration", "Layout and batch", "Memory", "Input files"
 
 
 class ConventionName(StrEnum):
@@ -59,7 +59,7 @@ class DurationOptions(NamedTuple):
 
 
 class LayoutOptions(NamedTuple):
-    """How the model and the batch are spread over GPUs; None where a layout is to be found."""
+    """How the model and the batch are spread over GPUs; None for a degree that the search may choose."""
 
     zero: Annotated[
         int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="every stage", rich_help_panel=_LAYOUT)
@@ -135,7 +135,7 @@ class LayoutOptions(NamedTuple):
 
 
 class MemoryOptions(NamedTuple):
-    """What is kept in memory, and in which precision."""
+    """Implementations and precision that the memory depends on."""
 
     attention: Annotated[
         Attention,
@@ -163,9 +163,15 @@ class FileOptions(NamedTuple):
 
     run: Annotated[
         Path | None,
-        typer.Option(help="A run of perfscope profile: supplies missing values; compared with the estimates."),
+        typer.Option(
+            help="A run of perfscope profile: supplies missing values; compared with the estimates.",
+            rich_help_panel=_FILES,
+        ),
     ] = None
     deepspeed_config: Annotated[
         Path | None,
-        typer.Option(help="A DeepSpeed config: supplies ZeRO stage, batch sizes, number format and offloading."),
+        typer.Option(
+            help="A DeepSpeed config: supplies ZeRO stage, batch sizes, number format and offloading.",
+            rich_help_panel=_FILES,
+        ),
     ] = None

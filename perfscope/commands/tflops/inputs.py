@@ -13,6 +13,7 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.sources.models.deepspeed_config import read_deepspeed_config
 
 DEFAULT_GPUS = 64
+_FILES = "Input files"
 
 
 class StepOptions(NamedTuple):
@@ -30,14 +31,23 @@ class FileOptions(NamedTuple):
 
     log: Annotated[
         Path | None,
-        typer.Option(help="A training log: supplies missing values; its own TFLOPs are compared with the conventions."),
+        typer.Option(
+            help="A training log: supplies missing values; its own TFLOPs are compared with the conventions.",
+            rich_help_panel=_FILES,
+        ),
     ] = None
     trace: Annotated[
         Path | None,
-        typer.Option(help="A trace taken with --shapes: its operations are counted and compared with the formula."),
+        typer.Option(
+            help="A trace taken with --shapes: its operations are counted and compared with the formula.",
+            rich_help_panel=_FILES,
+        ),
     ] = None
     deepspeed_config: Annotated[
-        Path | None, typer.Option(help="A DeepSpeed config: supplies the global batch size and the number format.")
+        Path | None,
+        typer.Option(
+            help="A DeepSpeed config: supplies the global batch size and the number format.", rich_help_panel=_FILES
+        ),
     ] = None
 
 

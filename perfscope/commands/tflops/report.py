@@ -33,7 +33,7 @@ class Answer(NamedTuple):
         inputs: What was typed or read.
         peak: The denominator of MFU and HFU.
         log: The log; None where none was named.
-        trace: A trace of the step; None likewise.
+        trace: A trace of the step; None where none was named.
     """
 
     throughput: Throughput

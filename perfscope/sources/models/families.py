@@ -1,4 +1,4 @@
-"""What an architecture's ``config.json`` leaves unsaid, one entry an architecture.
+"""What the ``config.json`` of an architecture does not state, one entry per architecture.
 
 Biases, norms and the shape of the MLP are written in the modelling code and not in the file. The counts that follow
 from an entry are those of the model that ``transformers`` builds from the same file.
@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: A property that is fixed, or the config key that says it and what its absence means.
+#: A fixed property, or the config key that states it and the default of that key.
 Flag = bool | tuple[str, bool]
 
 
 class Family(NamedTuple):
-    """What an architecture's config.json leaves unsaid.
+    """What the config.json of an architecture does not state.
 
     Attributes:
         gated: The MLP has a gate.
         norm_vectors: Vectors of a norm: 2 with a bias, else 1.
         norms: Norms of the hidden size in a layer.
         qkv_bias, out_bias, mlp_bias, head_bias: Where biases are.
-        tied: Whether embeddings are tied when the file does not say.
-        positions: Extra rows of a learned position table; absent for none.
+        tied: Whether embeddings are tied where the file does not state it.
+        positions: Extra rows of a learned position table; None without such a table.
         qk_norm: Norms of queries and keys: of one ``head``, or ``full`` over all heads.
         mixture: The architecture has experts.
         other_norms: Norms outside the layers.
-        head_dim: Dimensions of a head where the file does not say; absent where they are those of h / heads.
+        head_dim: Dimensions of a head where the file does not state them; None for hidden / heads.
     """
 
     gated: bool = True

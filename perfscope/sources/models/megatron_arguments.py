@@ -112,7 +112,7 @@ def _experts(
         return None
     top_k = numbers.get("moe_router_topk")
     if top_k is None:
-        raise UsageError(f"{origin}: {count} experts are printed but not moe_router_topk, how many a token visits")
+        raise UsageError(f"{origin}: {count} experts are printed but not moe_router_topk, the experts per token")
     return Experts(
         routed=count,
         active=top_k,
