@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from perfscope.analyzers.scaling.sections import memory_sections, zero_sections
 from perfscope.analyzers.scaling.study import Scaling, ScalingKind, study_scaling
 from perfscope.analyzers.scaling.zero_stages import compare_zero_stages
-from perfscope.sources.scaling.nvidia_smi import read_smi
 from perfscope.tables.scaling import ClusterSize, DeviceUse, ScalingRun
 
 ONE = ScalingRun(
@@ -144,26 +142,3 @@ def test_memory_used_of_total_and_where_it_did_not_fit() -> None:
     assert section.rows[0][5] == pytest.approx(86.76, abs=0.01)
     assert section.rows[0][6] == "no"
     assert section.rows[1][2:] == (96.0, None, None, None, "OOM")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "index, memory.used [MiB], memory.total [MiB], utilization.gpu [%]\n0, 100 MiB, 16160 MiB, 50 %\n1, 300 MiB, 16160 MiB, 100 %\n",
-        "timestamp, utilization.gpu [%], memory.total [MiB], memory.used [MiB]\nx, 50, 16160, 300\nx, 100, 16160, 100\n",
-        "memory.used,memory.total,utilization.gpu\n300,16160,[N/A]\n",
-    ],
-)
-def test_samples_of_nvidia_smi(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.csv").write_text(text)
-    device = read_smi(tmp_path / "a.csv")
-    assert device is not None
-    assert (device.memory_used_bytes, device.memory_total_bytes) == (300 * 2**20, 16160 * 2**20)
-    assert device.util_percent == (None if "N/A" in text else 75.0)
-
-
-def test_a_file_without_samples_has_none(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("memory.used [MiB]\n[N/A]\n")
-    assert read_smi(tmp_path / "a.csv") is None
-    (tmp_path / "b.csv").write_text("")
-    assert read_smi(tmp_path / "b.csv") is None
