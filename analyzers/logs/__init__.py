@@ -1,1 +1,1 @@
-"""What the logs of training runs say of their speed."""
+"""The speed of training runs by their logs."""

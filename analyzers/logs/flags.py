@@ -1,6 +1,6 @@
-"""What in a log contradicts itself, its name, or arithmetic.
+"""Where a log contradicts itself, its name, or arithmetic.
 
-Each doubt is one line ``code: sentence`` with both figures, so that a reader can judge who is disagrees.
+Each flag is one line ``code: sentence`` with both figures, so that a reader can judge which one is wrong.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,20 +50,20 @@ class Iterations:
         nan: Iterations of the record with a NaN.
     """
 
-    iteration: np.ma.MaskedArray[Any, Any]
+    iteration: MaskedInt64
     span: Int64
     attempt: Int64
-    wall_ns: np.ma.MaskedArray[Any, Any]
-    wall_resolution_ns: np.ma.MaskedArray[Any, Any]
+    wall_ns: MaskedInt64
+    wall_resolution_ns: MaskedInt64
     disturbed: npt.NDArray[np.str_]
-    samples: np.ma.MaskedArray[Any, Any]
-    samples_per_s: np.ma.MaskedArray[Any, Any]
-    tokens_per_s: np.ma.MaskedArray[Any, Any]
-    tokens_per_s_per_gpu: np.ma.MaskedArray[Any, Any]
-    tflops_per_gpu: np.ma.MaskedArray[Any, Any]
-    tflops_resolution: np.ma.MaskedArray[Any, Any]
-    loss: np.ma.MaskedArray[Any, Any]
-    loss_scale: np.ma.MaskedArray[Any, Any]
+    samples: MaskedInt64
+    samples_per_s: MaskedFloat64
+    tokens_per_s: MaskedFloat64
+    tokens_per_s_per_gpu: MaskedFloat64
+    tflops_per_gpu: MaskedFloat64
+    tflops_resolution: MaskedFloat64
+    loss: MaskedFloat64
+    loss_scale: MaskedFloat64
     skipped: Int64
     nan: Int64
 
@@ -95,7 +95,7 @@ class Iterations:
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
-        import pandas as pd
+        import pandas as pd  # takes longer to import than most logs to read
 
         columns = {}
         for column in fields(self):
@@ -147,11 +147,11 @@ class Save:
     """One checkpoint save.
 
     Attributes:
-        iteration: After which iteration; absent where the log does not say.
+        iteration: After which iteration; absent where the log does not state it.
         wall_ns: How long it stalled training; absent where the log does not state it.
         source: Where the time comes from: ``timer`` or ``timestamps``; absent without a time.
         path: Where to, as the log has it.
-        asynchronous: Training went on meanwhile; absent where the log does not say.
+        asynchronous: Training went on meanwhile; absent where the log does not state it.
         drained_ns: From its beginning until an asynchronous one lay on disk; absent where the log does not state it.
     """
 
@@ -196,8 +196,8 @@ class Memory:
     """Device memory, the largest that any rank reports.
 
     Attributes:
-        allocated_bytes: Peak held by tensors.
-        reserved_bytes: Peak held by the allocator.
+        allocated_bytes: Peak allocated by tensors.
+        reserved_bytes: Peak reserved by the allocator.
         used_bytes: In use on the device, as nvidia-smi sees it.
         total_bytes: What the device has.
     """
@@ -210,7 +210,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class SourceMedian:
-    """What a source that the step time is not taken from says of it, or of the throughput.
+    """The step time, or the throughput, by a source that was not chosen for the step time.
 
     Attributes:
         name: Its name.
@@ -246,7 +246,7 @@ class JobLog:
         memory: Device memory.
         out_of_memory: ``device``, ``host`` or absent.
         names_run: Its name is built like a benchmark's log.
-        ended: How the run ended badly, in words; absent where nothing says so.
+        ended: How the run ended badly, in words; absent without such a line.
         complete: It reached its last iteration; absent where the last one is unknown.
         remarks: Doubts about what was read: ``code: sentence``.
     """

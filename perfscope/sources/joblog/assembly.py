@@ -1,4 +1,4 @@
-"""The table of a log from everything that was read: which source tells the step time, and which framework wrote it."""
+"""The table of a log from everything that was read: the source of the step time, and the framework."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _sources(formats: Sequence[OpenFormat]) -> dict[str, OpenFormat]:
 
 
 def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
-    """The best source that tells a time, else the best one that has records."""
+    """The best source that gives a time, else the best one that has records."""
     times = log.median_times()
     timed = [source for source in sources if source in times]
     recorded = [source for source in sources if source in log.series and len(log.series[source])]

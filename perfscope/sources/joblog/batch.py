@@ -1,4 +1,4 @@
-"""The global batch by what a log says of its set-up."""
+"""The global batch from the set-up that a log states."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class JobLogBuilder:
         out_of_memory: ``device``, ``host`` or None.
         unreadable: Records whose time is no number.
         timer_lines: Values of timers so far.
-        remarks: The first doubt of each kind, by its code.
+        remarks: The first remark of each kind, by its code.
     """
 
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
@@ -67,12 +67,12 @@ class JobLogBuilder:
         return self.series[source]
 
     def median_times(self) -> dict[str, int]:
-        """The median time by each source that tells one, except those that were distrusted."""
+        """The median time of each source that gives one, except those that are distrusted."""
         medians = {name: series.median_ns() for name, series in self.series.items() if name not in self._distrusted}
         return {name: median for name, median in medians.items() if median is not None}
 
     def distrust(self, source: str) -> None:
-        """Do not take the step time from a source while another one tells it."""
+        """Do not take the step time from a source while another one gives it."""
         self._distrusted.add(source)
 
     def on_disturbance(self, kind: Disturbance) -> None:
@@ -94,14 +94,14 @@ class JobLogBuilder:
 
     @property
     def bad_end(self) -> str | None:
-        """How the run ended badly; None where nothing says so after the last record."""
+        """How the run ended badly; None where no line after the last record says so."""
         return self._bad_ends.get(self._records())
 
     def _records(self) -> int:
         return sum(len(series) for series in self.series.values())
 
     def set_fact(self, name: str, value: Value, source: str) -> None:
-        """Set a fact; the last word of each source counts, because a job can start again with another set-up."""
+        """Set a fact; the last value of each source counts, because a job can start again with another set-up."""
         self._facts.setdefault(name, {})[source] = Fact(value, source)
 
     def set_count(self, name: str, text: bytes, source: str) -> None:
@@ -111,15 +111,15 @@ class JobLogBuilder:
             self.set_fact(name, int(value), source)
 
     def drop_fact(self, name: str) -> None:
-        """Take back what every source says about a name."""
+        """Remove a fact of every source."""
         self._facts.pop(name, None)
 
     def has_fact(self, name: str) -> bool:
-        """Whether any source says something about a name."""
+        """Whether any source states a fact."""
         return name in self._facts
 
     def count(self, name: str) -> int | None:
-        """The best source's word on a count; None where there is none."""
+        """A count from its best source; None where no source states it."""
         facts = self.facts().get(name)
         value = facts[0].value if facts else None
         return value if isinstance(value, int) else None
@@ -132,7 +132,7 @@ class JobLogBuilder:
         }
 
     def add_remark(self, code: str, text: str) -> None:
-        """Add a doubt; the first one of each kind is kept."""
+        """Add a remark on what was read; the first one of each kind is kept."""
         self.remarks.setdefault(code, text)
 
     def add_timer(self, name: str, wall_ns: int) -> None:
@@ -153,7 +153,7 @@ class JobLogBuilder:
         used: float | None = None,
         total: float | None = None,
     ) -> None:
-        """Raise the peaks to what a line says, in bytes."""
+        """Raise the peaks to what a line states, in bytes."""
         self.memory = Memory(
             _larger(self.memory.allocated_bytes, allocated),
             _larger(self.memory.reserved_bytes, reserved),

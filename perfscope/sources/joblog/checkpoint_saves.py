@@ -1,4 +1,4 @@
-"""The checkpoint saves that a log tells of, put together from the lines at their beginning and their end."""
+"""The checkpoint saves in a log, assembled from the lines at their beginning and their end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CheckpointSaves:
         return bool(self._saves) and iteration is not None and self._saves[-1].iteration == iteration
 
     def on_end(self, iteration: float | None, stamp_ns: int | None) -> None:
-        """The save of an iteration lies on disk; without a number it is the last one."""
+        """The save of an iteration is complete on disk; without a number it is the last one."""
         last = len(self._saves) - 1
         index = next((index for index, save in enumerate(self._saves) if save.iteration == iteration), last)
         begin_ns = self._begin_ns.pop(index, None)
@@ -45,7 +45,7 @@ class CheckpointSaves:
             self.set_time(stamp_ns - begin_ns, "timestamps")
 
     def on_file_written(self, stamp_ns: int | None) -> None:
-        """A file of the last save lies on disk; the save lasts until its last file."""
+        """A file of the last save is complete on disk; the save lasts until its last file."""
         begin_ns = self._begin_ns.get(len(self._saves) - 1)
         if begin_ns is not None and stamp_ns is not None and stamp_ns >= begin_ns:
             self.set_time(stamp_ns - begin_ns, "timestamps")

@@ -1,4 +1,4 @@
-"""What the name of a log says: ``61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out`` holds size, batch and layout.
+"""Facts in the name of a log: ``61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out`` states size, batch and layout.
 
 So do ``2n_8g_16dp_1mp_4bs``, ``gpt2-small_4n8g_bz4_zero_stage1_off.log`` and ``1n8g/bert_b32_fp32_4.log``.
 """
@@ -38,7 +38,7 @@ _ENDING = re.compile(r"\.(?:out|log|txt|err|gz)$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """What a path says.
+    """The facts in a path.
 
     Attributes:
         facts: By name, as in ``JobLog.facts``.
@@ -50,7 +50,7 @@ class FileName:
 
 
 def parse_file_name(path: Path) -> FileName:
-    """Read a log's name and that of its folder; what the file's own name says wins."""
+    """Read a log's name and that of its folder; the file's own name wins."""
     facts: dict[str, int | str] = {}
     for part in (path.parent.name, path.name):
         facts.update(_read(_stem(part)))

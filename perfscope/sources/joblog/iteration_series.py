@@ -131,7 +131,7 @@ class IterationSeries:
         return self._disturbance == 0 and not self._restarting
 
     def interval(self) -> int:
-        """How many iterations lie between two records: what occurs most often, 1 where nothing tells."""
+        """How many iterations lie between two records: what occurs most often, 1 without two records."""
         return min(self._gaps, key=lambda gap: (-self._gaps[gap], gap)) if self._gaps else 1
 
     @property

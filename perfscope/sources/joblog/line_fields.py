@@ -7,7 +7,7 @@ from datetime import datetime
 
 from perfscope.constants import NS_PER_S
 
-#: No figure of a log is larger: what says so is damaged, or infinite.
+#: No figure of a log is larger, unless it is damaged or infinite.
 LARGEST = 1e30
 
 #: The labels of torchrun, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.

@@ -48,7 +48,7 @@ class StepTimeSource:
 
     Attributes:
         name: What it is, in the words of the report.
-        is_fallback: It counts only where no other source tells a time.
+        is_fallback: It counts only where no other source gives a time.
     """
 
     name: str
@@ -72,7 +72,7 @@ class BulkReading(Generic[State]):
 
     Attributes:
         source: The source whose kept records must be complete before the path is taken.
-        rule: The rule of an iteration record, for a block that holds nothing else.
+        rule: The rule of an iteration record, for a block that contains nothing else.
         split: Splits a block.
         add: Adds plain lines of a block, from one row up to another.
     """

@@ -19,7 +19,7 @@ class PrintedNumbers:
         last: The largest number of its attempt.
         attempt: Which attempt that is.
         counts: How often each number of the attempt was printed, of the latest ones.
-        processes: How many print with this label; None until enough iterations were printed to tell.
+        processes: How many print with this label; None until enough iterations were printed to count them.
     """
 
     last: int

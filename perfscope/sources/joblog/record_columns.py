@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.record import Record
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
 from perfscope.tables.joblog import Disturbance, Iterations
 
 #: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
@@ -141,12 +141,12 @@ def _or_absent(value: int | None) -> int:
     return _ABSENT if value is None else value
 
 
-def _masked(values: array[int]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
+def _masked(values: array[int]) -> MaskedInt64:
     column = as_integers(values)
     return np.ma.MaskedArray(np.maximum(column, 0), mask=column == _ABSENT)
 
 
-def _masked_floats(values: array[float]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.float64]]:
+def _masked_floats(values: array[float]) -> MaskedFloat64:
     column = np.asarray(values, np.float64)
     absent = np.isnan(column)
     return np.ma.MaskedArray(np.where(absent, 0.0, column), mask=absent)

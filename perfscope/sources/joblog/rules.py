@@ -14,7 +14,7 @@ StateT_contra = TypeVar("StateT_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class LineMatch:
-    """A match of a rule, and where it lies.
+    """A match of a rule, and its position in the text.
 
     Attributes:
         text: The block of text.

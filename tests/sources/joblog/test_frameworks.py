@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
 from tests.sources.joblog.lines import gluon, read, seconds, titan
 
@@ -72,8 +73,6 @@ class TestDeepSpeed:
         assert log.remarks[0].startswith("negative-timer")
 
     def test_the_pipelines_own_run_on_four_gpus(self) -> None:
-        from perfscope.sources.joblog import read_log
-
         log = read_log(FIXTURES / "deepspeed_pp4_h200.log")
         # The script's own clock: 3.710 s, then 0.131, 0.131, ..., 0.159, 0.186, 0.156; a line is the mean of two.
         true = [3.710121, 0.131086, 0.130709, 0.130789, 0.130945, 0.130782, 0.130641, 0.158554, 0.185529, 0.156386]

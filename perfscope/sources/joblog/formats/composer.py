@@ -48,7 +48,7 @@ class _Batch:
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The batch that is being printed, its epochs, and the samples of the last batch that told them."""
+    """The batch that is being printed, its epochs, and the samples per batch as last stated."""
 
     batch: _Batch | None = None
     samples: int | None = None

@@ -1,6 +1,6 @@
 """Hugging Face Trainer: a start-up block, progress bars, dictionaries of losses, one dictionary at the end.
 
-No line holds the time of a step. The bar's rate is a moving average; the run time at the end covers warm-up and the
+No line states the time of a step. The bar's rate is a moving average; the run time at the end covers warm-up and the
 last partial batch, and its ``train_steps_per_second`` is rounded to three decimals (0.007 is no figure). Every node
 prints the final dictionary. Dictionaries are never evaluated.
 """
@@ -38,7 +38,7 @@ _HALF_A_PRINTED_DIGIT = 0.0005
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """What the lines of one run add up to.
+    """What is collected over the lines of one run.
 
     Attributes:
         runtime_s: The run time at the end, of the slowest node.

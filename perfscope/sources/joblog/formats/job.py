@@ -32,7 +32,7 @@ def _on_host_out_of_memory(state: FormatState, _line: LineMatch) -> None:
 
 
 def _bad_end(reason: str) -> Callable[[FormatState, LineMatch], None]:
-    """Make the function of a line that tells of a bad end."""
+    """Make the function of a line that reports a bad end."""
 
     def on_match(state: FormatState, _line: LineMatch) -> None:
         state.log.on_bad_end(reason)

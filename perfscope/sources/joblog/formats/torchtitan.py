@@ -2,7 +2,7 @@
 
     [rank0]:[titan] 2025-06-16 22:31:04,970 - root - INFO - step: 210  loss:  6.0388  memory: 49.66GiB(52.28%) ...
 
-``tps`` (``wps`` in 2024) is tokens a second and *device*, ``memory`` the largest reserved. The line holds no time: it
+``tps`` (``wps`` in 2024) is tokens/s per *device*, ``memory`` the largest reserved. The line states no time: it
 comes from the dates, over the steps between two lines, checkpoints and validation included. A line of validation looks
 alike and is none. Some runs print every rank, unlabelled.
 """

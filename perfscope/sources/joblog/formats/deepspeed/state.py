@@ -13,7 +13,7 @@ STEPS = "dates of DeepSpeed's step lines"
 
 @dataclass(slots=True)
 class DeepSpeedState(FormatState):
-    """What DeepSpeed's lines say over several lines.
+    """What is collected over several of DeepSpeed's lines.
 
     Attributes:
         last_mean: Step and samples a second of the last line that prints a running mean.

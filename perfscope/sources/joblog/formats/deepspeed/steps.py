@@ -1,7 +1,7 @@
 """DeepSpeed's lines a step: throughput, pipeline, and the step line with its date.
 
 ``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is a mean from the third step on, not the speed of the
-moment; the speed since the line before is worked out of two such means. Lines that jump about as no mean does are taken
+moment; the speed since the line before follows from two such means. Lines that vary as no mean does are taken
 as they are. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so the
 figure is compared with every other source in the log.
 """

@@ -128,7 +128,7 @@ def conclude(state: MegatronState) -> None:
 
 
 def _checkpointing(arguments: dict[str, str], *, is_complete: bool) -> str | None:
-    """What the arguments say; Megatron recomputes nothing by default, so that silence of all of them says so, too."""
+    """What is recomputed; without such an argument among all of them it is Megatron's default: nothing."""
     for name in ("recompute_granularity", "activations_checkpoint_granularity"):
         if arguments.get(name, "None") != "None":
             return arguments[name]

@@ -9,7 +9,7 @@ from perfscope.sources.joblog.log_format import FormatState
 
 @dataclass(slots=True)
 class MegatronState(FormatState):
-    """What Megatron's lines say over several lines.
+    """What is collected over several of Megatron's lines.
 
     Attributes:
         consumed_samples: Samples consumed up to the last record.
@@ -17,7 +17,7 @@ class MegatronState(FormatState):
         is_gpt_neox: A line is one that GPT-NeoX alone prints.
         shards: Parameters by tensor and pipeline rank.
         has_all_arguments: The printed arguments have come to their end.
-        is_without_deepspeed: The arguments say that DeepSpeed is not used.
+        is_without_deepspeed: The arguments state that DeepSpeed is not used.
     """
 
     consumed_samples: int | None = None
