@@ -12,7 +12,7 @@ import pytest
 from perfscope.hooks.facts import identity
 from perfscope.hooks.reach.launch import add_forwarding, find_obstacles
 from tests.conftest import SCRIPTS, Ended, analysis, environment, profile, step_lines
-from tests.hooks.frameworks.fake_launcher import calls, install
+from tests.hooks.reach.fake_launcher import calls, install
 
 DDP: list[str | Path] = [sys.executable, SCRIPTS / "any_launcher.py"]
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHON_PERFSCOPE")
