@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file's content, keeping its mode; a reader sees the old bytes or the new ones, never a part.
+    """Replace a file's content and keep its mode; a reader sees the old bytes or the new ones, never a part.
 
     Raises:
         SourceError: The file is read-only, or its folder cannot be written.

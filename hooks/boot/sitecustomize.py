@@ -1,7 +1,7 @@
 """Run by Python at the start of every process below ``perfscope profile``, because this folder is on PYTHONPATH.
 
 It must cost nothing in a process that never trains: it installs one import hook and returns. The capture itself is
-loaded when torch is. The ``sitecustomize`` that this one shadows is run as if this one were not there.
+loaded when torch is loaded. The ``sitecustomize`` that this one shadows runs as if this one did not exist.
 """
 
 import os
@@ -17,22 +17,22 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _locations() -> "tuple[str, str]":
     """The files of the packages perfscope and perfscope.hooks."""
-    written = os.path.join(_HERE, "locations")
-    if os.path.exists(written):
-        with open(written, encoding="utf-8") as file:
+    locations_file = os.path.join(_HERE, "locations")
+    if os.path.exists(locations_file):
+        with open(locations_file, encoding="utf-8") as file:
             package, hooks = file.read().split("\n")[:2]
         return package, hooks
     hooks = os.path.dirname(_HERE)
-    above = os.path.dirname(hooks)
-    package = above if os.path.exists(os.path.join(above, "wire.py")) else os.path.join(above, "perfscope")
+    parent = os.path.dirname(hooks)
+    package = parent if os.path.exists(os.path.join(parent, "wire.py")) else os.path.join(parent, "perfscope")
     return os.path.join(package, "__init__.py"), os.path.join(hooks, "__init__.py")
 
 
-def _load(name: str, file: str, search: "list[str] | None") -> "Any":
-    """Import a module from its file, whatever sys.path holds: nothing of ours becomes importable for the script."""
+def _load(name: str, file: str, submodule_folders: "list[str] | None") -> "Any":
+    """Import a module from its file without sys.path, so that nothing of ours becomes importable for the script."""
     external: Any = sys.modules["_frozen_importlib_external"]
     bootstrap: Any = sys.modules["_frozen_importlib"]
-    spec = external.spec_from_file_location(name, file, submodule_search_locations=search)
+    spec = external.spec_from_file_location(name, file, submodule_search_locations=submodule_folders)
     module = bootstrap.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -43,7 +43,7 @@ def _load(name: str, file: str, search: "list[str] | None") -> "Any":
     return module
 
 
-def _say(text: str) -> None:
+def _write_message(text: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
 
@@ -52,26 +52,26 @@ def _on_import(hooks_file: str, name: str, module: "ModuleType") -> None:
     try:
         ours = sys.modules.get("perfscope")
         if ours is not None and getattr(ours, "DISTRIBUTION", None) != "perfscope-toolkit":
-            return _say("the script imports another project's module named perfscope")
+            return _write_message("the script imports another project's module named perfscope")
         if ours is None or "perfscope.hooks" not in sys.modules:
             package, hooks = _locations()
             ours = ours or _load("perfscope", package, [os.path.dirname(package)])
             ours.hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[union-attr]
         from perfscope.hooks.start import patch
-    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without us
-        return _say(repr(error))
+    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
+        return _write_message(repr(error))
     return patch(hooks_file, name, module, _HERE)
 
 
 def _install() -> None:
-    configured = os.path.exists(os.path.join(_HERE, "config.json")) or "PYTHON_PERFSCOPE" in os.environ
-    if not configured or "_perfscope_imports" in sys.modules:
+    is_configured = os.path.exists(os.path.join(_HERE, "config.json")) or "PYTHON_PERFSCOPE" in os.environ
+    if not is_configured or "_perfscope_imports" in sys.modules:
         return
     package, hooks = (os.path.dirname(file) for file in _locations())
     frameworks_file = os.path.join(package, "frameworks.py")
     imports_file = os.path.join(hooks, "reach", "imports.py")
     if not os.path.exists(imports_file):
-        return  # a node without our files: the launcher names the ranks that never reported
+        return  # a node without our files: the summary names the ranks that never reported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch is loaded; Kineto logs every start otherwise
     imports = _load("_perfscope_imports", imports_file, None)
     watched = _load("_perfscope_frameworks", frameworks_file, None).WATCHED
@@ -80,10 +80,10 @@ def _install() -> None:
 
 
 def _run_shadowed() -> None:
-    """Import the sitecustomize that would have run without this folder; where there is none, ours stays imported."""
-    packaged = os.path.join(os.path.dirname(_locations()[1]), "boot")  # it is on PYTHONPATH behind a run's own folder
-    ours_too = {os.path.realpath(_HERE), os.path.realpath(packaged)}
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in ours_too]
+    """Import the sitecustomize that would run without this folder; where there is none, ours stays imported."""
+    packaged = os.path.join(os.path.dirname(_locations()[1]), "boot")  # it is on PYTHONPATH after a run's own folder
+    our_folders = {os.path.realpath(_HERE), os.path.realpath(packaged)}
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in our_folders]
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - imported for its effect
@@ -96,6 +96,6 @@ def _run_shadowed() -> None:
 
 try:
     _install()
-except Exception as _error:  # noqa: BLE001 - the hooks' outer edge: the interpreter starts without us
-    _say(repr(_error))
+except Exception as _error:  # noqa: BLE001 - the hooks' outer edge: the interpreter starts without the capture
+    _write_message(repr(_error))
 _run_shadowed()

@@ -1,4 +1,4 @@
-"""What a run is, for run.json: the command, the machine and the versions, without secrets."""
+"""The description of a run in run.json: the command, the machine and the versions, without secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import perfscope
 from perfscope import wire
@@ -33,7 +32,7 @@ _TIMEOUT_S = 10
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
     """Describe a run with the standard library alone, as inside a training job."""
     return {
         "schema": wire.SCHEMA,
@@ -44,36 +43,36 @@ def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict
         "host": socket.gethostname(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "versions": {name: installed for name in _PACKAGES if (installed := _installed_version(name)) is not None},
         "environment": redact_environment(environment),
     }
 
 
-def describe_machine() -> dict[str, Any]:
-    """What other programs tell: the commit of the working directory, the GPUs and how they are connected."""
-    answers = {
-        "git_commit": _ask("git", "rev-parse", "HEAD"),
-        "git_changes": _ask("git", "status", "--porcelain", "--untracked-files=no"),
-        "gpus": _ask("nvidia-smi", "-L"),
-        "driver": _ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "topology": _ask("nvidia-smi", "topo", "-m"),
+def describe_machine() -> dict[str, object]:
+    """Describe the commit of the working directory, the GPUs and their topology, by asking other programs."""
+    outputs = {
+        "git_commit": _read_output("git", "rev-parse", "HEAD"),
+        "git_changes": _read_output("git", "status", "--porcelain", "--untracked-files=no"),
+        "gpus": _read_output("nvidia-smi", "-L"),
+        "driver": _read_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "topology": _read_output("nvidia-smi", "topo", "-m"),
     }
-    return {name: answer for name, answer in answers.items() if answer}
+    return {name: output for name, output in outputs.items() if output}
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def _ask(*command: str) -> str | None:
-    """What a program prints; None where it is missing, fails or hangs."""
+def _read_output(*command: str) -> str | None:
+    """Read what a program prints; None where it is missing, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return _TERMINAL_CODE.sub("", answer.stdout).strip()
+    return _TERMINAL_CODE.sub("", process.stdout).strip()

@@ -1,4 +1,4 @@
-"""Who this process is among the ranks: read from torch.distributed, else from what launchers put in the environment."""
+"""The rank of this process: read from torch.distributed, else from the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from perfscope.hooks.facts.secrets import redact_arguments
 from perfscope.wire import RankRecord
 
-#: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher inside an allocation of
-#: another goes before it.
+#: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher that runs inside an
+#: allocation of another one comes first.
 _RANK_VARIABLES = (
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -36,51 +36,51 @@ _WORLD_VARIABLES = (
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """The rank and the number of ranks; (0, 1) for a process that nothing launched as a rank."""
+    """Read the rank and the number of ranks; (0, 1) for a process that was not launched as a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     agent = _rpc_agent()
     if agent is not None:
         return int(agent.get_worker_info().id), len(agent.get_worker_infos())
-    return _from_environment(_RANK_VARIABLES, 0), _from_environment(_WORLD_VARIABLES, 1)
+    return _read_variable(_RANK_VARIABLES, 0), _read_variable(_WORLD_VARIABLES, 1)
 
 
 def _rpc_agent() -> Any:
-    """Torch's RPC agent, where this process is one of its workers."""
+    """Torch's RPC agent, where this process is an RPC worker."""
     api = sys.modules.get("torch.distributed.rpc.api")
     return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
 
 
 def is_rpc_worker_thread() -> bool:
-    """Whether this thread works for another process, which asked for it by RPC."""
+    """Whether this thread executes a remote call (RPC) of another process."""
     return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
 
 
 def has_launcher_rank() -> bool:
-    """Whether the launcher told this process its rank."""
+    """Whether the launcher put this process's rank into its environment."""
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
 def is_daemon_process() -> bool:
-    """Whether another Python process started this one as its daemon, as torch starts the one that writes checkpoints.
+    """Whether a Python process started this one as its daemon, as torch does for the process that writes checkpoints.
 
-    It joins process groups and trains nothing.
+    Such a process joins process groups and trains nothing.
     """
     processes = sys.modules.get("multiprocessing.process")
     return processes is not None and bool(processes.current_process().daemon)
 
 
-def _from_environment(names: tuple[str, ...], otherwise: int) -> int:
+def _read_variable(names: tuple[str, ...], default: int) -> int:
     for name in names:
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
-    return otherwise
+    return default
 
 
 def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:
-    """Everything about the process that a report needs; what is not known yet is left out."""
+    """Describe the process for a report; facts that are not known yet are left out."""
     torch = sys.modules.get("torch")
     deepspeed = sys.modules.get("deepspeed")
     return RankRecord(
@@ -96,34 +96,39 @@ def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> Rank
         argv=tuple(redact_arguments(sys.argv)),
         run_id=run_id,
         rendezvous=_rendezvous(),
-        **_device(torch),
+        **_describe_device(torch),
     )
 
 
 def _rendezvous() -> str | None:
-    """Where the ranks meet, which is the same on every host."""
+    """The address at which the ranks meet, which is the same on every host."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return f"{host}:{port}" if host and port else None
 
 
-def _device(torch: Any) -> dict[str, Any]:
+def _describe_device(torch: Any) -> dict[str, Any]:
     if torch is None:
         return {}
-    seen = {"visible_devices": "CUDA_VISIBLE_DEVICES", "device_order": "CUDA_DEVICE_ORDER"}
-    known: dict[str, Any] = {field: os.environ[name] for field, name in seen.items() if name in os.environ}
+    variables = {"visible_devices": "CUDA_VISIBLE_DEVICES", "device_order": "CUDA_DEVICE_ORDER"}
+    device: dict[str, Any] = {field: os.environ[name] for field, name in variables.items() if name in os.environ}
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {**known, "device_type": "cpu"}
+        return {**device, "device_type": "cpu"}
     index = torch.cuda.current_device()
-    known |= {"device_type": "cuda", "device_name": torch.cuda.get_device_properties(index).name, "device_index": index}
+    device |= {
+        "device_type": "cuda",
+        "device_name": torch.cuda.get_device_properties(index).name,
+        "device_index": index,
+    }
     uuid = _uuid(torch, index)
-    if uuid is None:
-        return known
-    used = [other for other in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(other) > 0]
-    several = {"device_uuids": tuple(_uuid(torch, other) for other in used)} if len(used) > 1 else {}
-    return {**known, **several, "device_uuid": uuid}
+    if uuid is not None:
+        device["device_uuid"] = uuid
+        used = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_allocated(index) > 0]
+        if len(used) > 1:
+            device["device_uuids"] = tuple(_uuid(torch, index) for index in used)
+    return device
 
 
 def _uuid(torch: Any, index: int) -> str | None:
-    """The device's UUID; None before torch 2.4, which does not tell it."""
+    """The device's UUID; None before torch 2.4, which does not report it."""
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     return None if uuid is None else f"GPU-{uuid}"

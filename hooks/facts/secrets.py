@@ -1,10 +1,9 @@
-"""Keeps secrets out of every file: only chosen environment variables are kept, and suspicious values are replaced."""
+"""Keeps secrets out of every file: only selected environment variables are written, suspicious values are replaced."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 REDACTED = "[redacted]"
 
@@ -18,17 +17,17 @@ _SECRET_VALUE = re.compile(
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
 )
 _URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
-_AUTHORISATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
-#: ``"name": "value"``, as in JSON and YAML that stand in an argument.
+_AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
+#: ``"name": "value"``, as in an argument that holds JSON or YAML.
 _NAMED_VALUE = re.compile(r"""(["']?)([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
-#: Long, and about the container image rather than the run.
-_UNWANTED = {"NVIDIA_REQUIRE_CUDA"}
-_KEPT = re.compile(
+#: Long, and about the container image instead of the run.
+_OMITTED_VARIABLES = {"NVIDIA_REQUIRE_CUDA"}
+_RECORDED_VARIABLES = re.compile(
     r"(CUDA|NCCL|TORCH|PYTORCH|OMP|MKL|GLOO|SLURM|OMPI|DS|DEEPSPEED|MASTER|HOROVOD|UCX|NVIDIA|KINETO|TEARDOWN)(_|$)"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|HOSTNAME|CONDA_DEFAULT_ENV|VIRTUAL_ENV)$"
 )
 #: Option names that hold "token" or "key" and no secret, as every language-model script has them.
-_HARMLESS = re.compile(
+_HARMLESS_NAME = re.compile(
     r"tokenizer|tokens|token[_-]?(ids?|index|type|length|drop)|num[_-]?token|max[_-]?token"
     r"|(bos|eos|pad|mask|unk|sep|cls)[-_]token|(query|value|kv)[_-]key|key[_-](value|dim|size|len)",
     re.I,
@@ -36,40 +35,40 @@ _HARMLESS = re.compile(
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that explain a run's speed, without any whose name or value looks like a secret."""
+    """Select the variables that explain a run's speed, without any whose name or value looks like a secret."""
     return {
         name: redact_text(value)
         for name, value in sorted(environment.items())
-        if _KEPT.match(name) and not _is_secret_name(name) and name not in _UNWANTED
+        if _RECORDED_VARIABLES.match(name) and not _is_secret_name(name) and name not in _OMITTED_VARIABLES
     }
 
 
 def redact_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command line with the values of secret options replaced.
+    """Replace the values of secret options in a command line.
 
     >>> redact_arguments(["train.py", "--api-key", "abc", "--lr", "1", "HF_TOKEN=xyz"])
     ['train.py', '--api-key', '[redacted]', '--lr', '1', 'HF_TOKEN=[redacted]']
     >>> redact_arguments(["bash", "-c", "export KEY=abc; train --password xyz"])
     ['bash', '-c', 'export KEY=[redacted] train --password [redacted]']
     """
-    kept = []
+    redacted = []
     value_is_secret = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         if value_is_secret and not argument.startswith("--"):
-            kept.append(REDACTED)
+            redacted.append(REDACTED)
         elif re.search(r"\s", argument):
-            kept.append(redact_text(argument))
+            redacted.append(redact_text(argument))
         elif equals and _is_secret_name(name):
-            kept.append(f"{name}={REDACTED}")
+            redacted.append(f"{name}={REDACTED}")
         else:
-            kept.append(redact_value(argument))
+            redacted.append(redact_value(argument))
         value_is_secret = argument.startswith("-") and not equals and _is_secret_name(name)
-    return kept
+    return redacted
 
 
 def redact_text(text: str) -> str:
-    """A text in which command lines, JSON or headers may stand, without their secrets.
+    """Replace the secrets in a text that may contain command lines, JSON or HTTP headers.
 
     >>> redact_text('{"api_key": "abc", "lr": 1}')
     '{"api_key": [redacted], "lr": 1}'
@@ -84,9 +83,9 @@ def redact_text(text: str) -> str:
 
 
 def redact_value(value: str) -> str:
-    """A value without user names in URLs, what looks like an access token, and values that are named secret."""
+    """Replace users in URLs, what looks like an access token, and values whose name says that they are secret."""
     value = _URL_USER.sub(rf"\1{REDACTED}@", value)
-    value = _AUTHORISATION.sub(REDACTED, value)
+    value = _AUTHORIZATION.sub(REDACTED, value)
     value = _NAMED_VALUE.sub(_without_secret, value)
     return _SECRET_VALUE.sub(REDACTED, value)
 
@@ -96,27 +95,31 @@ def _without_secret(match: re.Match[str]) -> str:
     return f"{quote}{name}{quote}{colon}{REDACTED}" if _is_secret_name(name) else match[0]
 
 
-def redact_facts(facts: Any) -> Any:
-    """Plain values of a configuration: texts under names that look like secrets are replaced, all others searched."""
-    if isinstance(facts, Mapping):
-        return {
-            name: REDACTED if isinstance(value, str) and _is_secret_name(str(name)) else redact_facts(value)
-            for name, value in facts.items()
-        }
-    if isinstance(facts, (list, tuple)):
-        return [redact_facts(value) for value in facts]
-    return redact_text(facts) if isinstance(facts, str) else facts
+def redact_facts(facts: Mapping[str, object]) -> dict[str, object]:
+    """Replace the secrets in plain values of a configuration: by the names of texts, and inside all other texts."""
+    return {
+        name: REDACTED if isinstance(value, str) and _is_secret_name(str(name)) else _redact_fact(value)
+        for name, value in facts.items()
+    }
+
+
+def _redact_fact(value: object) -> object:
+    if isinstance(value, Mapping):
+        return redact_facts(value)
+    if isinstance(value, (list, tuple)):
+        return [_redact_fact(element) for element in value]
+    return redact_text(value) if isinstance(value, str) else value
 
 
 def redact_path(path: str) -> str:
-    """Where something was written, without the user and the query of a URL: a signed one carries its key there.
+    """Replace the user and the query of a URL, where a signed one carries its key.
 
     >>> redact_path("s3://me:pw@bucket/step_3?X-Amz-Signature=abc")
     's3://[redacted]@bucket/step_3?[redacted]'
     """
-    where, mark, _ = path.partition("?") if "://" in path else (path, "", "")
-    return redact_value(where) + (f"{mark}{REDACTED}" if mark else "")
+    location, mark, _ = path.partition("?") if "://" in path else (path, "", "")
+    return redact_value(location) + (f"{mark}{REDACTED}" if mark else "")
 
 
 def _is_secret_name(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)
+    return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
