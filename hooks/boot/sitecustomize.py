@@ -57,7 +57,7 @@ def _on_import(hooks_file: str, name: str, module: "ModuleType") -> None:
             package, hooks = _locations()
             ours = ours or _load("perfscope", package, [os.path.dirname(package)])
             ours.hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[union-attr]
-        from perfscope.hooks.start import patch
+        from perfscope.hooks.start import patch  # loaded with torch, not in every process
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
         return _write_message(repr(error))
     return patch(hooks_file, name, module, _HERE)

@@ -11,12 +11,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from perfscope import wire
+from perfscope.commands.options.groups import expand_groups
 from perfscope.errors import CommandNotFound, UsageError
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_machine, describe_run
@@ -39,6 +41,37 @@ _LONGEST_NAME = 40
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """Which steps of which ranks are profiled."""
+
+    steps: Annotated[
+        str, typer.Option(help="Training steps to profile, from 1 and inclusive.", rich_help_panel=_WINDOW_PANEL)
+    ] = DEFAULT_WINDOWS
+    ranks: Annotated[
+        str | None,
+        typer.Option(help="Ranks to profile, such as 0,4-6.", show_default="all", rich_help_panel=_WINDOW_PANEL),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventOptions:
+    """What torch.profiler records in a window, beside operators and kernels."""
+
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Input shapes of operators.", rich_help_panel=_EVENT_PANEL)
+    ] = False
+    stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
+    memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False
+    flops: Annotated[
+        bool, typer.Option("--flops", help="torch's estimate of the operators' FLOPs.", rich_help_panel=_EVENT_PANEL)
+    ] = False
+    modules: Annotated[
+        bool, typer.Option("--modules", help="Every forward of a module, by its path.", rich_help_panel=_EVENT_PANEL)
+    ] = False
+
+
+@expand_groups
 def profile(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command, unmodified.")
@@ -61,25 +94,9 @@ def profile(
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
-    steps: Annotated[
-        str,
-        typer.Option(help="Training steps to profile, from 1 and inclusive.", rich_help_panel=_WINDOW_PANEL),
-    ] = DEFAULT_WINDOWS,
-    ranks: Annotated[
-        str | None,
-        typer.Option(help="Ranks to profile, such as 0,4-6.", show_default="all", rich_help_panel=_WINDOW_PANEL),
-    ] = None,
-    shapes: Annotated[
-        bool, typer.Option("--shapes", help="Input shapes of operators.", rich_help_panel=_EVENT_PANEL)
-    ] = False,
-    stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False,
-    flops: Annotated[
-        bool, typer.Option("--flops", help="torch's estimate of the operators' FLOPs.", rich_help_panel=_EVENT_PANEL)
-    ] = False,
-    modules: Annotated[
-        bool, typer.Option("--modules", help="Every forward of a module, by its path.", rich_help_panel=_EVENT_PANEL)
-    ] = False,
+    *,
+    windows: WindowOptions,
+    events: EventOptions,
     nvml_hz: Annotated[
         float,
         typer.Option(
@@ -96,13 +113,9 @@ def profile(
     executable = _find_executable(command[0])
     config = Config(
         run_dir=str((run_dir or _default_run_dir(command)).absolute()),
-        windows=_parse_option("--steps", parse_windows, steps),
-        ranks=None if ranks is None else _parse_option("--ranks", parse_ranks, ranks),
-        shapes=shapes,
-        stack=stack,
-        memory=memory,
-        flops=flops,
-        modules=modules,
+        windows=_parse_option("--steps", parse_windows, windows.steps),
+        ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
+        **asdict(events),
         nvml_hz=nvml_hz,
         nvml_path=find_pynvml(),
         run_id=uuid.uuid4().hex,

@@ -8,17 +8,17 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say which foreign module stands in its place."""
-    import perfscope
+    """Run the command line, or name the foreign module that Python finds instead."""
+    import perfscope  # here, so that this function can say so where the import finds another project
 
     if getattr(perfscope, "DISTRIBUTION", None) != "perfscope-toolkit":
-        origin = getattr(perfscope, "__file__", None) or "an unknown place"
+        origin = getattr(perfscope, "__file__", None) or "an unknown location"
         sys.stderr.write(
             f"perfscope: the module 'perfscope' that Python finds is another project's, at {origin}.\n"
             "  hint: uninstall the distribution 'perfscope' or take its folder off PYTHONPATH, "
             "then reinstall perfscope-toolkit.\n"
         )
         raise SystemExit(1)
-    from perfscope.cli import main as run
+    from perfscope.cli import main as run  # only now is it known to be ours
 
     run()

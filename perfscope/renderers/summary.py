@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfscope.constants import US_PER_S
+from perfscope.report import percent, percent_of
 from perfscope.units import format_seconds
 
 _MOST_RANKS = 8
@@ -15,9 +17,9 @@ _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = [*_steps(results.get("steps")), *_shares(results.get("breakdown") or results.get("host"))]
-    lines += _cost(results.get("cost"))
-    lines += _power(results.get("energy"), results.get("throttling"))
+    lines = [*_describe_steps(results.get("steps")), *_describe_shares(results.get("breakdown") or results.get("host"))]
+    lines += _describe_overhead(results.get("cost"))
+    lines += _describe_energy(results.get("energy"), results.get("throttling"))
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
         for skip in analysis["skipped"]
@@ -27,7 +29,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _steps(steps: Mapping[str, Any] | None) -> list[str]:
+def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:
     if steps is None:
         return []
     ranks = len(steps["ranks"])
@@ -48,20 +50,20 @@ def _steps(steps: Mapping[str, Any] | None) -> list[str]:
     return [line + (f" ({', '.join(excluded)})" if excluded else "") + (f"; {', '.join(rates)}" if rates else "")]
 
 
-def _power(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _describe_energy(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, Any]] | None) -> list[str]:
     parts = []
     if energy is not None and energy["step_j"] is not None:
         tokens = energy["tokens_per_j"]
         parts.append(f"{energy['step_j']:,.1f} J/step" + (f", {tokens:,.3g} tokens/J" if tokens else ""))
     causes = sorted({cause["cause"] for gpu in throttling or () for cause in gpu["causes"] if cause["steps"]})
     if causes:
-        hit = {step for gpu in throttling or () for step in gpu["steps"]}
-        parts.append(f"{len(hit)} steps throttled ({', '.join(causes)})")
+        throttled_steps = {step for gpu in throttling or () for step in gpu["steps"]}
+        parts.append(f"{len(throttled_steps)} steps throttled ({', '.join(causes)})")
     return ["; ".join(parts)] if parts else []
 
 
-def _cost(cost: Mapping[str, Any] | None) -> list[str]:
-    """What the windows cost, in one line."""
+def _describe_overhead(cost: Mapping[str, Any] | None) -> list[str]:
+    """Describe the overhead of the windows in one line."""
     windows: Sequence[Mapping[str, Any]] = cost["windows"] if cost else []
     if not windows:
         return []
@@ -69,24 +71,24 @@ def _cost(cost: Mapping[str, Any] | None) -> list[str]:
     slowdowns = [window["slower"] for window in windows if window["slower"] is not None]
     line = f"windows stalled training for {format_seconds(stall_s)}"
     if slowdowns:
-        line += f"; profiled steps took {100 * max(slowdowns):+.0f} %"
+        line += f"; slowdown of profiled steps {percent(max(slowdowns)):.0f} %"
     distorted = any(window["distorted"] for window in windows)
     return [line + (": their shares are not representative" if distorted else "")]
 
 
-def _shares(breakdown: Mapping[str, Any] | None) -> list[str]:
+def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
     if breakdown is None:
         return []
     ranks: Sequence[Mapping[str, Any]] = breakdown["ranks"]
-    lines = [_rank_shares(rank) for rank in ranks[:_MOST_RANKS]]
+    lines = [_describe_rank(rank) for rank in ranks[:_MOST_RANKS]]
     if len(ranks) > _MOST_RANKS:
         lines.append(f"... and {len(ranks) - _MOST_RANKS} more ranks")
     return lines
 
 
-def _rank_shares(rank: Mapping[str, Any]) -> str:
+def _describe_rank(rank: Mapping[str, Any]) -> str:
     parts = [
-        f"{label} {100 * rank[key] / rank['window_us']:.1f} %"
+        f"{label} {percent_of(rank[key], rank['window_us']):.1f} %"
         for label, key in (
             ("compute", "compute_us"),
             ("exposed communication", "exposed_communication_us"),
@@ -96,4 +98,4 @@ def _rank_shares(rank: Mapping[str, Any]) -> str:
         )
         if rank.get(key) is not None and rank["window_us"]
     ]
-    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(rank['window_us'] / 1e6)} profiled"
+    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(rank['window_us'] / US_PER_S)} profiled"

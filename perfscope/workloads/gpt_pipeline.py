@@ -47,8 +47,8 @@ class Part(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Map tokens or states of (batch, positions) or (batch, positions, hidden) to states or logits."""
         if self.tokens is not None and self.positions is not None:
-            places = torch.arange(states.shape[1], device=states.device)
-            states = self.tokens(states) + self.positions(places)
+            positions = torch.arange(states.shape[1], device=states.device)
+            states = self.tokens(states) + self.positions(positions)
         for block in self.blocks:
             states = block(states)
         return states if self.norm is None or self.logits is None else self.logits(self.norm(states))
@@ -68,14 +68,14 @@ def build(arguments: argparse.Namespace, device: torch.device) -> tuple[Any, nn.
     config = GptConfig(
         arguments.layers, arguments.hidden, arguments.heads, arguments.vocabulary, seq_len=arguments.seq_len
     )
-    mine = [rank, count - 1 - rank] if arguments.schedule == "zbv" else list(range(rank, count, ranks))
+    stage_indices = [rank, count - 1 - rank] if arguments.schedule == "zbv" else list(range(rank, count, ranks))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    parts = nn.ModuleList(Part(config, stage, count).to(device, dtype) for stage in mine)
-    stages = [PipelineStage(part, stage, count, device) for part, stage in zip(parts, mine, strict=True)]
+    parts = nn.ModuleList(Part(config, stage, count).to(device, dtype) for stage in stage_indices)
+    stages = [PipelineStage(part, stage, count, device) for part, stage in zip(parts, stage_indices, strict=True)]
     schedule_class = getattr(schedules, name)
     is_single = name in {"ScheduleGPipe", "Schedule1F1B"}
     schedule = schedule_class(stages[0] if is_single else stages, arguments.microbatches, loss_fn=loss_of)
-    return schedule, parts, 0 in mine, count - 1 in mine
+    return schedule, parts, 0 in stage_indices, count - 1 in stage_indices
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> list[float]:
