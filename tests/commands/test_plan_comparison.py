@@ -1,4 +1,4 @@
-"""A plan beside a run: real runs on four H200, and runs of which a reader can multiply everything out."""
+"""A plan compared with a run: real runs on four H200, and runs whose figures a reader can multiply out."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_speed_that_is_solved_for_is_the_planned_one() -> None:
     assert quantities(document)["tflops_per_gpu"]["estimated"] == document["tflops_per_gpu"]
 
 
-def test_what_is_typed_goes_before_what_the_run_told() -> None:
+def test_typed_values_take_precedence_over_those_of_the_run() -> None:
     document = answer("plan", "--run", H200_ZERO1, "--zero", 2, "--micro-batch", 4, "--checkpointing", "full")
     assert {(row["zero"], row["micro_batch"], row["checkpointing"]) for row in document["memory"]} == {(2, 4, "full")}
     assert document["assumptions"]["seq_len"] == 1025
 
 
-def test_a_stage_of_zero_that_was_not_told_is_said() -> None:
+def test_a_zero_stage_that_was_not_recorded_is_noted() -> None:
     assert "did not record its ZeRO stage" in ask("plan", "--run", H200_ZERO1).stdout
 
 
@@ -122,7 +122,7 @@ def test_the_states_follow_from_the_types_and_the_optimizer(
     assert found == tuple(each * parameters for each in bytes_a_parameter)
 
 
-def test_a_run_that_cannot_be_held_against_a_plan_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_compared_with_a_plan_is_one_clear_line(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
     for path in run.rglob(wire.MODEL_FILE):
         path.unlink()
