@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.errors import UsageError
 from perfscope.models.transformer import (
@@ -16,7 +17,9 @@ from perfscope.models.transformer import (
     Transformer,
     require_consistent,
 )
-from perfscope.tables.joblog import JobLog
+
+if TYPE_CHECKING:  # analyze reads a run's model, and no log
+    from perfscope.tables.joblog import JobLog
 
 
 def read_log_model(log: JobLog) -> ModelDescription | None:
