@@ -39,30 +39,18 @@ def analyze(partials: Sequence[RankPasses]) -> BubbleReport:
     Raises:
         MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
     """
-    return analyze_pipelines(partials, ())
+    require_passes(partials)
+    # As above: runs without a pipeline end before.
+    from perfscope.analyzers.pipelines.assembly import assemble_pipelines
+
+    return assemble_pipelines(partials, ())
 
 
-def analyze_pipelines(partials: Sequence[RankPasses], pipelines: Sequence[Sequence[int]]) -> BubbleReport:
-    """As ``analyze``, with the ranks of each pipeline in the order of stages, where they are known.
+def require_passes(partials: Sequence[RankPasses]) -> None:
+    """Require at least one trace with passes of micro-batches.
 
     Raises:
-        MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
+        MissingInput: There is none.
     """
     if not partials:
         raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
-    # As above: runs without a pipeline end before.
-    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
-    from perfscope.analyzers.pipelines.layout import find_pipelines
-    from perfscope.analyzers.pipelines.measurement import measure_pipelines
-
-    return BubbleReport(measure_pipelines(find_pipelines(_join_windows(partials), pipelines)))
-
-
-def _join_windows(partials: Sequence[RankPasses]) -> list[RankPasses]:
-    """The traces of each rank as one, in the order of time: a run has a trace for every profiler window."""
-    by_rank: dict[object, RankPasses] = {}
-    for partial in sorted(partials, key=lambda partial: partial.start_ns):
-        key = partial.rank if partial.rank is not None else object()
-        earlier = by_rank.get(key)
-        by_rank[key] = partial if earlier is None else earlier.followed_by(partial)
-    return list(by_rank.values())

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import sys
-
 
 def attach(
     run_dir: str,
@@ -44,26 +42,16 @@ def attach(
         OSError: The folder cannot be created.
     """
     # Imported here, because every process below `perfscope profile` imports this package, and most of them never train.
-    from perfscope.hooks import start
-    from perfscope.hooks.config import Config
-    from perfscope.hooks.reach.attach import find_pynvml, make_run_dir, start_capture
-    from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
+    from perfscope.hooks.reach.attach import attach_process
 
-    windows = parse_windows(steps or DEFAULT_WINDOWS)
-    profiled_ranks = None if ranks is None else parse_ranks(ranks)
-    if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
-        return
-    start_capture(
-        Config(
-            run_dir=make_run_dir(run_dir),
-            windows=windows,
-            ranks=profiled_ranks,
-            shapes=shapes,
-            stack=stack,
-            memory=memory,
-            flops=flops,
-            modules=modules,
-            nvml_hz=nvml_hz,
-            nvml_path=find_pynvml(),
-        )
+    attach_process(
+        run_dir,
+        steps=steps,
+        ranks=ranks,
+        shapes=shapes,
+        stack=stack,
+        memory=memory,
+        flops=flops,
+        modules=modules,
+        nvml_hz=nvml_hz,
     )

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfscope.hooks.config import Config
+from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import identity, sharding
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.layout import Layout
@@ -68,6 +68,11 @@ class Capture:
         self._model = ModelWatch()
         self._layout = Layout()
         atexit.register(self.finish)
+
+    @classmethod
+    def from_boot_dir(cls, boot_dir: str) -> Capture:
+        """The capture that ``perfscope profile`` configured."""
+        return cls(read_config(boot_dir))
 
     @hook_entry
     def run_guarded(self, action: Callable[[], _Value]) -> _Value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from dataclasses import asdict, dataclass
 
 from perfscope.hooks.selection import StepWindow
@@ -66,3 +67,17 @@ class Config:
     def from_environment(cls, word: str) -> Config:
         """Read what ``to_environment`` wrote."""
         return cls.from_json(base64.urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode())
+
+
+def read_config(boot_dir: str) -> Config:
+    """Read what ``perfscope profile`` wrote: from its boot folder, or from the environment on another host.
+
+    Raises:
+        KeyError: Neither is there.
+        OSError: The file cannot be read.
+    """
+    path = os.path.join(boot_dir, CONFIG_FILE)
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            return Config.from_json(file.read())
+    return Config.from_environment(os.environ[ENVIRONMENT_VARIABLE])

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, cast
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
 _thread = threading.local()
+_HOOKS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class HookOwner(Protocol):
@@ -72,7 +73,7 @@ def hook_entry(method: _Method) -> _Method:
                 return None
             return method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-            self.abandon(f"{method.__name__} failed: {error!r}")
+            self.abandon(f"{_failing_function(error)} failed: {error!r}")
             return None
         finally:
             if not is_nested:
@@ -80,3 +81,14 @@ def hook_entry(method: _Method) -> _Method:
                 self.hook_ns += time.monotonic_ns() - began_ns
 
     return cast("_Method", enter)
+
+
+def _failing_function(error: BaseException) -> str:
+    """The name of the function of ours in which an error arose: the innermost one that is not another project's."""
+    name, trace = "a hook", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if os.path.abspath(code.co_filename).startswith(_HOOKS):
+            name = code.co_qualname.replace("<locals>.", "")
+        trace = trace.tb_next
+    return name

@@ -34,12 +34,16 @@ class LateCapture:
         self.boot_dir: str | None = None
         self._has_failed = False
 
-    def begin(self, config: Config) -> Capture:
-        """Make this process's capture, unless there is one: a process has one profiler."""
+    def begin(self, config: Config | None = None) -> Capture:
+        """Make this process's capture, unless there is one: a process has one profiler.
+
+        Args:
+            config: What to record; what ``perfscope profile`` wrote where it is None.
+        """
         if self.capture is None:
             from perfscope.hooks.capture import Capture  # not at the top: only a process that trains may pay for it
 
-            self.capture = Capture(config)
+            self.capture = Capture.from_boot_dir(self.boot_dir or "") if config is None else Capture(config)
         return self.capture
 
     @property
@@ -49,7 +53,7 @@ class LateCapture:
 
     def __getattr__(self, name: str) -> Any:
         if self.capture is None and not self._has_failed:
-            _, error = call_safely(lambda: self.begin(_read_config(self.boot_dir or "")))
+            _, error = call_safely(self.begin)
             if error is not None:
                 self._has_failed = True
                 write_message(f"nothing is captured in process {os.getpid()}: {error!r}")
@@ -80,14 +84,3 @@ def patch_module(hooks_file: str, name: str, module: ModuleType, capture: Any) -
             apply(module, capture)
         except AttributeError as error:
             write_message(f"{feature} is off: this version of {name} differs ({error})")
-
-
-def _read_config(boot_dir: str) -> Config:
-    # Not at the top: only a process that trains may pay for it.
-    from perfscope.hooks.config import CONFIG_FILE, ENVIRONMENT_VARIABLE, Config
-
-    path = os.path.join(boot_dir, CONFIG_FILE)
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            return Config.from_json(file.read())
-    return Config.from_environment(os.environ[ENVIRONMENT_VARIABLE])

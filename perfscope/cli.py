@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 from enum import Enum
@@ -174,8 +175,6 @@ def _print_notes(lines: Sequence[str]) -> None:
 
 
 def _die_by(number: int) -> None:
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of ours, beside the command's own, would only confuse
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.util import find_spec
 from types import ModuleType
+from typing import TypedDict, Unpack
 
 from perfscope import wire
 from perfscope.frameworks import WATCHED
@@ -14,6 +15,47 @@ from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_run
 from perfscope.hooks.reach.imports import PostImportFinder
+from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
+
+
+class RecordOptions(TypedDict):
+    """What torch.profiler records besides the default; see ``Config``."""
+
+    shapes: bool
+    stack: bool
+    memory: bool
+    flops: bool
+    modules: bool
+
+
+def attach_process(
+    run_dir: str,
+    *,
+    steps: str | None,
+    ranks: str | None,
+    nvml_hz: float,
+    **record: Unpack[RecordOptions],
+) -> None:
+    """Capture this process, unless it is captured already; see ``perfscope.hooks.attach``.
+
+    Raises:
+        ValueError: ``steps`` or ``ranks`` cannot be read.
+        OSError: The folder cannot be created.
+    """
+    windows = parse_windows(steps or DEFAULT_WINDOWS)
+    profiled_ranks = None if ranks is None else parse_ranks(ranks)
+    if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
+        return
+    start_capture(
+        Config(
+            run_dir=make_run_dir(run_dir),
+            windows=windows,
+            ranks=profiled_ranks,
+            nvml_hz=nvml_hz,
+            nvml_path=find_pynvml(),
+            **record,
+        )
+    )
 
 
 def start_capture(config: Config) -> None:

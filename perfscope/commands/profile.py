@@ -64,7 +64,7 @@ class EventOptions:
     stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
     memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False
     flops: Annotated[
-        bool, typer.Option("--flops", help="torch's estimate of the operators' FLOPs.", rich_help_panel=_EVENT_PANEL)
+        bool, typer.Option("--flops", help="Estimates by torch of the operators' FLOPs.", rich_help_panel=_EVENT_PANEL)
     ] = False
     modules: Annotated[
         bool, typer.Option("--modules", help="Every forward of a module, by its path.", rich_help_panel=_EVENT_PANEL)

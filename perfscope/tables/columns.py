@@ -5,11 +5,14 @@ A column of an optional value is a masked array: absent is neither 0 nor NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -30,3 +33,18 @@ def masked(values: Sequence[int | None]) -> MaskedInt64:
 def present(column: MaskedInt64) -> Bool:
     """Where a column has a value."""
     return ~np.ma.getmaskarray(column)
+
+
+def to_frame(columns: Mapping[str, object]) -> pd.DataFrame:
+    """Columns as a pandas DataFrame, with <NA> for what is absent."""
+    import pandas as pd  # takes longer to import than most traces and logs take to read
+
+    frame = pd.DataFrame()
+    for name, column in columns.items():
+        if isinstance(column, np.ma.MaskedArray):
+            values = pd.array(column.data, dtype="Int64" if column.dtype.kind == "i" else "Float64")
+            values[np.ma.getmaskarray(column)] = pd.NA
+            frame[name] = values
+        else:
+            frame[name] = column
+    return frame

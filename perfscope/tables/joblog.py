@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
+from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64, to_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,18 +95,7 @@ class Iterations:
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
-        import pandas as pd  # takes longer to import than most logs to read
-
-        columns = {}
-        for column in fields(self):
-            value = getattr(self, column.name)
-            if isinstance(value, np.ma.MaskedArray):
-                kind = "Int64" if value.dtype.kind == "i" else "Float64"
-                columns[column.name] = pd.array(value.data, dtype=kind)
-                columns[column.name][np.ma.getmaskarray(value)] = pd.NA
-            else:
-                columns[column.name] = value
-        return pd.DataFrame(columns)
+        return to_frame({column.name: getattr(self, column.name) for column in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
+from perfscope.tables.columns import Bool, Int64, MaskedInt64, present, to_frame
 
 if TYPE_CHECKING:  # slow to import, and no command needs it
     import pandas as pd
@@ -74,14 +74,4 @@ class Steps:
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
-        import pandas as pd  # slow to import, and no command needs it
-
-        columns = {}
-        for field in fields(self):
-            column = getattr(self, field.name)
-            if isinstance(column, np.ma.MaskedArray):
-                columns[field.name] = pd.array(column.data, dtype="Int64")
-                columns[field.name][np.ma.getmaskarray(column)] = pd.NA
-            else:
-                columns[field.name] = column
-        return pd.DataFrame(columns)
+        return to_frame({column.name: getattr(self, column.name) for column in fields(self)})

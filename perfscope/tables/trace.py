@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Bool, Int64, to_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -297,8 +297,6 @@ def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
 
 def frame(trace: Trace, table: DeviceEvents | HostSpans) -> pd.DataFrame:
     """One table of a trace as a pandas DataFrame, with names spelled out."""
-    import pandas as pd  # it takes longer to import than most traces take to read
-
     columns = {name: getattr(table, name) for name in table.__slots__}
     columns["name"] = np.array(trace.names, np.object_)[table.name]
-    return pd.DataFrame(columns)
+    return to_frame(columns)

@@ -117,4 +117,4 @@ def test_a_hook_that_fails_ends_the_capture_and_never_the_training(toy_tree: Tre
 
     ended = profile(toy_tree)
     assert ended.code == 0, ended.stderr
-    assert "training goes on: run_guarded failed: AttributeError" in ended.stderr
+    assert "training goes on: patch_trainer.train_step failed: AttributeError" in ended.stderr

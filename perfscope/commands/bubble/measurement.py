@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfscope.analyzers.pipeline_bubble import analyze_pipelines
+from perfscope.analyzers.pipeline_bubble import require_passes
 from perfscope.analyzers.pipelines.alternatives import ASSUMPTION, list_measured_alternatives
+from perfscope.analyzers.pipelines.assembly import assemble_pipelines
 from perfscope.analyzers.pipelines.layout import ParallelSizes
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.commands.bubble.drawing import headline, write_charts
@@ -34,7 +35,8 @@ def measure_bubble(
     """
     run, partials, damage = measure_with("pipeline_bubble", RankPasses, paths)
     pipelines = _list_pipelines(sizes, [partial.world_size for partial in partials]) or _find_run_pipelines(run)
-    result = analyze_pipelines(partials, pipelines)
+    require_passes(partials)
+    result = assemble_pipelines(partials, pipelines)
     bubble = result.bubble
     step = bubble.steps[0]
     title = (

@@ -42,7 +42,7 @@ class TimeOptions:
     backward: Annotated[
         str | None,
         typer.Option(
-            help="Backward-pass time; with --weight the time of the input gradient only.",
+            help="Backward-pass time, written as --forward; with --weight the time of the input gradient only.",
             show_default="2 x forward",
             rich_help_panel=_TIMES,
         ),
@@ -50,13 +50,15 @@ class TimeOptions:
     weight: Annotated[
         str | None,
         typer.Option(
-            help="Weight-gradient (W) time.", show_default="half of the backward pass", rich_help_panel=_TIMES
+            help="Weight-gradient (W) time, written as --forward.",
+            show_default="half of the backward pass",
+            rich_help_panel=_TIMES,
         ),
     ] = None
     transfer: Annotated[
         str | None,
         typer.Option(
-            help="Transfer time to the next stage: one time, or one for each sending stage.",
+            help="Transfer time to the next stage, such as 1ms: one time, or one for each sending stage.",
             show_default="0",
             rich_help_panel=_TIMES,
         ),
@@ -96,7 +98,11 @@ class PipelineOptions:
 
     pp: Annotated[
         int | None,
-        typer.Option(help="Pipeline stages (pipeline-parallel size).", rich_help_panel=_PIPELINE),
+        typer.Option(
+            help="Pipeline stages (pipeline-parallel size).",
+            show_default="required for a prediction",
+            rich_help_panel=_PIPELINE,
+        ),
     ] = None
     microbatches: Annotated[
         int | None,
@@ -104,6 +110,7 @@ class PipelineOptions:
             "--microbatches",
             "-m",
             help="Micro-batches of one pipeline in a step.",
+            show_default="required for a prediction",
             rich_help_panel=_PIPELINE,
         ),
     ] = None
@@ -183,11 +190,17 @@ class RankOptions:
     """The layout of measured ranks, together with ``--pp``."""
 
     tp: Annotated[
-        int | None, typer.Option(help="Tensor-parallel size, with --pp and --dp.", rich_help_panel=_RANKS)
+        int | None,
+        typer.Option(
+            help="Tensor-parallel size, with --pp and --dp.", show_default="from the run", rich_help_panel=_RANKS
+        ),
     ] = None
-    dp: Annotated[int | None, typer.Option(help="Data-parallel size, with --pp and --tp.", rich_help_panel=_RANKS)] = (
-        None
-    )
+    dp: Annotated[
+        int | None,
+        typer.Option(
+            help="Data-parallel size, with --pp and --tp.", show_default="from the run", rich_help_panel=_RANKS
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

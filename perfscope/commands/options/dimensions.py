@@ -24,9 +24,13 @@ def _option(text: str, *spellings: str, default: str | None = None) -> typer.mod
 class Dimensions(NamedTuple):
     """The dimensions that were typed; None for those that were not."""
 
-    layers: Annotated[int | None, _option("Transformer layers.", "--layers", "--num-layers")] = None
-    hidden: Annotated[int | None, _option("Hidden size.", "--hidden", "--hidden-size")] = None
-    heads: Annotated[int | None, _option("Attention heads.", "--heads", "--num-attention-heads")] = None
+    layers: Annotated[int | None, _option("Transformer layers.", "--layers", "--num-layers", default="of --model")] = (
+        None
+    )
+    hidden: Annotated[int | None, _option("Hidden size.", "--hidden", "--hidden-size", default="of --model")] = None
+    heads: Annotated[
+        int | None, _option("Attention heads.", "--heads", "--num-attention-heads", default="of --model")
+    ] = None
     kv_heads: Annotated[
         int | None,
         _option(
@@ -44,10 +48,17 @@ class Dimensions(NamedTuple):
         int | None,
         _option("Hidden size of the MLP.", "--ffn", "--ffn-hidden-size", "--intermediate-size", default="4 x --hidden"),
     ] = None
-    vocab: Annotated[int | None, _option("Tokens in the vocabulary.", "--vocab", "--vocab-size")] = None
+    vocab: Annotated[
+        int | None, _option("Tokens in the vocabulary.", "--vocab", "--vocab-size", default="of --model")
+    ] = None
     padded_vocab: Annotated[
         int | None,
-        _option("Rows of the embedding table after the framework's padding.", "--padded-vocab", "--padded-vocab-size"),
+        _option(
+            "Rows of the embedding table after the framework's padding.",
+            "--padded-vocab",
+            "--padded-vocab-size",
+            default="--vocab",
+        ),
     ] = None
     gated: Annotated[
         bool | None,
@@ -57,8 +68,13 @@ class Dimensions(NamedTuple):
         bool | None,
         _option("The output layer shares the weights of the embedding table.", "--tied/--untied"),
     ] = None
-    experts: Annotated[int | None, _option("Routed experts per layer.", "--experts", "--num-experts")] = None
-    top_k: Annotated[int | None, _option("Experts per token (top-k).", "--top-k", "--moe-router-topk")] = None
+    experts: Annotated[int | None, _option("Routed experts per layer.", "--experts", "--num-experts", default="0")] = (
+        None
+    )
+    top_k: Annotated[
+        int | None,
+        _option("Experts per token (top-k).", "--top-k", "--moe-router-topk", default="required with --experts"),
+    ] = None
     expert_ffn: Annotated[
         int | None, _option("Hidden size of an expert.", "--expert-ffn", "--moe-ffn-hidden-size", default="--ffn")
     ] = None

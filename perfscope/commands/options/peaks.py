@@ -40,7 +40,11 @@ class PeakOptions(NamedTuple):
     ] = None
     peak: Annotated[
         float | None,
-        typer.Option(help="Dense peak of one GPU in TFLOP/s, for one that is not listed.", rich_help_panel=_PANEL),
+        typer.Option(
+            help="Dense peak of one GPU in TFLOP/s, for one that is not listed.",
+            show_default="of --gpu",
+            rich_help_panel=_PANEL,
+        ),
     ] = None
 
 

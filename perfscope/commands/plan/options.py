@@ -45,13 +45,20 @@ class DurationOptions(NamedTuple):
         str | None, typer.Option(help="Tokens to train on: 260B, 3.5T. B is 10**9.", rich_help_panel=_DURATION)
     ] = None
     tflops: Annotated[
-        float | None, typer.Option(help="Planned TFLOPs per GPU, by --convention.", rich_help_panel=_DURATION)
+        float | None,
+        typer.Option(
+            help="Planned TFLOPs per GPU, by --convention.", show_default="from --days", rich_help_panel=_DURATION
+        ),
     ] = None
     days: Annotated[
-        float | None, typer.Option(help="Duration in days, in place of --tflops.", rich_help_panel=_DURATION)
+        float | None,
+        typer.Option(
+            help="Duration in days, in place of --tflops.", show_default="from --tflops", rich_help_panel=_DURATION
+        ),
     ] = None
     hours: Annotated[
-        float | None, typer.Option(help="Duration in hours, added to --days.", rich_help_panel=_DURATION)
+        float | None,
+        typer.Option(help="Duration in hours, added to --days.", show_default="0", rich_help_panel=_DURATION),
     ] = None
     convention: Annotated[ConventionName, typer.Option(help="Convention of the TFLOPs.", rich_help_panel=_DURATION)] = (
         ConventionName.BIGSCIENCE
@@ -94,7 +101,11 @@ class LayoutOptions(NamedTuple):
     ] = None
     gbs: Annotated[
         int | None,
-        typer.Option(help="Global batch size: sequences in one step over all GPUs.", rich_help_panel=_LAYOUT),
+        typer.Option(
+            help="Global batch size: sequences in one step over all GPUs.",
+            show_default="of --run or --deepspeed-config",
+            rich_help_panel=_LAYOUT,
+        ),
     ] = None
     sequence_parallel: Annotated[
         bool,

@@ -36,7 +36,9 @@ class ConstantOptions:
         int | None,
         typer.Option(help="Tensor-parallel size, in GPUs.", rich_help_panel=_PANEL, show_default="from the text"),
     ] = None
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", rich_help_panel=_PANEL)] = None
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs.", rich_help_panel=_PANEL, show_default="from the text")
+    ] = None
     size: Annotated[
         str | None,
         typer.Option(

@@ -43,18 +43,16 @@ def tflops(
         dtype=peak.dtype,
     )
     log = trace = None
-    if files.log:
+    if files.log or files.trace:
         # The readers of logs and traces import NumPy, which takes longer than the whole command without them.
-        from perfscope.commands.tflops.log import read_step_log
+        from perfscope.commands.tflops.files import read_log_and_trace
 
-        log = read_step_log(files.log)
+        log, trace = read_log_and_trace(files.log, files.trace)
+    if log:
         inputs = log.supply(inputs)
     if files.deepspeed_config:
         inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
-    if files.trace:
-        from perfscope.commands.tflops.trace import read_traced_step  # as above
-
-        trace = read_traced_step(files.trace)
+    if trace:
         inputs = trace.supply(inputs)
     choice = choose_model(model, dimensions, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
     answer = Answer(

@@ -20,7 +20,11 @@ class StepOptions(NamedTuple):
     """The work and the time of one step, as typed."""
 
     gbs: Annotated[
-        int | None, typer.Option(help="Global batch size: sequences in one step over all GPUs.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Global batch size: sequences in one step over all GPUs.",
+            show_default="of --log or --deepspeed-config, else required",
+        ),
     ] = None
     time: Annotated[str | None, typer.Option(help="Time of one step: 127, 127s, 2m7s, 127000ms.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default=str(DEFAULT_GPUS))] = None

@@ -21,7 +21,7 @@ from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
-from perfscope.sources.models.megatron_arguments import read_log_model
+from perfscope.sources.models.log_models import read_log_model
 from perfscope.tables.joblog import JobLog
 from perfscope.units import format_parameters
 

@@ -23,10 +23,9 @@ def read_model(path: Path) -> ModelDescription:
     if path.is_dir():
         raise UsageError(f"{path} holds no config.json")
     # The readers of logs import NumPy, which a model by its name or config does not need.
-    from perfscope.sources.joblog import read_log
-    from perfscope.sources.models.megatron_arguments import read_log_model
+    from perfscope.sources.models.log_models import read_log_file_model
 
-    description = read_log_model(read_log(path))
+    description = read_log_file_model(path)
     if description is None:
         raise UsageError(f"{path} prints no Megatron arguments, so it does not state the dimensions of the model")
     return description

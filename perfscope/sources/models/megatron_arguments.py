@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perfscope.errors import UsageError
 from perfscope.models.transformer import (
@@ -13,25 +12,9 @@ from perfscope.models.transformer import (
     PLAIN_MATRICES,
     Experts,
     Latent,
-    ModelDescription,
     Transformer,
     require_consistent,
 )
-
-if TYPE_CHECKING:  # analyze reads a run's model, and no log
-    from perfscope.tables.joblog import JobLog
-
-
-def read_log_model(log: JobLog) -> ModelDescription | None:
-    """The model that a log's arguments describe; None where it prints none, or not all dimensions.
-
-    Raises:
-        UsageError: The arguments contradict each other.
-    """
-    tokens, padded = log.number("vocab_tokens"), log.number("vocab")
-    vocabulary = (tokens, padded) if tokens is not None and padded is not None else None
-    model = model_from_arguments(log.arguments, vocabulary, log.path)
-    return ModelDescription(model, f"the arguments in {log.path}") if model else None
 
 
 def model_from_arguments(

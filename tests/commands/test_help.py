@@ -1,0 +1,111 @@
+"""The help of every command says what each option takes, its unit, and what holds where it is not given."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from perfscope.cli import COMMANDS, app
+from tests.conftest import run
+
+#: What a number counts or is measured in.
+UNITS = re.compile(
+    r"\b(GPUs?|tokens?|sequences?|layers?|heads?|dimensions?|size|steps?|iterations?|stages?|micro-batches|degree|ranks?"
+    r"|processes|workers|experts?|modules|rows|columns|days|hours|TFLOPs?|TFLOP/s|samples/s|second|stage of ZeRO"
+    r"|ZeRO stage|chunks|top-k|characters)\b",
+    re.IGNORECASE,
+)
+#: Texts that are quantities: an example shows how to write the unit.
+QUANTITIES = ("--size", "--time", "--tokens", "--save-time", "--forward", "--backward", "--weight", "--transfer")
+EXAMPLE = re.compile(r"\d\s?(ms|us|s|m|B|T|M|GB|TB|x)\b|\bas --forward\b")
+
+
+def options() -> Iterator[tuple[str, Any]]:
+    """Every command's options, with the command's name."""
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    for name in COMMANDS:
+        command: Any = group.get_command(context, name)  # type: ignore[attr-defined]
+        subcommands = getattr(command, "commands", {}) or {"": command}
+        for subname, subcommand in subcommands.items():
+            for parameter in subcommand.params:
+                if parameter.param_type_name == "option":
+                    yield f"{name} {subname}".strip(), parameter
+
+
+def value_type(option: Any) -> Any:
+    return option.type_descriptor.annotation
+
+
+def cases(wanted: Callable[[Any], bool] = lambda _option: True) -> list[Any]:
+    """The options to test, with an id that names them."""
+    return [pytest.param(option, id=f"{name} {option.opts[0]}") for name, option in options() if wanted(option)]
+
+
+@pytest.mark.parametrize("option", cases())
+def test_an_option_says_what_it_takes_in_a_sentence(option: Any) -> None:
+    assert option.help
+    assert option.help[0].isupper()
+    assert option.help.endswith(".")
+
+
+@pytest.mark.parametrize("option", cases())
+def test_no_default_is_written_by_hand_because_brackets_are_markup(option: Any) -> None:
+    assert "[" not in option.help
+
+
+@pytest.mark.parametrize("option", cases(lambda option: value_type(option) not in (bool, str, Path, list[str])))
+def test_a_number_or_a_choice_says_what_holds_where_it_is_not_given(option: Any) -> None:
+    shown = isinstance(option.show_default, str) or (option.show_default and option.default is not None)
+    assert option.required or shown
+
+
+@pytest.mark.parametrize("option", cases(lambda option: value_type(option) in (int, float)))
+def test_a_number_says_what_it_counts_or_its_unit(option: Any) -> None:
+    assert UNITS.search(option.help)
+
+
+@pytest.mark.parametrize("option", cases(lambda option: option.opts[0] in QUANTITIES))
+def test_a_quantity_shows_how_its_unit_is_written(option: Any) -> None:
+    assert EXAMPLE.search(option.help)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_with_many_options_groups_them(command: str) -> None:
+    own = [option for name, option in options() if name == command]
+    panels = {option.rich_help_panel for option in own if option.opts[0] not in ("--format", "--help")}
+    assert len(own) <= 10 or len(panels) > 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_defaults_reach_the_printed_help(command: str, tmp_path: Path) -> None:
+    printed = run([sys.executable, "-m", "perfscope", command, "--help"], tmp_path, COLUMNS="200").stdout
+    for name, option in options():
+        if name == command and isinstance(option.show_default, str):
+            assert option.show_default.split()[0] in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("perfscope tf", "tflops"),
+        ("perfscope plan --checkp", "--checkpointing"),
+        ("perfscope analyze --format ", "json"),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(typed: str, offered: str, tmp_path: Path) -> None:
+    words = typed.split(" ")
+    completed = run(
+        [Path(sys.executable).with_name("perfscope")],
+        tmp_path,
+        _PERFSCOPE_COMPLETE="complete_bash",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(len(words) - 1),
+    )
+    assert offered in completed.stdout.split()
