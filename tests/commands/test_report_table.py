@@ -156,7 +156,7 @@ def test_the_speed_of_saves_and_the_share_of_memory(capsys: pytest.CaptureFixtur
         ("GPUs,Speed-up\n1,1\n4,3\n", (), 0, "no column states the samples/s"),
     ],
 )
-def test_bad_tables_are_one_clear_line(  # noqa: PLR0917
+def test_bad_tables_are_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, options: tuple[str, ...], code: int, problem: str
 ) -> None:
     (tmp_path / "raw.csv").write_text(content)
