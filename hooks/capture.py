@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import identity, sharding
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _Value = TypeVar("_Value")
+_Arguments = ParamSpec("_Arguments")
 _WATCHDOG_S = 20.0
 
 
@@ -75,9 +76,11 @@ class Capture:
         return cls(read_config(boot_dir))
 
     @hook_entry
-    def run_guarded(self, action: Callable[[], _Value]) -> _Value:
+    def run_guarded(
+        self, action: Callable[_Arguments, _Value], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Value:
         """Run a part of a hook, which reads a framework's own objects and reports them; None where it fails."""
-        return action()
+        return action(*args, **kwargs)
 
     # Steps.
 

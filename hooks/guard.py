@@ -65,22 +65,29 @@ def hook_entry(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
+        if getattr(_thread, "is_in_hook", False):  # the outer entry has looked at the process, and times both
+            return None if self.dead else _call_guarded(method, self, args, kwargs)
         began_ns = time.monotonic_ns()
-        is_nested = getattr(_thread, "is_in_hook", False)
+        if self.dead or os.getpid() != self.pid:
+            return None
         _thread.is_in_hook = True
         try:
-            if self.dead or os.getpid() != self.pid:
-                return None
-            return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-            self.abandon(f"{_failing_function(error)} failed: {error!r}")
-            return None
+            return _call_guarded(method, self, args, kwargs)
         finally:
-            if not is_nested:
-                _thread.is_in_hook = False
-                self.hook_ns += time.monotonic_ns() - began_ns
+            _thread.is_in_hook = False
+            self.hook_ns += time.monotonic_ns() - began_ns
 
     return cast("_Method", enter)
+
+
+def _call_guarded(
+    method: Callable[..., object], owner: HookOwner, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    try:
+        return method(owner, *args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
+        owner.abandon(f"{_failing_function(error)} failed: {error!r}")
+        return None
 
 
 def _failing_function(error: BaseException) -> str:

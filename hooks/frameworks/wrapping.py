@@ -8,7 +8,6 @@ never the training. The function itself is always called, with its own arguments
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ def _hooked(
         guard = find_guard()
         if guard is None:
             return original(*args, **kwargs)
-        running = guard.run_guarded(lambda: _start(hook(*args, **kwargs)))
+        running = guard.run_guarded(_start, hook, args, kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException:
@@ -76,20 +75,23 @@ def _hooked(
                 guard.run_guarded(running.close)
             raise
         if running is not None:
-            guard.run_guarded(lambda: _finish(running, result))
+            guard.run_guarded(_finish, running, result)
         return result
 
     return call
 
 
-def _start(running: RunningHook) -> RunningHook:
+def _start(hook: Hook, args: tuple[object, ...], kwargs: dict[str, object]) -> RunningHook:
+    running = hook(*args, **kwargs)
     next(running, None)
     return running
 
 
 def _finish(running: RunningHook, result: object) -> None:
-    with contextlib.suppress(StopIteration):
+    try:
         running.send(result)
+    except StopIteration:  # contextlib.suppress would take as long as all the rest
+        return
 
 
 def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.rank_files import RankFiles
 
 _Value = TypeVar("_Value")
+_Arguments = ParamSpec("_Arguments")
 
 
 class SavingProcess(Protocol):
@@ -76,9 +77,11 @@ class SaveTimer:
         self._process.abandon(reason)
 
     @hook_entry
-    def run_guarded(self, action: Callable[[], _Value]) -> _Value:
+    def run_guarded(
+        self, action: Callable[_Arguments, _Value], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Value:
         """Run a part of a hook; None where it fails."""
-        return action()
+        return action(*args, **kwargs)
 
     @contextlib.contextmanager
     def saving(self, source: str, path: object, *, is_asynchronous: bool = False) -> Iterator[Save | None]:
