@@ -26,9 +26,9 @@ demo: $(READY)
 test: lint hta hosts
 	$(PYTEST)
 
-# What a change breaks most often, in a few minutes: everything that trains nothing.
+# What a change breaks most often, in a few minutes: everything that starts no training.
 quick: lint
-	$(PYTEST) -m "not training"
+	$(PYTEST) -m "not slow"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -19,6 +19,8 @@ from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
 
+pytestmark = pytest.mark.slow
+
 
 def with_module(folder: Path, name: str, text: str) -> dict[str, str]:
     """An environment in which a module of this text hides the real one."""

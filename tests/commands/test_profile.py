@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import SCRIPTS, analysis, event_names, perfscope, profile, run, step_lines
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_message_says_how_the_command_ended_and_where_the_run_is(tmp_path: Path) -> None:
     ended = profile(sys.executable, SCRIPTS / "ending.py", "SIGKILL", "9", cwd=tmp_path)

@@ -17,6 +17,8 @@ from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
 from tests.analyzers.flops.making import answer, ask, refused
 from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("traced_model")]
+
 SEQ_LEN, BATCH, STEPS = 96, 2, 2
 SHAPE = Shape(layers=3)
 WORDS = ("tflops", "--layers", 3, "--hidden", 64, "--heads", 4, "--vocab", 256, "--seq-len", SEQ_LEN, "--gpus", 1)

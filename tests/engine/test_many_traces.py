@@ -23,6 +23,8 @@ from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope
 from tests.sources.traces.making import call, distributed, kernel, step, write
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = ROOT / "fixtures" / "traces"
 TASK = Task(("breakdown", "kernels"))
 

@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import Ended, step_lines
 from tests.guides.tree import Tree
 
+pytestmark = pytest.mark.slow
+
 LINE = 'FrameworkHooks("toy", ("toy.trainer",), (StepBoundary("toy", 60, "toy `Trainer.train_step`"),)),'
 
 HOOKS = '''\

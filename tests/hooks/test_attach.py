@@ -11,6 +11,8 @@ import pytest
 from perfscope import hooks
 from tests.conftest import SCRIPTS, analysis, profile, run
 
+pytestmark = pytest.mark.slow
+
 
 def keys(value: Any) -> Any:
     """The keys of a JSON document, without its values."""

@@ -12,6 +12,8 @@ import pytest
 from perfscope.hooks.facts.secrets import REDACTED, redact_arguments, redact_environment, redact_facts, redact_text
 from tests.conftest import SCRIPTS, profile
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "TOKEN", "KEY", "PASSWORD", "SECRET", "CREDENTIAL", "CREDENTIALS", "API_KEY", "APIKEY", "SSH_KEY", "SSHKEY",
     "PASSWD", "DB_PASS", "AWS_ACCESS_KEY_ID", "AUTH", "AUTH_HEADER", "JWT", "COOKIE", "PRIVATE_PEM", "BEARER",

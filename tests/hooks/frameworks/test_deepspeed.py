@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
+from tests.hooks.harm.runs import launcher
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
     script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage), "--save", "saved"]
-    ended = profile("deepspeed", "--num_gpus", "2", *script, cwd=tmp_path)
+    ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     for rank in ("00000", "00001"):
         lines = step_lines(tmp_path / "RUN", rank)
@@ -39,7 +42,7 @@ def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
 
 
 def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
-    ended = profile("deepspeed", "--num_gpus", "2", SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path)
+    ended = profile(*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     for stage, rank in enumerate(("00000", "00001")):
         lines = step_lines(tmp_path / "RUN", rank)

@@ -12,6 +12,8 @@ from perfscope.hooks.frameworks.megatron import patch_training
 from tests.conftest import analysis, event_names, step_lines
 from tests.hooks.frameworks.running import field, layout, parameters, torchrun
 
+pytestmark = pytest.mark.slow
+
 #: Of the whole model: embedding 128 x 32, positions 16 x 32, 4 layers of 12,704, the last norm 64.
 WHOLE = 128 * 32 + 16 * 32 + 4 * 12_704 + 64
 

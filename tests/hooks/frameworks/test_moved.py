@@ -11,6 +11,8 @@ from perfscope.frameworks import WATCHED
 from perfscope.hooks import start
 from perfscope.hooks.frameworks.torchtitan import patch_trainer
 
+pytestmark = pytest.mark.slow
+
 
 class Recorded:
     """What the patches report to."""

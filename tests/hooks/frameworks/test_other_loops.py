@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import SCRIPTS, profile, step_lines
 from tests.hooks.frameworks.running import field, notes, torchrun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
 def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(optimizer: str, tmp_path: Path) -> None:

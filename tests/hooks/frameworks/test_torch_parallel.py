@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import analysis, step_lines
 from tests.hooks.frameworks.running import field, layout, parameters, rank_file, torchrun
 
+pytestmark = pytest.mark.slow
+
 #: The model of scripts/parallel.py: an embedding, two blocks and an output layer.
 WHOLE = 64 * 16 + 2 * (16 * 64 + 64 + 64 * 16 + 16) + 16 * 64 + 64
 

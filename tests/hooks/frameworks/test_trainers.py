@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import SCRIPTS, profile, step_lines
 from tests.hooks.frameworks.running import TORCHRUN, field, layout
 
+pytestmark = pytest.mark.slow
+
 COMMANDS: dict[str, list[str | Path]] = {
     "Trainer by python": [sys.executable, SCRIPTS / "hf_trainer.py", "out"],
     "Accelerate by accelerate launch": [

@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import SCRIPTS, profile, run
 from tests.hooks.harm.runs import LAUNCHERS, launcher
 
+pytestmark = pytest.mark.slow
+
 #: Functions that the capture of each launcher's training calls, at least.
 FEWEST = {"python": 120, "torchrun": 120, "deepspeed": 120}
 

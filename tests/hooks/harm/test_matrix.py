@@ -15,6 +15,8 @@ import pytest
 from perfscope.sources.runs.run import read_run
 from tests.hooks.harm.runs import AFTER, CASES, DISKS, INSIDE, LAUNCHERS, Case, Runs, own_output
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [case for case in CASES if case.captured]
 
 

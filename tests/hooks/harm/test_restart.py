@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, analysis, profile
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_elastic_restart_has_records_of_both_lives(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, profile, run, step_lines
 
+pytestmark = pytest.mark.slow
+
 OWN = "the script runs a profiler of its own"
 
 

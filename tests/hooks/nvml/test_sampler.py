@@ -16,6 +16,8 @@ from perfscope.sources.runs.nvml import read_gpus
 from tests.conftest import SCRIPTS, analysis, profile
 from tests.hooks.nvml.conftest import Sampled
 
+pytestmark = pytest.mark.slow
+
 FAST = {"power_mw", "throttle", "sm_clock_mhz", "gpu_util_percent", "memory_used_bytes", "temperature_c"}
 
 

@@ -14,6 +14,8 @@ from perfscope.hooks.reach.launch import add_forwarding, find_obstacles
 from tests.conftest import SCRIPTS, Ended, analysis, environment, profile, step_lines
 from tests.hooks.reach.fake_launcher import calls, install
 
+pytestmark = pytest.mark.slow
+
 DDP: list[str | Path] = [sys.executable, SCRIPTS / "any_launcher.py"]
 PYTHON_VARIABLES = ("PYTHONPATH", "PYTHON_PERFSCOPE")
 
@@ -82,7 +84,7 @@ def test_deepspeed_by_other_launchers(launcher: str, program: str, flavour: str,
     (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
     ended = launch(
         *("deepspeed", "--hostfile", "hosts", "--launcher", launcher, "--master_addr", "127.0.0.1"),
-        SCRIPTS / "any_launcher.py",
+        *("--master_port", environment()["MASTER_PORT"], SCRIPTS / "any_launcher.py"),
         cwd=tmp_path,
     )
     assert ended.code == 0, ended.stderr

@@ -22,6 +22,8 @@ from perfscope.hooks.timers.passes import Pass, PassTimer
 from perfscope.schedules.operations import PassKind
 from tests.conftest import ROOT, analysis, profile
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
 
 

@@ -22,6 +22,8 @@ from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.selection import parse_windows
 from tests.conftest import SCRIPTS, analysis, profile, run, step_lines
 
+pytestmark = pytest.mark.slow
+
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     file = run_dir / "ranks" / "00000" / "checkpoints.jsonl"
