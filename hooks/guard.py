@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar, cast
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
 _thread = threading.local()
-_HOOKS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_THIS_FILE = os.path.abspath(__file__)
+_HOOKS_FOLDER = os.path.join(os.path.dirname(_THIS_FILE), "")
 
 
 class HookOwner(Protocol):
@@ -65,37 +66,31 @@ def hook_entry(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
-        if getattr(_thread, "is_in_hook", False):  # the outer entry has looked at the process, and times both
-            return None if self.dead else _call_guarded(method, self, args, kwargs)
-        began_ns = time.monotonic_ns()
-        if self.dead or os.getpid() != self.pid:
-            return None
+        is_outermost = not getattr(_thread, "is_in_hook", False)  # the others' time and process are its own
+        began_ns = time.monotonic_ns() if is_outermost else 0
         _thread.is_in_hook = True
         try:
-            return _call_guarded(method, self, args, kwargs)
+            if self.dead or (is_outermost and os.getpid() != self.pid):
+                return None
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
+            self.abandon(f"{_failing_function(error) or method.__name__} failed: {error!r}")
+            return None
         finally:
-            _thread.is_in_hook = False
-            self.hook_ns += time.monotonic_ns() - began_ns
+            if is_outermost:
+                _thread.is_in_hook = False
+                self.hook_ns += time.monotonic_ns() - began_ns
 
     return cast("_Method", enter)
 
 
-def _call_guarded(
-    method: Callable[..., object], owner: HookOwner, args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
-    try:
-        return method(owner, *args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-        owner.abandon(f"{_failing_function(error)} failed: {error!r}")
-        return None
-
-
-def _failing_function(error: BaseException) -> str:
-    """The name of the function of ours in which an error arose: the innermost one that is not another project's."""
-    name, trace = "a hook", error.__traceback__
+def _failing_function(error: BaseException) -> str | None:
+    """The hooks' function in which an error arose, this file's left out; None where there is none."""
+    name, trace = None, error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if os.path.abspath(code.co_filename).startswith(_HOOKS):
+        file = os.path.abspath(code.co_filename)
+        if file.startswith(_HOOKS_FOLDER) and file != _THIS_FILE:
             name = code.co_qualname.replace("<locals>.", "")
         trace = trace.tb_next
     return name
