@@ -8,9 +8,11 @@ seed, and a log of a million records costs no more than one of ten.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, fsum
+from math import fsum, log, log1p, sqrt
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +26,8 @@ CONFIDENCE = 0.95
 Values: TypeAlias = "Int64 | Float64 | MaskedInt64 | MaskedFloat64"
 
 _FEWEST_FOR_INTERVAL = 3
+#: Up to here the binomial is summed; beyond, the normal distribution gives the same ranks.
+_LARGEST_EXACT = 10_000
 
 
 def median(values: Values) -> float | None:
@@ -93,16 +97,27 @@ class ValueCounts:
 
         Of an even number the lower end is the lower median's, the upper end the upper one's.
         """
-        from scipy.special import bdtri  # importing SciPy takes 0.1 s, which most users of this module do not need
-
         n = self.n
         if n < _FEWEST_FOR_INTERVAL:
             return None
         tail = (1 - confidence) / 2
+        ranks = range(1, n + 1)
         # The k-th smallest value bounds a resample's median with probability P(X >= n / 2), X binomial of n and k / n.
-        low = floor(n * float(bdtri((n + 1) // 2 - 1, n, 1 - tail))) + 1
-        high = ceil(n * float(bdtri(n // 2, n, tail)))
-        return self.at(low - 1), self.at(high - 1)
+        low = bisect_right(ranks, tail, key=lambda rank: _binomial_tail((n + 1) // 2, n, rank / n))
+        high = bisect_left(ranks, 1 - tail, key=lambda rank: _binomial_tail(n // 2 + 1, n, rank / n))
+        return self.at(low), self.at(high)
+
+
+def _binomial_tail(successes: int, n: int, p: float) -> float:
+    """The probability of at least so many successes in n draws; SciPy's takes longer to import than a log to read."""
+    if p >= 1:
+        return 1.0
+    if n > _LARGEST_EXACT:
+        return 1 - NormalDist(n * p, sqrt(n * p * (1 - p))).cdf(successes - 0.5)
+    log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1)))))
+    counts = np.arange(successes, n + 1)
+    log_choices = log_factorials[n] - log_factorials[counts] - log_factorials[n - counts]
+    return float(np.exp(log_choices + counts * log(p) + (n - counts) * log1p(-p)).sum())
 
 
 def count_values(values: Sequence[float] | npt.NDArray[np.generic]) -> ValueCounts:
