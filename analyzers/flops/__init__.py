@@ -1,1 +1,1 @@
-"""TFLOPs, MFU and HFU by every convention."""
+"""TFLOPs, MFU and HFU by every convention, and operations counted from the shapes in a trace."""

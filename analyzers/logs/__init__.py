@@ -1,1 +1,1 @@
-"""The speed of training runs by their logs."""
+"""Step time, throughput and set-up of a training run, from its log."""

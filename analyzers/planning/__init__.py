@@ -1,1 +1,1 @@
-"""What a training run will take: memory and time."""
+"""Estimates of the memory and the duration of a training run, and what a run measured of both."""

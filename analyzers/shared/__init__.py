@@ -1,1 +1,1 @@
-"""What several analyzers need: interval sets, ranks, medians, and GPU samples joined with steps."""
+"""What several analyzers need: sets of intervals, statistics, rank labels, steps, and GPU samples joined with steps."""

@@ -1,1 +1,1 @@
-"""Runs the analyzers: every trace is measured where it is read, then the partial results are reduced."""
+"""Runs the analyzers of the registry: each trace is measured where it is read, then the partial results are reduced."""

@@ -1,1 +1,1 @@
-"""Models and the hardware that they are trained on: dimensions, parameters and peak rates."""
+"""Dimensions of models, their parameters, conventions for counting operations, and peak rates of GPUs."""

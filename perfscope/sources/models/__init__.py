@@ -1,1 +1,1 @@
-"""Models from configuration files and from presets."""
+"""Models from configuration files, presets, training logs and the records of runs."""
