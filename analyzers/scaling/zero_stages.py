@@ -66,9 +66,9 @@ def compare_zero_stages(runs: Sequence[ScalingRun]) -> tuple[ZeroStage, ...]:
 
 
 def _compare_stages(stages: dict[int, list[ScalingRun]]) -> Iterator[ZeroStage]:
-    base_memory, _, base_speed = _summarise(stages[0]) if 0 in stages else (None, None, None)
+    base_memory, _, base_speed = _summarize_stage(stages[0]) if 0 in stages else (None, None, None)
     for stage in sorted(stages):
-        memory, util, speed = _summarise(stages[stage])
+        memory, util, speed = _summarize_stage(stages[stage])
         yield ZeroStage(
             name=stages[stage][0].name,
             model=stages[stage][0].model,
@@ -77,14 +77,12 @@ def _compare_stages(stages: dict[int, list[ScalingRun]]) -> Iterator[ZeroStage]:
             util_percent=util,
             samples_per_s=speed,
             memory_change=_relative_change(memory, base_memory) if stage else None,
-            memory_saved_bytes=base_memory - memory
-            if stage and base_memory is not None and memory is not None
-            else None,
+            memory_saved_bytes=_saving(memory, base_memory) if stage else None,
             samples_change=_relative_change(speed, base_speed) if stage else None,
         )
 
 
-def _summarise(runs: Sequence[ScalingRun]) -> tuple[int | None, float | None, float | None]:
+def _summarize_stage(runs: Sequence[ScalingRun]) -> tuple[int | None, float | None, float | None]:
     devices = [run.device for run in runs if run.device is not None]
     utilisation = [device.util_percent for device in devices if device.util_percent is not None]
     speeds = [run.samples_per_s for run in runs if run.samples_per_s is not None]

@@ -101,10 +101,6 @@ def _find_reports(folder: Path) -> list[Path]:
     return sorted(file for file in visible if _MARKER in file.read_bytes())
 
 
-def _build_page(page: Page, answer: Answer, commits: Commits) -> BuiltPage:
-    return BuiltPage(page, tuple(_build_block(page, block, answer, commits) for block in page.blocks))
-
-
 def write_pages(pages: Sequence[BuiltPage]) -> None:
     """Write the reports whose blocks changed."""
     for built in pages:

@@ -22,9 +22,6 @@ class Schedule(StrEnum):
     DUALPIPE = "dualpipe"
 
 
-#: Schedules that run the weight-gradient pass apart from the gradient of the input.
-SPLIT_BACKWARD = frozenset({Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZBV, Schedule.DUALPIPE})
-
 #: Orders of the schedules with one virtual stage on each device.
 _LINEAR_ORDERS: dict[Schedule, DeviceOrder] = {
     Schedule.GPIPE: gpipe_order,

@@ -33,7 +33,7 @@ _ALTERNATIVE_SCHEDULES = (
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """PassTimes of one micro-batch on each of the p stages, in integer nanoseconds.
+    """The times of one micro-batch on each of the p stages, in integer nanoseconds.
 
     Attributes:
         forward: The forward pass.
@@ -157,7 +157,7 @@ def simulate_setup(setup: Setup) -> SimulatedStep:
 
 
 def _divide_times(setup: Setup, plan: Plan, chunks: int) -> UniformTiming:
-    """PassTimes of virtual stages in ticks: each takes 1 / v of its stage, as many ticks as the stage takes ns."""
+    """The times of virtual stages in ticks: each takes 1 / v of its stage, as many ticks as the stage takes ns."""
     devices = [_find_device(setup, stage) for stage in range(plan.stages)]
     times = setup.times
     forward, backward, weight = (

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.errors import UsageError
-from perfscope.schedules.catalog import SPLIT_BACKWARD, Schedule, make_plan
+from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.closed_forms import StageTimes, closed_form
 from perfscope.schedules.operations import Op, PassKind, Plan, single_block
 from perfscope.schedules.prediction import PassTimes, Setup, simulate_setup
 from perfscope.schedules.simulator import Deadlock, UniformTiming, peak_in_flight, simulate
+
+_SPLIT_BACKWARD = frozenset({Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZBV, Schedule.DUALPIPE})
 
 
 def _equal(stages: int, devices: int, fbw: tuple[int, int, int], transfer: int = 0) -> UniformTiming:
@@ -195,7 +197,7 @@ def test_every_micro_batch_passes_every_stage_forward_and_back_once(schedule: Sc
     assert whole | inputs == every
     assert not whole & inputs
     assert inputs == weights
-    assert bool(inputs) == (schedule in SPLIT_BACKWARD)
+    assert bool(inputs) == (schedule in _SPLIT_BACKWARD)
 
 
 def test_memory_one_f_one_b_holds_p_micro_batches_and_gpipe_all_of_them() -> None:

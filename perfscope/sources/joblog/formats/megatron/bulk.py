@@ -43,7 +43,6 @@ def _word(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text.ljust(_WORD)[:_WORD], "little"))
 
 
-_ITERATION = _word(b" iterati")
 _TIMERS = _word(b"time (ms")
 _CORE = _word(b"INFO:meg")
 _CORE_TIMERS = _word(b"ore.time")
