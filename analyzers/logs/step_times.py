@@ -70,7 +70,7 @@ def warmup_records(rows: Iterations, warmup: int | None) -> Bool:
 
 
 def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
-    """Summarise the times of a log."""
+    """Summarize the times of a log."""
     rows = log.iterations
     used = steady_records(rows, warmup)
     warm = warmup_records(rows, warmup) & ~used

@@ -33,7 +33,7 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """One log, summarised.
+    """The speed and the set-up of the run that wrote one log.
 
     Attributes:
         path: The file.
@@ -140,8 +140,8 @@ class LogSummary:
         }
 
 
-def analyze(log: JobLog, overrides: Overrides | None = None) -> LogSummary:
-    """Summarise one log."""
+def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary:
+    """Summarize one log."""
     overrides = overrides or Overrides()
     times = measure_step_times(log, overrides.warmup)
     setup = determine_setup(log, overrides)

@@ -100,7 +100,7 @@ class RepeatedRuns:
 
 
 def summarize_runs(runs: PublishedTable, published: PublishedTable | None = None) -> RepeatedRuns:
-    """Summarise repeated runs.
+    """Summarize repeated runs.
 
     Args:
         runs: One row per run, with its GPUs (or ``4n8g``) and its rate.

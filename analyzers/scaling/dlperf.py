@@ -133,14 +133,16 @@ def _apply_protocol(runs: Sequence[ProtocolRun], average_run: _Rule) -> Protocol
             notes.append(f"{run.path}: a second log of {run.model} {run.cluster} is run {run.run}; only one counts")
         configuration.speeds[run.run] = speed
         configuration.positions[run.run] = run.folder_position
-    speeds = {model: tuple(_summarise(model, configurations, notes)) for model, configurations in models.items()}
+    speeds = {model: tuple(_summarize_model(model, configurations, notes)) for model, configurations in models.items()}
     speeds = {model: model_speeds for model, model_speeds in speeds.items() if model_speeds}
     if not speeds:
         raise MissingInput(f"no run is longer than the {_WARMUP} iterations that the protocol drops")
     return ProtocolResult(speeds, tuple(dict.fromkeys(notes)))
 
 
-def _summarise(model: str, configurations: Mapping[ClusterSize, _Configuration], notes: list[str]) -> Iterator[Speed]:
+def _summarize_model(
+    model: str, configurations: Mapping[ClusterSize, _Configuration], notes: list[str]
+) -> Iterator[Speed]:
     measured = {cluster: configuration for cluster, configuration in configurations.items() if configuration.speeds}
     baseline = _median(measured[_ONE_GPU].speeds) if _ONE_GPU in measured else None
     if measured and baseline is None:

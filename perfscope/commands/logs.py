@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.logs.setup import Overrides
-from perfscope.analyzers.logs.summary import LogSummary, analyze
+from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB, NS_PER_S
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
@@ -72,7 +72,7 @@ def logs(
         checkpointing=checkpointing,
         warmup=warmup,
     )
-    summaries, unread = _summarise(paths, overrides)
+    summaries, unread = _summarize_logs(paths, overrides)
     report = to_report(_sorted(summaries, sort), unread)
     return Outcome(
         report,
@@ -82,12 +82,12 @@ def logs(
     )
 
 
-def _summarise(paths: list[Path], overrides: Overrides) -> tuple[list[LogSummary], list[str]]:
+def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSummary], list[str]]:
     summaries: list[LogSummary] = []
     unread: list[str] = []
     for path in find_logs(paths):
         try:
-            summary = analyze(read_log(path), overrides)
+            summary = summarize_log(read_log(path), overrides)
         except SourceError as error:
             unread.append(str(error))
             continue

@@ -183,7 +183,7 @@ def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
 
 
 def _finish(config: Config, ending: Ending) -> Outcome:
-    """Record how the command ended, and summarise the run; nothing here changes how the command ended."""
+    """Record how the command ended, and summarize the run; nothing here changes how the command ended."""
     run_dir = Path(config.run_dir)
     lines = [f"the command {ending}"]
     try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfscope.analyzers import steps
-from perfscope.analyzers.logs import summary as logs
 from perfscope.analyzers.logs.setup import Overrides
+from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.analyzers.scaling.dlperf import ProtocolResult
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import find_logs, read_log
@@ -77,7 +77,7 @@ def _list_run_folders(path: Path) -> list[Path]:
 
 def _read_logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
     log = read_log(path)
-    summary = logs.analyze(log, Overrides(warmup=warmup))
+    summary = summarize_log(log, Overrides(warmup=warmup))
     cluster = find_cluster_size(path, log, summary.setup.gpus)
     if cluster is None or summary.status == "unrecognised":
         return None

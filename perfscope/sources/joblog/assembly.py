@@ -34,7 +34,7 @@ def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) 
         redone=series.redone,
         gaps=series.irregular_gaps,
         unreadable=log.unreadable,
-        other_sources=_summarise_sources(log, [name for name in sources if name != source]),
+        other_sources=_summarize_sources(log, [name for name in sources if name != source]),
         facts=log.facts(),
         arguments=log.arguments,
         tflops_label=log.tflops_label,
@@ -63,7 +63,7 @@ def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
     return next(iter((*timed, *recorded)), None)
 
 
-def _summarise_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
+def _summarize_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
     medians = [
         SourceMedian(source, log.series[source].median_ns(), log.series[source].median_samples_per_s())
         for source in sources

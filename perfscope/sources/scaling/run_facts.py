@@ -64,10 +64,10 @@ def find_smi_samples(log: Path) -> DeviceUse | None:
 def read_nvml_use(run: Path) -> DeviceUse | None:
     """The NVML samples of a run's folder; None where there are none."""
     gpus, _ = read_gpus(run, [])
-    return _summarise(gpus)
+    return _summarize_use(gpus)
 
 
-def _summarise(gpus: tuple[GpuSamples, ...]) -> DeviceUse | None:
+def _summarize_use(gpus: tuple[GpuSamples, ...]) -> DeviceUse | None:
     """The fullest GPU, and the mean utilisation of all."""
     fullest: tuple[int, int | None] | None = None
     utilisation: list[float] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.logs.setup import Overrides
-from perfscope.analyzers.logs.summary import LogSummary, analyze
+from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.models.conventions import Checkpointing
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
@@ -19,7 +19,7 @@ EVALUATION = " validation loss at iteration 2 | lm loss value: 7.0E+00 | \n"
 
 
 def summary(folder: Path, *lines: str, name: str = "run.log", overrides: Overrides | None = None) -> LogSummary:
-    return analyze(read(folder, *lines, name=name), overrides)
+    return summarize_log(read(folder, *lines, name=name), overrides)
 
 
 def codes(result: LogSummary) -> set[str]:
@@ -228,7 +228,7 @@ def test_gluon_ranks_are_counted_into_the_batch(tmp_path: Path) -> None:
 
 
 def test_a_run_of_megatron_core_on_four_gpus() -> None:
-    result = analyze(read_log(FIXTURES / "megatron_core_tp2_pp2_h200.log"))
+    result = summarize_log(read_log(FIXTURES / "megatron_core_tp2_pp2_h200.log"))
     times = [2172.6, 801.8, 788.2, 911.6, 797.6, 1079.0, 1154.8, 1163.6, 7700.9, 785.5, 858.0, 914.0, 920.3, 881.7]
     assert result.times.median_s == pytest.approx((sorted(times)[6] + sorted(times)[7]) / 2e3)
     assert result.times.mean_s == pytest.approx(sum(times) / 14e3)
@@ -243,7 +243,7 @@ def test_a_run_of_megatron_core_on_four_gpus() -> None:
 
 
 def test_a_run_of_deepspeed_that_logs_its_timers_alone() -> None:
-    result = analyze(read_log(FIXTURES / "deepspeed_zero1_h200.log"))
+    result = summarize_log(read_log(FIXTURES / "deepspeed_zero1_h200.log"))
     # The script's own clock has a median of 101.8 ms; forward, backward and step are less than that.
     assert result.times.median_s == pytest.approx(0.0953, abs=1e-3)
     assert "lower-bound" in codes(result)
