@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Disturbance(StrEnum):
-    """What else than training a logged record's time contains."""
+    """What the time of a logged record contains besides training."""
 
     EVALUATION = "evaluation"
     SAVE = "save"

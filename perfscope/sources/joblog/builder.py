@@ -1,4 +1,4 @@
-"""The table of one log in the making: the formats' readers write into it what their lines mean."""
+"""Collects what the lines of one log state, for its table; the rules of the formats write into it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 #: The sources of facts, best first.
 FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "name")
 
+# The gravest first.
 _BAD_ENDS = (
     "the device ran out of memory",
     "the host ran out of memory",
@@ -28,7 +29,7 @@ Value: TypeAlias = "int | float | str | bool"
 
 
 class JobLogBuilder:
-    """What has been read of one log so far.
+    """The content of one log, as far as it has been read.
 
     Attributes:
         series: The iteration records, by the source of their times.
@@ -76,7 +77,7 @@ class JobLogBuilder:
         self._distrusted.add(source)
 
     def on_disturbance(self, kind: Disturbance) -> None:
-        """Something else than training happens, inside the time of the next record where its clock runs on."""
+        """Training is interrupted; where the clock of a series runs on, the time of its next record contains that."""
         for series in self.series.values():
             series.on_disturbance(kind)
 
@@ -86,7 +87,7 @@ class JobLogBuilder:
             series.on_restart()
 
     def on_bad_end(self, reason: str) -> None:
-        """Something ended badly; it was the run if no record follows. The gravest reason, in this order, is kept."""
+        """A process failed; if no record follows, the run ended by it. Of several reasons the gravest is kept."""
         records = self._records()
         gravest = self._bad_ends.get(records)
         if gravest is None or _BAD_ENDS.index(reason) < _BAD_ENDS.index(gravest):

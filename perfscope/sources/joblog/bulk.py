@@ -1,4 +1,4 @@
-"""What the fast path of a format makes of a block of a long log: columns of its plain lines, and the rest as text."""
+"""The result of a format's fast path for one block of a long log: plain lines as columns, all other lines as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Text: TypeAlias = bytes | bytearray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainLines:
-    """Iteration lines of one block that hold nothing but the usual.
+    """Iteration lines of one block that differ from each other in their numbers only.
 
     Attributes:
         start: Where each begins.
@@ -46,6 +46,6 @@ class SplitBlock:
     rest_start: Int64
 
 
-#: Splits the first bytes of a text; the flags are as long or longer, so that nothing large is allocated. None where it
-#: is not worth it.
+#: Splits the first bytes of a text: the text, the number of bytes, and a buffer of at least as many flags, which is
+#: overwritten and spares a large allocation. Returns None for a block that is better read line by line.
 Splitter: TypeAlias = Callable[[Text, int, Bool], SplitBlock | None]

@@ -1,6 +1,6 @@
 """Facts in the name of a log: ``61B-megatron-mbs-2-pp16-dp-1-gas-512-200977.out`` states size, batch and layout.
 
-So do ``2n_8g_16dp_1mp_4bs``, ``gpt2-small_4n8g_bz4_zero_stage1_off.log`` and ``1n8g/bert_b32_fp32_4.log``.
+Other forms: ``2n_8g_16dp_1mp_4bs``, ``gpt2-small_4n8g_bz4_zero_stage1_off.log`` and ``1n8g/bert_b32_fp32_4.log``.
 """
 
 from __future__ import annotations

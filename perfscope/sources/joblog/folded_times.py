@@ -87,7 +87,7 @@ class FoldedTimes:
         )
 
     def _merge(self) -> None:
-        """Two ascending lists of distinct times become one; a stable sort of them joined is one pass."""
+        """Merge the new times into the sorted distinct ones; a stable sort of two sorted lists takes one pass."""
         values, counts = np.unique(np.concatenate((*self._pending, as_integers(self._single))), return_counts=True)
         joined = np.concatenate((self._wall_ns, values))
         if len(joined):

@@ -1,10 +1,10 @@
-"""Iteration records as they are read: copies of other ranks dropped, restarts noticed, memory bounded.
+"""The iteration records of a log while it is read: drops copies by other ranks, detects restarts, bounds the memory.
 
-Several ranks can print the same iteration, with or without a label in front, at once or some iterations apart. A job
-that restarts goes back to the iteration of its checkpoint. Both look like an iteration number that does not grow. A
-process counts up, so that each label is followed by itself: where it goes back, its process has started again. Where
-several processes share a label, or have none, that first looks like a restart, too; but then numbers repeat, or go
-back again at once, and the restart is taken back.
+Several ranks can print the same iteration, with or without a label in front, at the same time or some iterations apart.
+A job that restarts goes back to the iteration of its checkpoint. In both cases the iteration number does not grow.
+The numbers of each label are therefore compared with the earlier numbers of the same label: a process counts up, so if
+they go back, the process has restarted. If several processes share a label, or have none, their lines look like a
+restart at first. Then numbers repeat, or go back again soon, and the suspected restart is undone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INTEGERS_OF_RECORDS = (*_OPTIONAL, "skipped", "nan")
 
 @dataclass(frozen=True, slots=True)
 class _SuspectedRestart:
-    """A restart that may be none: what to put back if another process shares the label."""
+    """A suspected restart, with the state to return to if it was another process with the same label."""
 
     label: bytes | None
     records: int
@@ -45,8 +45,8 @@ class IterationSeries:
 
     Attributes:
         records_kept: How many records are kept one by one.
-        clock_runs_on: A record's time goes from the record before it, whatever happened between.
-        starts_over: The first record of a start is printed by itself, and counted again in the mean of the next one.
+        clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
+        starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
         copies: Records that repeated another rank's.
         attempt: Restarts so far.
@@ -75,18 +75,18 @@ class IterationSeries:
         return len(self._columns) + self._folded.records
 
     def on_restart(self) -> None:
-        """A line says that a process begins to train; several ranks may say so."""
+        """A process begins to train; several ranks may print that."""
         self._restarting = len(self) > 0
         self._numbers.clear()
         self._suspected = None
 
     def on_disturbance(self, kind: Disturbance) -> None:
-        """Something else than training happens; where the clock runs on, the next record's time contains it."""
+        """Training is interrupted; where the clock runs on, the time of the next record contains that."""
         if self.clock_runs_on:
             self._disturbance = DISTURBANCES.index(kind)
 
     def add(self, record: Record, label: bytes | None = None) -> bool:
-        """Append a record unless it is another rank's copy of one, or absurd; say whether it was appended."""
+        """Append a record and return True, unless it repeats that of another rank or has an impossible number."""
         number = record.iteration
         if number is not None and number > LARGEST_INTEGER:
             return False
@@ -106,7 +106,7 @@ class IterationSeries:
         return True
 
     def add_many(self, iterations: Int64, wall_ns: Int64, samples: int | None) -> None:
-        """Append many undisturbed records at once: numbers ascending, evenly spaced, beyond the ones that are kept."""
+        """Append many undisturbed records at once, which are folded: their numbers ascend in equal steps."""
         self._folded.add_many(wall_ns, samples)
         self.last = int(iterations[-1])
         numbers = self._numbers.get(None)
@@ -156,7 +156,7 @@ class IterationSeries:
         return self._columns.median_samples_per_s()
 
     def set_times_by_throughput(self, samples: int) -> None:
-        """Give every record without a time the one that its throughput means, for a batch of ``samples``."""
+        """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""
         self._columns.set_times_by_throughput(samples)
 
     def iterations(self) -> Iterations:
@@ -164,11 +164,11 @@ class IterationSeries:
         return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
 
     def folded(self) -> Folded | None:
-        """The records beyond those; None where there are none."""
+        """The folded records; None where there are none."""
         return self._folded.table(self.iterations_per_record, self.last) if self._folded.records else None
 
     def _is_copy(self, number: int, label: bytes | None) -> bool:
-        """Whether a record repeats one of another process; takes note of the number under its label."""
+        """Whether a record repeats that of another process; adds its number to those of its label."""
         numbers = self._numbers.get(label)
         if numbers is None:
             if self.last is None:
@@ -193,7 +193,7 @@ class IterationSeries:
         return numbers.attempt < self.attempt or (self.last is not None and number <= self.last)
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
-        """Take a suspected restart back, if the numbers do not go on as those of one process do."""
+        """Undo a suspected restart if the numbers of its label do not continue as those of a single process would."""
         suspected = self._suspected
         if suspected is None or suspected.label != label:
             return False
@@ -213,7 +213,7 @@ class IterationSeries:
         return True
 
     def _on_number(self, number: int | None, label: bytes | None) -> bool:
-        """Take note of an appended record's number; whether it begins an attempt."""
+        """Add the number of a record that is appended; return whether the record begins an attempt."""
         is_first = len(self) == 0
         goes_back = number is not None and self.last is not None and number <= self.last
         if self._restarting or goes_back:
@@ -232,7 +232,7 @@ class IterationSeries:
         return begins
 
     def _suspect(self, label: bytes | None) -> _SuspectedRestart | None:
-        """What to put back if this is no restart; None where it surely is one."""
+        """The state to return to if this is not a restart; None where it certainly is one."""
         numbers = self._numbers.get(label)
         if numbers is None or numbers.processes is not None or self.last is None:
             return None

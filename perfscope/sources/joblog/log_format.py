@@ -1,7 +1,7 @@
-"""What a log format is: the lines that a framework prints, what they mean, and what is concluded at the end.
+"""The definition of a log format: rules for the lines that a framework prints, and what follows at the end of a log.
 
-A format is a value. Opened for one log it has a state of its own, an instance of a dataclass that extends
-``FormatState``; the functions of its rules get that state and the matched line.
+A format is a constant. ``open`` binds it to one log and to a new state, an instance of a dataclass that extends
+``FormatState``; the functions of its rules are called with that state and the matched line.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 
 @dataclass(slots=True)
 class FormatState:
-    """What a format remembers of one log; a format extends it with fields of its own.
+    """The state of a format between the lines of one log; a format extends it with fields of its own.
 
     Attributes:
-        log: The table in the making.
+        log: Collects the contents of the log.
     """
 
     log: JobLogBuilder
 
 
 class Role(IntEnum):
-    """What prints a format; the lower one decides which framework wrote a log, and is closed first.
+    """What kind of software prints a format; the lowest role in a log decides its framework, and is closed first.
 
     Attributes:
         TRAINER: A framework that trains.
-        LIBRARY: A framework that trains, and that other trainers are built on: they print its lines, too.
-        ENGINE: What trainers run on; it wrote a log only where no trainer did.
+        LIBRARY: A framework that trains, and on which other trainers are built, so that their logs have its lines, too.
+        ENGINE: The software below trainers; a log is attributed to it only if no trainer is found.
     """
 
     TRAINER = 0
@@ -44,11 +44,11 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSource:
-    """Something that a framework prints and that a step time follows from.
+    """A figure in a log from which a step time follows.
 
     Attributes:
-        name: What it is, in the words of the report.
-        is_fallback: It counts only where no other source gives a time.
+        name: Its name in the report.
+        is_fallback: It is used only where no other source gives a time.
     """
 
     name: str
@@ -63,7 +63,7 @@ def conclude_nothing(_state: FormatState) -> None:
 
 
 def ignore_line(_state: FormatState, _line: LineMatch) -> None:
-    """Take a line only as a proof of its framework."""
+    """Do nothing: the line only identifies the framework."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class BulkReading(Generic[State]):
     """The fast path of a format whose logs grow to gigabytes.
 
     Attributes:
-        source: The source whose kept records must be complete before the path is taken.
+        source: The source of step times; the fast path begins when as many of its records as possible are kept.
         rule: The rule of an iteration record, for a block that contains nothing else.
-        split: Splits a block.
-        add: Adds plain lines of a block, from one row up to another.
+        split: Splits a block into plain lines and the rest.
+        add: Adds the plain lines of a block from one row up to another.
     """
 
     source: str
@@ -88,14 +88,14 @@ class Format(Generic[State]):
     """A log format.
 
     Attributes:
-        framework: What prints it; None for lines that any framework's log can hold.
-        state: Makes the state for one log; the class itself.
-        rules: Its lines.
-        sources: What a step time follows from, best first.
-        close: Concludes what can be known only at the end of the log.
-        framework_of: The framework's name where relatives of it print the same lines.
-        role: Whether other frameworks print its lines, too.
-        bulk: Its fast path.
+        framework: The framework that prints it; None for lines that the log of any framework can hold.
+        state: The class of its state.
+        rules: The lines to look for.
+        sources: The sources of its step times, best first.
+        close: Called at the end of the log, for what can be concluded only there.
+        framework_of: Returns the framework's name, where related frameworks print the same lines.
+        role: What kind of software the framework is.
+        bulk: The fast path, for logs of gigabytes.
     """
 
     framework: str | None
@@ -136,11 +136,11 @@ class Format(Generic[State]):
 
 
 class LogFormat(Protocol):
-    """A format, whatever its state."""
+    """A format with any type of state."""
 
     @property
     def framework(self) -> str | None:
-        """What prints it."""
+        """The framework that prints it."""
 
     def open(self, log: JobLogBuilder) -> OpenFormat:
         """Make a state for one log and bind the format to it."""
@@ -152,7 +152,7 @@ class OpenRule:
 
     Attributes:
         find: Yields its lines in a block.
-        apply: Does what a line means.
+        apply: Writes what a line states into the log's builder.
     """
 
     find: Callable[[bytes], Iterable[LineMatch]]

@@ -1,8 +1,8 @@
 """A log of gigabytes, split into plain lines and the rest by several processes.
 
-Finding lines and reading digits is what a long log costs, and it needs no memory of what came before. Each process
-gets a range of the file's bytes, reads it block by block, and returns what the splitter made of every block; the order
-of the file is kept, so that copies, restarts and saves are seen as if one process had read it all.
+Most of the time for a long log goes into finding lines and reading digits, which does not depend on earlier lines. Each
+process gets a range of the file's bytes, reads it block by block, and returns every block as the splitter splits it.
+The results keep the order of the file, so that copies, restarts and saves are found as if one process had read it.
 """
 
 from __future__ import annotations

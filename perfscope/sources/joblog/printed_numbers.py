@@ -1,25 +1,25 @@
-"""The iteration numbers printed with one label: whether the next one repeats another process, or is a restart."""
+"""The iteration numbers printed with one label, which show whether a number repeats another process or is a restart."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-#: Iterations that processes may be apart.
+#: How many iterations the processes of a job may be apart when they print.
 SKEW = 4
-#: Numbers that are remembered.
+#: How many numbers of a label are kept.
 RECENT = 64
 
 
 @dataclass(slots=True)
 class PrintedNumbers:
-    """What has been printed with one label.
+    """The iteration numbers printed with one label.
 
     Attributes:
         last: The largest number of its attempt.
         attempt: Which attempt that is.
-        counts: How often each number of the attempt was printed, of the latest ones.
-        processes: How many print with this label; None until enough iterations were printed to count them.
+        counts: How often each of the latest numbers of the attempt was printed.
+        processes: How many processes print with this label; None until enough iterations were printed to count them.
     """
 
     last: int
@@ -38,7 +38,7 @@ class PrintedNumbers:
                 del self.counts[number]
 
     def is_repeat(self, number: int) -> bool:
-        """Whether a number that is not the next one is another process's; if not, its own went back."""
+        """Whether a number that does not grow was printed by another process; if not, the process itself went back."""
         times = self.counts[number]
         if self.processes is None:
             return number == self.last or max(self.counts.values(), default=0) > 1

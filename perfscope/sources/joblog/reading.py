@@ -1,4 +1,4 @@
-"""Read one log, whatever wrote it: every format's lines are looked for in every block of the text."""
+"""Reads one log of any framework: the rules of all formats are applied to every block of the text."""
 
 from __future__ import annotations
 

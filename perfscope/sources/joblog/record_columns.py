@@ -87,7 +87,7 @@ class RecordColumns:
         return float(np.median(speeds)) if speeds else None
 
     def set_times_by_throughput(self, samples: int) -> None:
-        """Give every record without a time the one that its throughput means, for a batch of ``samples``."""
+        """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""
         wall_ns = self._integers["wall_ns"]
         for row, speed in enumerate(self._floats["samples_per_s"]):
             if wall_ns[row] == _ABSENT and speed > 0:

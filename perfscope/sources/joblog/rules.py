@@ -1,4 +1,4 @@
-"""Find lines by a literal that they contain, then match them: a log is mostly lines that nobody needs."""
+"""Rules find lines by a literal that they contain, and match only these, because most lines of a log are not needed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LineMatch:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[StateT_contra]):
-    """A line to look for, and what it means.
+    """A kind of line to look for, and the function that reads it.
 
     Attributes:
         anchor: Bytes that such a line has; the pattern is tried only there.

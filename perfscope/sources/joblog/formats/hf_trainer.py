@@ -108,7 +108,7 @@ def _on_losses(state: _State, line: LineMatch) -> None:
 
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
-    """The last dictionary: one a node, nearly alike."""
+    """The last dictionary; each node prints one, with nearly the same values."""
     values = {key: parse_number(text) for key, text in _KEY.findall(line[0])}
     _set_runtime(state, values.get(b"train_runtime"))
     _set_speeds(state, values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))
@@ -160,7 +160,7 @@ def _close(state: _State) -> None:
 
 
 def _set_replicas(state: _State) -> None:
-    """Its data parallelism is all the parallelism that Hugging Face knows of."""
+    """Set the data-parallel size from the batch; it is the number of GPUs, unless other parallelism is stated."""
     log = state.log
     batch, micro, accumulated = (log.count(name) for name in ("gbs", "mbs", "gas"))
     if batch and micro and accumulated and batch % (micro * accumulated) == 0:

@@ -1,4 +1,4 @@
-"""DeepSpeed, from 0.3 to today: what the engine prints under whatever framework drives it."""
+"""DeepSpeed since 0.3: the lines that its engine prints under any framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of a log while DeepSpeed's lines are read."""
+"""The state of the DeepSpeed format between the lines of one log."""
 
 from __future__ import annotations
 

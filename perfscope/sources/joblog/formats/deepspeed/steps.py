@@ -1,9 +1,9 @@
-"""DeepSpeed's lines a step: throughput, pipeline, and the step line with its date.
+"""The lines that DeepSpeed prints for a step: throughput, pipeline, and the step line with its date.
 
-``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is a mean from the third step on, not the speed of the
-moment; the speed since the line before follows from two such means. Lines that vary as no mean does are taken
-as they are. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so the
-figure is compared with every other source in the log.
+``SamplesPerSec`` of 0.3, and ``RunningAvgSamplesPerSec`` today, is the mean since the third step, not the current
+speed; the speed since the previous line is computed from two such means. Figures that vary too much for a running mean
+are used as printed. It counts samples of the whole job. With gradient accumulation some versions count micro-steps, so
+the figure is compared with every other source in the log.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def conclude(state: DeepSpeedState) -> None:
 
 
 def _are_running_means(printed: IterationSeries) -> bool:
-    """Whether the lines are running means: those move ever less, as a step is ever less of them."""
+    """Whether the figures are running means, which change less and less: each step has a smaller share in them."""
     if len(printed) < _FEWEST_LINES:
         return True
     speeds = printed.iterations().samples_per_s.compressed()

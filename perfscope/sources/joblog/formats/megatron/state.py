@@ -1,4 +1,4 @@
-"""What is remembered of a log while Megatron's lines are read."""
+"""The state of the Megatron format between the lines of one log."""
 
 from __future__ import annotations
 
