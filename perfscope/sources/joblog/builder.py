@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from perfscope.sources.joblog.checkpoint_saves import CheckpointSaves
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT, IterationSeries
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.saves_builder import SavesBuilder
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 
 #: The sources of facts, best first.
@@ -47,7 +47,7 @@ class JobLogBuilder:
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
         self.series: dict[str, IterationSeries] = {}
         self.frameworks: set[str] = set()
-        self.saves = CheckpointSaves()
+        self.saves = SavesBuilder()
         self.arguments: dict[str, str] = {}
         self.tflops_label: str | None = None
         self.memory = Memory()

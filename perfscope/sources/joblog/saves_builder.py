@@ -1,4 +1,4 @@
-"""The checkpoint saves in a log, assembled from the lines at their beginning and their end."""
+"""Builds the table of the checkpoint saves in a log, from the lines at their beginning and their end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from perfscope.tables.joblog import Save
 
 
-class CheckpointSaves:
+class SavesBuilder:
     """Saves in the order of their beginning; a later save may begin before an earlier one has ended."""
 
     def __init__(self) -> None:
