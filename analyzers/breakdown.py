@@ -200,7 +200,7 @@ _COLUMNS = (
 
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:
-    """One trace's devices; empty where the trace holds no device events."""
+    """One trace's devices; empty where the trace contains no device events."""
     return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
 
 
@@ -223,9 +223,9 @@ def no_device_events(traces: int) -> str:
     """Why there is no device time.
 
     >>> no_device_events(2)
-    '2 ranks: the traces hold no GPU events: CPU run, or a profiler conflict'
+    '2 ranks: the traces contain no GPU events: CPU run, or a profiler conflict'
     """
-    ranks = "1 rank: the trace holds" if traces == 1 else f"{traces} ranks: the traces hold"
+    ranks = "1 rank: the trace contains" if traces == 1 else f"{traces} ranks: the traces contain"
     return f"{ranks} no GPU events: CPU run, or a profiler conflict"
 
 

@@ -133,7 +133,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
         MissingInput: No two ranks made the same collectives.
     """
     if not partials:
-        raise MissingInput("the traces hold no GPU events")
+        raise MissingInput("the traces contain no GPU events")
     links = _link_ranks(partials)
     if not links:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")

@@ -199,7 +199,7 @@ def bus_factor(operation: str, ranks: int | None) -> float | None:
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
-    """The communication of each device of one trace; None where the trace holds no device events."""
+    """The communication of each device of one trace; None where the trace contains no device events."""
     if not len(trace.device):
         return None
     return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
@@ -229,10 +229,10 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
         MissingInput: No trace holds device events, or none communicates.
     """
     if not partials:
-        raise MissingInput("the traces hold no GPU events")
+        raise MissingInput("the traces contain no GPU events")
     groups = by_group(partials)
     if not groups:
-        raise MissingInput("nothing communicates on a device")
+        raise MissingInput("no communication ran on a device")
     matched = {key: match(calls) for key, calls in groups.items()}
     rows: dict[tuple[str, int | None, Kind], list[tuple[Mapping[int, GroupCalls], MatchedCalls]]] = {}
     for key, calls in groups.items():

@@ -174,7 +174,7 @@ _COLUMNS = (
 
 
 def measure(trace: Trace) -> tuple[HostRank, ...] | None:
-    """The host's time in one trace; empty where the trace holds device events, None where it holds no operators."""
+    """The host's time in one trace; empty where it has device events, None where it has no operators."""
     if len(trace.device):
         return ()
     if not len(trace.operators):
@@ -208,9 +208,9 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
         MissingInput: A trace holds device events, or none holds operators.
     """
     if not partials:
-        raise MissingInput("the traces hold no operators of the framework")
+        raise MissingInput("the traces contain no operators of the framework")
     if not all(partials):
-        raise MissingInput("there are GPU events, so the device's time is the answer")
+        raise MissingInput("the traces contain GPU events: see the device time")
     ranks = sorted(
         (rank for partial in partials for rank in partial),
         key=lambda rank: (rank.rank is None, rank.rank or 0, rank.trace),

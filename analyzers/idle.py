@@ -223,7 +223,7 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
 
 
 def _find_following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
-    """The event that ended each gap; of those that begin together, the first whose launch the trace holds."""
+    """The event that ended each gap; of those that begin together, the first whose launch the trace contains."""
     first, behind = np.searchsorted(start, ends), np.searchsorted(start, ends, side="right")
     following = rows[first]
     for gap in np.flatnonzero(behind - first > 1).tolist():

@@ -132,7 +132,7 @@ class Kernels:
 
 
 def measure(trace: Trace) -> KernelTimes | None:
-    """The kernels of one trace; None where it holds no device events."""
+    """The kernels of one trace; None where it contains no device events."""
     device = trace.device
     if not len(device):
         return None
@@ -164,7 +164,7 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
         MissingInput: No trace holds device events.
     """
     if not partials:
-        raise MissingInput("the traces hold no GPU events")
+        raise MissingInput("the traces contain no GPU events")
     merged = KernelTimes()
     for partial in partials:
         merged = merge(merged, partial)

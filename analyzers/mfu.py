@@ -130,7 +130,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     trained = find_trained_model(run)
     tokens, seq_len = count_step_tokens(times)
     if times.median_s is None:
-        raise MissingInput("there is no steady-state step to take the time of: start-up or a window affected all")
+        raise MissingInput("no steady-state step: start-up or a profiler window affected every step")
     gpus = max(rank.world_size for rank in run.ranks)
     device = find_device(run)
     checkpointing, checkpointing_notes = find_recomputation(run.models, traced)

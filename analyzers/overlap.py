@@ -144,7 +144,7 @@ class Overlap:
 
 
 def measure(trace: Trace) -> tuple[GroupOverlap, ...] | None:
-    """The process groups of each device of one trace; None where the trace holds no device events."""
+    """The process groups of each device of one trace; None where the trace contains no device events."""
     if not len(trace.device):
         return None
     return tuple(group for device in distinct(trace.device.device) for group in _measure_device(trace, device))
@@ -157,10 +157,10 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
         MissingInput: No trace holds device events, or none communicates.
     """
     if not partials:
-        raise MissingInput("the traces hold no GPU events")
+        raise MissingInput("the traces contain no GPU events")
     groups = _add_windows([group for partial in partials for group in partial])
     if not groups:
-        raise MissingInput("nothing communicates on a device")
+        raise MissingInput("no communication ran on a device")
     axes: dict[str, GroupOverlap] = {}
     for group in groups:
         axes[group.role] = axes[group.role].plus(group) if group.role in axes else group

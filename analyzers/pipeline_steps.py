@@ -139,7 +139,7 @@ class PipelineSteps:
             f"steps){theory}.",
             f"Schedule: {self.schedule or 'not recognised'}, {len(self.stages)} stages, {self.microbatches} "
             f"micro-batches. T is {self.section_ns / NS_PER_MS:.2f} ms{self._profiled_section()}.",
-            "From the hooks' own times: gaps inside a pass count as work; transfers and host gaps are not separated.",
+            "Measured by the hooks: gaps inside a pass count as work; transfers and host gaps are not separated.",
         ]
 
     def _profiled_section(self) -> str:

@@ -198,7 +198,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     """
     parts = [part for partial in partials for part in partial]
     if not parts:
-        raise MissingInput("the traces hold no GPU events")
+        raise MissingInput("the traces contain no GPU events")
     waits = [_find_waits(key, calls) for key, calls in by_group(partials).items() if key.sender == ABSENT]
     groups = sorted(
         (group for group in waits if group is not None), key=lambda group: (-group.slowest.caused, group.name)

@@ -114,7 +114,8 @@ class Throttling:
         """A row a GPU and cause; a sentence where there is none."""
         note = (
             "A step is throttled where a sample in it, or the last one before it, names the cause; idle GPUs and "
-            "clocks that somebody set do not count. Time (%) is by the GPU's own counter, which misses nothing."
+            "clocks set by a user do not count. Time (%) is from the GPU's own counter, which also covers the time "
+            "between samples."
         )
         rows = tuple(
             (

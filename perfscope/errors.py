@@ -65,7 +65,7 @@ class SourceError(PerfscopeError):
 
 
 class NotATrace(SourceError):
-    """A file is no trace of torch.profiler."""
+    """A file is not a trace of torch.profiler."""
 
 
 class MissingInput(PerfscopeError):

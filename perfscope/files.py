@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
     if b"\0" in content:
-        raise SourceError(path, "is no text: it holds zero bytes")
+        raise SourceError(path, "is not text: it contains NUL bytes")
     return content.decode("utf-8", "surrogateescape")
 
 

@@ -72,7 +72,7 @@ def parse_tokens(text: str) -> int:
     3500000000000
 
     Raises:
-        UsageError: The text is no number of tokens, or is not positive.
+        UsageError: The text is not a number of tokens, or is not positive.
     """
     tokens = _parse_count(text)
     if tokens is None:
@@ -101,7 +101,7 @@ def parse_duration_ns(text: str) -> int:
     True
 
     Raises:
-        UsageError: The text is no time, or the time is not positive.
+        UsageError: The text is not a time, or the time is not positive.
     """
     stripped = text.strip()
     total = Decimal(0)

@@ -156,9 +156,9 @@ class Cost:
             notes.append(f"All steady-state steps are {side} the first window, so there is nothing to compare with.")
         if self.hooks_s is not None and self.steady_s:
             share = self.hooks_s / (self.steady_s + self.hooks_s)
-            waits = "; where the device's queue is full, marking a pass waits for it" if self.marks_passes else ""
+            waits = "; timing a pass waits where the device's launch queue is full" if self.marks_passes else ""
             notes.append(
-                f"Hooks: {self.hooks_s * US_PER_S:.0f} us of a median step outside windows ({share:.2%}){waits}."
+                f"Hooks: {self.hooks_s * US_PER_S:.0f} us per median step outside windows ({share:.2%}){waits}."
             )
         stall_s = sum(window.stall_s for window in self.windows)
         if stall_s:
@@ -166,8 +166,8 @@ class Cost:
         distorted = [window.name for window in self.windows if window.is_representative is False]
         if distorted:
             notes.append(
-                f"Not representative of training: {', '.join(distorted)}, where the profiler slowed steps by more than "
-                f"{LARGEST_REPRESENTATIVE_SLOWDOWN:.0%}. Part of the idle, host and other time in their traces is the "
-                "profiler's own."
+                f"Not representative of training: {', '.join(f'window {name}' for name in distorted)}; the profiler "
+                f"slowed these steps by more than {LARGEST_REPRESENTATIVE_SLOWDOWN:.0%}. Part of the idle, host and "
+                "other time in their traces is the profiler's own."
             )
         return tuple(notes)

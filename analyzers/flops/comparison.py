@@ -30,7 +30,7 @@ class Step(NamedTuple):
         model: The dimensions; absent where only the size is known.
         tokens: Tokens of the step over all GPUs.
         seq_len: Tokens in a sequence.
-        checkpointing: Which activations are recomputed.
+        checkpointing: Activation checkpointing: what is recomputed.
         step_ns: Time of the step.
         gpus: Number of GPUs.
         peak_tflops: The peak of one GPU; absent for an unknown GPU.

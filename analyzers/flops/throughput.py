@@ -22,7 +22,7 @@ class Throughput(NamedTuple):
         step_ns: Time of one step.
         gpus: Number of GPUs.
         seq_len: Tokens in a sequence.
-        checkpointing: Which activations are recomputed.
+        checkpointing: Activation checkpointing: what is recomputed.
     """
 
     parameters: int

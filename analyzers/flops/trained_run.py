@@ -45,7 +45,7 @@ class Device(NamedTuple):
     Attributes:
         name: The name that the driver states; absent where unknown.
         gpu: Its data sheet; absent where it is not listed.
-        dtype: The number format of the products.
+        dtype: The data type of the products.
         peak_tflops: The dense peak; absent without one.
         notes: Source of the peak, and what limits it.
     """
@@ -83,7 +83,7 @@ def find_trained_model(run: Run) -> Trained:
     model = infer_dimensions(_merge_weights(parts), name)
     notes.append(
         f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
-        f"vocabulary {model.vocabulary}; attention is counted for as many dimensions as the hidden size."
+        f"vocabulary {model.vocabulary}; the attention width is taken as the hidden size."
     )
     return Trained(model, parameters, trainable, tuple(notes))
 
@@ -144,7 +144,7 @@ def find_recomputation(
         if configured is None:
             return Checkpointing.NONE, ("No activation checkpointing was detected, so none is counted.",)
         return Checkpointing(configured), (f"Activation checkpointing `{configured}`, as the model is configured.",)
-    notes = [f"Activation checkpointing `{shown}`: the trace shows what ran forward again."]
+    notes = [f"Activation checkpointing `{shown}`, detected in the trace."]
     if configured is not None and configured != shown:
         notes.append(f"The model is configured with `{configured}`, which the trace does not show.")
     return shown, tuple(notes)

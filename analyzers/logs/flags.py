@@ -165,15 +165,15 @@ def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
     if log.unreadable:
         yield f"unreadable: {log.unreadable} iteration records hold no readable time and are left out"
     if log.gaps:
-        yield f"missing: between records iterations are missing in {log.gaps} places"
+        yield f"missing: iterations are missing between records in {log.gaps} places"
     if len(rows) and rows.attempt.max() > 0:
-        yield f"restarted: {int(rows.attempt.max())} times; {log.redone} iterations were done again"
+        yield f"restarted: {int(rows.attempt.max())} times; {log.redone} iterations were repeated"
     if log.time_source is not None and log.time_source.startswith(_LOWER_BOUND):
-        yield "lower-bound: the timers hold forward, backward and step, not the time between them"
+        yield "lower-bound: the timers cover forward, backward and step, not the time between them"
     spans = np.unique(rows.span)
     if len(spans) and spans[-1] > 1:
         yield (
             f"means: a record is the mean of {int(spans[-1])} iterations; median and p95 are of those means"
             if len(rows) > 1
-            else f"means: the only figure is a mean over {int(spans[-1])} iterations, warm-up among them"
+            else f"means: the only figure is a mean over {int(spans[-1])} iterations, warm-up included"
         )

@@ -25,7 +25,7 @@ class Overrides:
 
     Attributes:
         parameters, gpus, seq_len, samples: Size of the model, GPUs of the job, tokens in a sequence, global batch.
-        checkpointing: Which activations are recomputed.
+        checkpointing: Activation checkpointing: what is recomputed.
         warmup: Iterations left out at every start; absent for one record.
     """
 
@@ -47,7 +47,7 @@ class TrainingSetup:
         gpus: GPUs of the job.
         seq_len: Tokens in a sequence.
         samples: Global batch.
-        checkpointing: Which activations are recomputed.
+        checkpointing: Activation checkpointing: what is recomputed.
         layout: ``tp``, ``gas`` and the like: what is stated, and what follows from it by division without remainder.
         assumed: What was assumed, in words.
     """

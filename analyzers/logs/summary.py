@@ -200,7 +200,7 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
         return "fail", f"no iteration was logged: {log.ended}"
     if log.framework is not None or log.names_run:
         return "fail", "no iteration was logged"
-    return "unrecognised", "no line of it is that of a known framework"
+    return "unrecognised", "no line matches a known framework"
 
 
 def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:

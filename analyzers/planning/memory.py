@@ -107,7 +107,7 @@ class Layout:
         data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
         zero: Stage of ZeRO, 0 to 3.
         sequence_parallel: Whether norms and dropout are split along the sequence over the tensor-parallel ranks.
-        checkpointing: Which activations are recomputed.
+        checkpointing: Activation checkpointing: what is recomputed.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         micro_batches: Forward passes of one step; None where unknown.
         offload: States that are kept off the GPU: ``optimizer``, ``parameters``.

@@ -273,7 +273,7 @@ def _percent_change(value: Figure, reference: Figure) -> Interval:
 def _explain_change(change: Change, value: Figure, difference: Fraction) -> str:
     share = abs(difference) / value.number * 100 if value.number else Fraction(0)
     if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
-        return "it is the difference over the new value, not over the old"
+        return "the difference was divided by the new value, not the old one"
     return ""
 
 
@@ -297,9 +297,9 @@ def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row 
     passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES).value
     wrong_passes = _PASSES_WITH_AND_WITHOUT_RECOMPUTATION - passes
     mistakes = (
-        (Fraction(wrong_passes, passes), f"{wrong_passes} passes instead of {passes} give it"),
-        (Fraction(GIB, GB), "a size in units of 2**30 gives it"),
-        (Fraction(GB, GIB), "a size divided by 2**30 instead of 10**9 gives it"),
+        (Fraction(wrong_passes, passes), f"{wrong_passes} passes instead of {passes} would give this figure"),
+        (Fraction(GIB, GB), "a size in units of 2**30 would give this figure"),
+        (Fraction(GB, GIB), "a size divided by 2**30 instead of 10**9 would give this figure"),
     )
     for factor, name in mistakes:
         if judge(published, exact_interval(exact * factor)) is Verdict.ROUNDED:
@@ -307,7 +307,7 @@ def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row 
     if _Q.STEP_TIME not in row.figures:
         return ""
     time = row.figures[_Q.STEP_TIME]
-    return f"it needs a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
+    return f"would need a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
 
 
 def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:

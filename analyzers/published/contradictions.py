@@ -79,7 +79,7 @@ def _check_product(
     if len(present) == len(product.factors) and values[product.total] != value:
         yield f"{texts[product.total]}, but {written} = {value}"
     elif values[product.total] % value:
-        yield f"{texts[product.total]} is no multiple of {written} = {value}"
+        yield f"{texts[product.total]} is not a multiple of {written} = {value}"
 
 
 _SHORT = {

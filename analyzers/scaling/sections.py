@@ -104,7 +104,7 @@ def law_sections(scaling: Scaling) -> Iterator[Section]:
     if rows:
         notes = (
             "Least squares on relative errors over all runs; 95 % intervals by Student's t.",
-            "A law that is fitted to few numbers of GPUs predicts little beyond them.",
+            "Extrapolation from few numbers of GPUs is unreliable.",
         )
         yield Section("Scaling laws", columns, rows, notes)
 

@@ -60,7 +60,7 @@ def used_gpus(run: Run) -> tuple[UsedGpu, ...]:
         if ranks:
             used.append(UsedGpu(gpu, ranks, steps[ranks[0]], len(gpu.instances)))
     if not used:
-        raise MissingInput("no rank is known to have trained on a sampled GPU")
+        raise MissingInput("no rank could be matched to a sampled GPU")
     return tuple(sorted(used, key=lambda gpu: (gpu.ranks, gpu.samples.index or 0)))
 
 

@@ -17,7 +17,7 @@ from perfscope.constants import MS_PER_S, NS_PER_MS
 from perfscope.frameworks import STEP_BOUNDARIES
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS, Steps
-from perfscope.units import format_ranges
+from perfscope.units import format_count, format_ranges
 
 
 def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
@@ -85,7 +85,9 @@ def _on_saves(tables: Sequence[Steps]) -> list[str]:
     stalled = max(int(steps_with_save(table).sum()) for table in tables)
     if stalled:
         time = _median_text(tables, steps_with_save, " without the stall")
-        notes.append(f"Checkpoint saves stalled training in {stalled} steps, which are excluded{time}.")
+        notes.append(
+            f"Checkpoint saves stalled training in {format_count(stalled, 'step')}{time}; excluded from the median."
+        )
     beside = max(int(steps_beside_save(table).sum()) for table in tables)
     if beside:
         time = _median_text(tables, steps_beside_save)

@@ -122,7 +122,8 @@ def checkpoint(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]", help="A checkpoint, a folder of several, a CSV file of path,bytes, or a run of profile."
+            metavar="[DIR]",
+            help="A checkpoint, a folder of several, a CSV file of path,bytes, or a run of perfscope profile.",
         ),
     ] = None,
     gpus: Annotated[
@@ -165,7 +166,7 @@ def _parse_published(texts: list[str]) -> list[PublishedSize]:
     for text in texts:
         match = _PUBLISHED.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is no published size", hint="write weights=0.34TB or optimizer-file=8.0GB")
+            raise UsageError(f"{text!r} is not a published size", hint="write weights=0.34TB or optimizer-file=8.0GB")
         number = match["number"]
         sizes.append(
             PublishedSize(

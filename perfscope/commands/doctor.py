@@ -28,8 +28,7 @@ def doctor(
 ) -> Outcome:
     """Check what works on this machine, and say how to fix what does not.
 
-    Everything is tried in separate processes, and nothing is left behind. The exit status is 4 where a part cannot
-    work.
+    Each check runs in a process of its own and leaves nothing behind. Exit status 4: a part cannot work.
     """
     checks = _run_checks(_nearest_folder(run_dir or Path()))
     failed = [check for check in checks if check.verdict is Verdict.FAIL]

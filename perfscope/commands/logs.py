@@ -52,13 +52,17 @@ def logs(
     ] = None,
     checkpointing: Annotated[
         Checkpointing | None,
-        typer.Option(help="Activations that are recomputed.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
+        typer.Option(
+            help="Activation checkpointing: what is recomputed.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG
+        ),
     ] = None,
     warmup: Annotated[
         int | None,
-        typer.Option(help="Iterations to leave out at each start.", show_default="those of the first record"),
+        typer.Option(
+            help="Iterations to exclude after each start of the job.", show_default="those of the first record"
+        ),
     ] = None,
-    sort: Annotated[Order, typer.Option(help="Order of the table.")] = Order.PATH,
+    sort: Annotated[Order, typer.Option(help="Sort order of the table.")] = Order.PATH,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Report step time, throughput and set-up of training runs from their logs."""
@@ -92,7 +96,7 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
             unread.append(str(error))
             continue
         if summary.status == "unrecognised":
-            unread.append(f"{path} {'is empty' if path.stat().st_size == 0 else 'is no log of a known framework'}")
+            unread.append(f"{path} {'is empty' if path.stat().st_size == 0 else 'is not a log of a known framework'}")
         else:
             summaries.append(summary)
     if not summaries:

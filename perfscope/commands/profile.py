@@ -46,7 +46,10 @@ class WindowOptions:
     """Which steps of which ranks are profiled."""
 
     steps: Annotated[
-        str, typer.Option(help="Training steps to profile, from 1 and inclusive.", rich_help_panel=_WINDOW_PANEL)
+        str,
+        typer.Option(
+            help="Training steps to profile, counted from 1, inclusive: 2-4,7-9.", rich_help_panel=_WINDOW_PANEL
+        ),
     ] = DEFAULT_WINDOWS
     ranks: Annotated[
         str | None,
@@ -64,10 +67,13 @@ class EventOptions:
     stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
     memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False
     flops: Annotated[
-        bool, typer.Option("--flops", help="Estimates by torch of the operators' FLOPs.", rich_help_panel=_EVENT_PANEL)
+        bool, typer.Option("--flops", help="torch's FLOPs estimate of each operator.", rich_help_panel=_EVENT_PANEL)
     ] = False
     modules: Annotated[
-        bool, typer.Option("--modules", help="Every forward of a module, by its path.", rich_help_panel=_EVENT_PANEL)
+        bool,
+        typer.Option(
+            "--modules", help="The forward pass of every module, with its path.", rich_help_panel=_EVENT_PANEL
+        ),
     ] = False
 
 

@@ -45,7 +45,7 @@ def check_permissions(gpus: int, parameters: Path = Path("/proc/driver/nvidia/pa
     return warn(
         "Permissions",
         "performance counters are restricted to administrators (RmProfilingAdminOnly is 1)",
-        "traces need none; if CUPTI fails above: option NVreg_RestrictProfilingToAdminUsers=0 of the nvidia module",
+        "traces do not need them; if CUPTI fails above: nvidia module option NVreg_RestrictProfilingToAdminUsers=0",
     )
 
 

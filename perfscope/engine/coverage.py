@@ -107,7 +107,7 @@ def _without_device_events(summaries: Sequence[TraceSummary]) -> list[str]:
     empty = [summary for summary in summaries if not summary.device_events]
     if not empty or len(empty) == len(summaries):
         return []
-    return [f"{len(empty)} of {len(summaries)} traces hold no GPU events, others do: {_enumerate(_names(empty))}"]
+    return [f"{len(empty)} of {len(summaries)} traces contain no GPU events, others do: {_enumerate(_names(empty))}"]
 
 
 def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
@@ -117,7 +117,7 @@ def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
     blind = [summary for summary in summaries if summary.launches and not summary.device_events]
     if blind:
         problems.append(
-            f"{len(blind)} traces hold launches but not one of their kernels: {_enumerate(_names(blind))}; {cause}"
+            f"{len(blind)} traces contain launches but none of their kernels: {_enumerate(_names(blind))}; {cause}"
         )
     for summary in summaries:
         lost = summary.launches_without_event

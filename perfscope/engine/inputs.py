@@ -55,5 +55,5 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
         return Inputs(locations, read_run(Path(locations[0])), tuple(traces))
     traces = find_traces(locations)
     if not traces:
-        raise SourceError(locations[0], "holds no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
+        raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
     return Inputs(locations, None, tuple(traces))

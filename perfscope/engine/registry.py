@@ -77,7 +77,7 @@ class Analyzer:
         return self.partials_of or self.name
 
     def measure(self, trace: Trace) -> Partial | None:
-        """Measure one trace; None where the trace holds nothing of interest."""
+        """Measure one trace; None where the trace contains nothing of interest."""
         partial: Partial | None = self._load().measure(trace)
         return partial
 

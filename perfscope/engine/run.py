@@ -210,10 +210,10 @@ def _require_a_trace(measurements: _Measurements, inputs: Inputs) -> None:
     if measurements.damage:
         path = measurements.first_path
         raise SourceError(path, measurements.damage[0].removeprefix(path).removeprefix(":").strip())
-    raise SourceError(inputs.locations[0], "holds no trace of torch.profiler")
+    raise SourceError(inputs.locations[0], "contains no trace of torch.profiler")
 
 
 def _reduce(analyzer: Analyzer, run: Run | None, measurements: _Measurements) -> Result:
     if analyzer.reads is Reads.TRACES and not measurements.readable:
-        raise MissingInput("no trace could be read" if measurements.damage else "the run holds no trace")
+        raise MissingInput("no trace could be read" if measurements.damage else "the run contains no trace")
     return analyzer.analyze(run, measurements.partials.get(analyzer.measured_by, []))

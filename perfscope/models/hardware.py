@@ -1,6 +1,6 @@
 """Peaks of GPUs: dense peak rates, each with its source, from ``hardware.toml``.
 
-A peak belongs to one GPU and one number format. It is never guessed: an unknown GPU has none, and a figure that counts
+A peak belongs to one GPU and one data type. It is never guessed: an unknown GPU has none, and a figure that counts
 2:4 sparsity is refused, because it would halve the utilisation.
 """
 
@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
     Attributes:
         name: The value of ``--gpu``.
         cuda_names: What ``torch.cuda.get_device_name()`` prints.
-        dense_tflops: Peak TFLOP/s without sparsity, by number format.
+        dense_tflops: Peak TFLOP/s without sparsity, by data type.
         source: Where the figures come from.
         aliases: Other values of ``--gpu``.
         memory_bytes: Memory by the datasheet; a program can see some percent more or less.
@@ -54,7 +54,7 @@ class Gpu(NamedTuple):
         return "bf16" if "bf16" in self.dense_tflops else "fp16"
 
     def peak_tflops(self, dtype: str) -> float:
-        """The dense peak in one number format.
+        """The dense peak in one data type.
 
         Raises:
             UsageError: The GPU has no peak in that format.
@@ -139,7 +139,7 @@ def find_gpu(name: str) -> Gpu:
 
 def describe_unlisted(name: str) -> str:
     """Say that a GPU is not listed, so it has no peak."""
-    return f"the GPU {name!r} is not in hardware.toml, so its peak is not known"
+    return f"the GPU {name!r} is not in hardware.toml, so its peak is unknown"
 
 
 def list_gpu_names() -> str:
@@ -167,7 +167,7 @@ def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
 
     Args:
         peak_tflops: The peak, in TFLOP/s.
-        dtype: The number format that it is for.
+        dtype: The data type that it is for.
         gpu: The GPU that it is for; None to compare with all GPUs.
 
     Raises:

@@ -85,7 +85,7 @@ def build_pages(path: Path, answer: Answer, commits: Commits = Commits.KEPT) -> 
     pages = [page for page in map(read_page, files) if page.blocks]
     if not pages:
         hint = "a block begins with <!-- perfscope: COMMAND --> and ends with <!-- /perfscope -->"
-        raise SourceError(path, "holds no block to regenerate", hint=hint)
+        raise SourceError(path, "contains no block to regenerate", hint=hint)
     return [
         BuiltPage(page, tuple(_build_block(page, block, answer, commits) for block in page.blocks)) for page in pages
     ]

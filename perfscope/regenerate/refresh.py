@@ -41,11 +41,11 @@ def check_file(path: Path, constants: Mapping[Quantity, Constant], peak_tflops: 
     """Recompute the cells of a file; nothing is written.
 
     Raises:
-        SourceError: The file cannot be read, or holds no table that can be recomputed.
+        SourceError: The file cannot be read, or contains no table that can be recomputed.
     """
     file = read_published(path, constants)
     if not file.tables or file.document is None:
-        raise SourceError(path, "holds no table that can be recomputed", hint=_explain_unread(file))
+        raise SourceError(path, "contains no table that can be recomputed", hint=_explain_unread(file))
     tables = check_tables(file.tables, peak_tflops)
     return CheckedFile(file, file.document, tables, find_contradictions(file.tables))
 

@@ -90,7 +90,7 @@ def report_tables(
         added: Names of ``ADDED_COLUMNS``.
 
     Raises:
-        SourceError: A file holds no table that can be recomputed.
+        SourceError: A file contains no table that can be recomputed.
     """
     columns = {name: ADDED_COLUMNS[name] for name in added}
     tables = [
@@ -114,7 +114,7 @@ def report_differences(
     """Only the cells that differ from their recomputed values, and the rows that contradict themselves.
 
     Raises:
-        SourceError: A file holds no table that can be recomputed.
+        SourceError: A file contains no table that can be recomputed.
     """
     files = list(_check_files(paths, constants, peak_tflops, {}))
     cells: list[tuple[Cell, ...]] = [
@@ -160,7 +160,7 @@ def _check_files(
     for path in paths:
         file = read_published(path, constants, added=[column.quantity for column in added.values()])
         if not file.tables:
-            raise SourceError(path, "holds no table that can be recomputed", hint="; ".join(file.unread[:3]) or None)
+            raise SourceError(path, "contains no table that can be recomputed", hint="; ".join(file.unread[:3]) or None)
         yield _CheckedFile(path, file.tables, check_tables(file.tables, peak_tflops), find_contradictions(file.tables))
 
 

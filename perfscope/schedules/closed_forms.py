@@ -112,12 +112,12 @@ def _bubble(schedule: Schedule, devices: int, times: StageTimes, chunks: int) ->
 
 def _find_limitation(schedule: Schedule, devices: int, microbatches: int, times: StageTimes, chunks: int) -> str | None:
     if schedule is Schedule.INTERLEAVED and chunks > 1 and microbatches % devices:
-        return f"it holds where the micro-batches are a multiple of the stages, not for {microbatches} and {devices}"
+        return f"it needs micro-batches that are a multiple of the stages, not {microbatches} and {devices}"
     if schedule is Schedule.ZBV and not times.forward == times.input_gradient == times.weight_gradient:
         return "it is published for F = B = W only"
     fewest = {Schedule.ZB_H1: devices, Schedule.ZB_H2: 2 * devices - 1, Schedule.ZBV: 2 * devices - 1}
     if microbatches < fewest.get(schedule, 1):
         return f"it needs at least {fewest[schedule]} micro-batches to fill the pipeline"
     if schedule in {Schedule.ZB_H1, Schedule.ZB_H2, Schedule.DUALPIPE} and _bubble(schedule, devices, times, 1) < 0:
-        return "it is negative: the weight gradient is too long for it to hold"
+        return "it is negative: the weight gradient takes too long"
     return None

@@ -27,7 +27,7 @@ def one_f_one_b_order(device: int, devices: int, microbatches: int) -> Iterator[
 def interleaved_plan(devices: int, microbatches: int, chunks: int) -> Plan:
     """1F1B over v virtual stages a device, in groups of at least p micro-batches (Narayanan et al., arXiv 2104.04473).
 
-    Where m is no multiple of p the groups are as equal as they can be, as in torch.distributed.pipelining.
+    Where m is not a multiple of p the groups are as equal as they can be, as in torch.distributed.pipelining.
     """
     if chunks == 1:
         return linear_plan(one_f_one_b_order, devices, microbatches)

@@ -216,7 +216,7 @@ def _target_data(target: ThroughputTarget) -> Json:
 def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
     columns = (
         Column("Measured TFLOPs per GPU"),
-        Column("At micro-batches"),
+        Column("Measured micro-batches"),
         Column("Target TFLOPs per GPU"),
         Column("Micro-batches needed"),
         Column("TFLOPs per GPU without a bubble"),

@@ -145,7 +145,7 @@ def simulate(plan: Plan, timing: Timing) -> Timeline:
     for device, spans in enumerate(run.spans):
         if len(spans) < len(plan.orders[device]):
             stuck = plan.orders[device][len(spans)]
-            raise Deadlock(f"device {device} waits for ever before {_describe(stuck)}")
+            raise Deadlock(f"device {device} waits forever before {_describe(stuck)}")
     return Timeline(tuple(tuple(spans) for spans in run.spans))
 
 

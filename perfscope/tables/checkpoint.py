@@ -55,7 +55,7 @@ class TensorGroup:
 
     Attributes:
         role: What they are for.
-        dtype: Their number format.
+        dtype: Their data type.
         elements: Their number of elements; tensors that share a storage count once.
         size_bytes: Their size.
     """

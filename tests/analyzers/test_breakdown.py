@@ -168,5 +168,7 @@ def test_a_marker_on_the_device_or_a_synchronisation_is_no_work(tmp_path: Path) 
 
 
 def test_no_device_events_is_said_and_not_zero(tmp_path: Path) -> None:
-    with pytest.raises(MissingInput, match="2 ranks: the traces hold no GPU events: CPU run, or a profiler conflict"):
+    with pytest.raises(
+        MissingInput, match="2 ranks: the traces contain no GPU events: CPU run, or a profiler conflict"
+    ):
         entries(tmp_path, [step(1, 0, 10)], [step(1, 0, 10)])

@@ -55,7 +55,7 @@ def test_one_unreadable_trace_does_not_take_the_others_along(run: Path) -> None:
     code, document = analyze(run)
     assert code == 4
     assert [rank["rank"] for rank in document["results"]["breakdown"]["ranks"]] == [0, 2, 3]
-    assert any("is no trace" in warning for warning in document["warnings"])
+    assert any("is not a trace" in warning for warning in document["warnings"])
 
 
 def test_without_a_readable_trace_the_steps_are_still_there(run: Path) -> None:

@@ -124,4 +124,4 @@ class TestSaves:
     def test_a_run_without_a_timed_save_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         answer = run(capsys, "checkpoint", "--size", "1B", "--run", self.write_run(tmp_path, {0: []}))
         assert answer.code == 1
-        assert "holds no timed checkpoint save" in answer.err
+        assert "contains no timed checkpoint save" in answer.err

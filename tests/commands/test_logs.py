@@ -81,7 +81,7 @@ def test_the_real_runs_have_no_not_a_number() -> None:
     ("content", "problem"),
     [
         (b"", "is empty"),
-        (b"dear diary\n", "is no log of a known framework"),
+        (b"dear diary\n", "is not a log of a known framework"),
         (bytes(range(256)) * 40, "is a binary file"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_bad_file_among_good_ones_is_noted(sweep: Path) -> None:
     (sweep / "notes.txt").write_text("dear diary\n")
     ended = logs(sweep, ".", "--format", "json")
     assert ended.code == 4
-    assert json.loads(ended.stdout)["unread"] == ["notes.txt is no log of a known framework"]
+    assert json.loads(ended.stdout)["unread"] == ["notes.txt is not a log of a known framework"]
     assert "notes.txt" in ended.stderr
 
 

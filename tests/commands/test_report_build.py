@@ -118,7 +118,10 @@ class TestOurReports:
                 "bigscience-gpt2.md",
                 "fixtures/published/bigscience_gpt2/deepspeed_3d_zero1.csv",
                 ("64,52B,Y,5e8,2,8,128,4,1024,137s,48.8", "64,52B,Y,5e8,2,8,128,4,1024,137s,49.7"),
-                {("TFLOPs", "48.8", "49.7"), ("Verdict", "TFLOPs: wrong (it needs a step time of 139.7 s)", "agrees")},
+                {
+                    ("TFLOPs", "48.8", "49.7"),
+                    ("Verdict", "TFLOPs: wrong (would need a step time of 139.7 s)", "agrees"),
+                },
             ),
             (
                 "deepspeed-gpt2-v100.md",
@@ -315,14 +318,14 @@ class TestBlocks:
         path.write_text("```\n<!-- perfscope: tflops -->\n<!-- /perfscope -->\n```\n")
         answer = run(capsys, "report", "build", path)
         assert answer.code == 1
-        assert "holds no block" in answer.err
+        assert "contains no block" in answer.err
 
     @pytest.mark.parametrize(
         ("command", "problem"),
         [
-            ("profile -- rm -rf .", "is no command that only reads"),
-            ("report build .", "is no command that only reads"),
-            ("report refresh x.md", "is no command that only reads"),
+            ("profile -- rm -rf .", "is not a read-only command"),
+            ("report build .", "is not a read-only command"),
+            ("report refresh x.md", "is not a read-only command"),
             ("bubble --pp 4 -o out.svg", "writes a file"),
             ("checkpoint nowhere", "does not exist"),
             ("checkpoint --size 52Q", "is not a model size"),

@@ -63,8 +63,8 @@ def test_the_environment_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("content", "problem"),
     [
         ("", "is not complete JSON"),
-        ("[]", "is no JSON object"),
-        ("{}", "says nothing of an environment"),
+        ("[]", "is not a JSON object"),
+        ("{}", "describes no environment"),
         ("[" * 99999, "is not complete JSON"),
     ],
 )

@@ -60,14 +60,14 @@ def test_an_empty_cell_that_can_be_computed_is_filled_and_keeps_its_width(refres
 BAD = {
     "a bar inside a cell": (TABLE.replace("| a     |", "| a | b |"), "the row has 11 cells under 10 headings"),
     "a short row": (TABLE.replace("|   46.7 | a     |", "|"), "the row ends before this column"),
-    "a number of three parts": (TABLE.replace("137s", "1.2.3"), "no step time: '1.2.3' is no time"),
-    "nan": (TABLE.replace("137s", "nan"), "no step time: 'nan' is no time"),
-    "inf": (TABLE.replace("137s", "inf"), "no step time: 'inf' is no time"),
-    "an enormous exponent": (TABLE.replace("137s", "1e999999999"), "is no time"),
-    "a time of zero": (TABLE.replace("137s", "0s"), "no step time: '0s' is no time"),
+    "a number of three parts": (TABLE.replace("137s", "1.2.3"), "no step time: '1.2.3' is not a valid time"),
+    "nan": (TABLE.replace("137s", "nan"), "no step time: 'nan' is not a valid time"),
+    "inf": (TABLE.replace("137s", "inf"), "no step time: 'inf' is not a valid time"),
+    "an enormous exponent": (TABLE.replace("137s", "1e999999999"), "is not a valid time"),
+    "a time of zero": (TABLE.replace("137s", "0s"), "no step time: '0s' is not a valid time"),
     "no unit": (
         TABLE.replace("| 52B  |  1 | 16 | 256 |   4 | 1024 | 137s", "| 52   |  1 | 16 | 256 |   4 | 1024 | 137s"),
-        "'52' is no model size",
+        "'52' is not a valid model size",
     ),
     "two columns of one name": (
         TABLE.replace("| Notes |", "| TFlops |"),
@@ -95,10 +95,10 @@ def test_what_cannot_be_read_is_named_and_left_alone(refresh: Any, case: str) ->
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "holds no table"),
-        (b"# only text\n", "holds no table"),
-        (b"| a |\n| - |\n| 1 |\n", "holds no table"),
-        (b"\x7fELF\0\0", "is no text"),
+        (b"", "contains no table"),
+        (b"# only text\n", "contains no table"),
+        (b"| a |\n| - |\n| 1 |\n", "contains no table"),
+        (b"\x7fELF\0\0", "is not text"),
     ],
 )
 def test_a_file_without_such_a_table_is_one_clear_line(refresh: Any, content: bytes, problem: str) -> None:

@@ -88,7 +88,7 @@ def test_a_change_beside_a_value_is_against_the_row_that_states_none(refresh: An
         (5, "6.2", "6.2", "wrong"),
     ]
     reasons = [cell["why"] for cell in answer.data["results"]["cells"] if cell["why"]]
-    assert reasons == ["it is the difference over the new value, not over the old", "the sign is reversed"]
+    assert reasons == ["the difference was divided by the new value, not the old one", "the sign is reversed"]
 
 
 def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_told_from_a_wrong_one(refresh: Any) -> None:
@@ -102,9 +102,9 @@ def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_told_from_a_
 @pytest.mark.parametrize(
     ("published", "why"),
     [
-        ("37.3", "3 passes instead of 4 give it"),
-        ("53.4", "a size in units of 2**30 gives it"),
-        ("46.7", "it needs a step time of 145.9 s"),
+        ("37.3", "3 passes instead of 4 would give this figure"),
+        ("53.4", "a size in units of 2**30 would give this figure"),
+        ("46.7", "would need a step time of 145.9 s"),
     ],
 )
 def test_a_wrong_cell_says_what_would_explain_it(refresh: Any, published: str, why: str) -> None:

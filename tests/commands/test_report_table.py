@@ -149,8 +149,8 @@ def test_the_speed_of_saves_and_the_share_of_memory(capsys: pytest.CaptureFixtur
     ("content", "options", "code", "problem"),
     [
         ("", (), 1, "is empty"),
-        ("a,b\n1,2\n", (), 1, "holds no table that can be recomputed"),
-        ("GPUs,Samples/s,Speed-up\n1,nan,1\n2,inf,2\n4,1.2.3,3\n", (), 0, "'1.2.3' is no rate"),
+        ("a,b\n1,2\n", (), 1, "contains no table that can be recomputed"),
+        ("GPUs,Samples/s,Speed-up\n1,nan,1\n2,inf,2\n4,1.2.3,3\n", (), 0, "'1.2.3' is not a valid rate"),
         ("GPUs,Samples/s,Speed-up\n1,100\n4,300,3\n", (), 0, "the row ends before this column"),
         ("GPUs,Speed-up\n1,1\n4,3\n", ("--add", "wishes"), 2, "'wishes' cannot be added"),
         ("GPUs,Speed-up\n1,1\n4,3\n", (), 0, "no column states the samples/s"),

@@ -132,7 +132,7 @@ def test_a_trace_without_shapes_or_steps_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4")]}))
     assert "--shapes" in refused(*WORDS, "--gbs", 1, "--time", 1, "--trace", path)
     path.write_text(json.dumps({"traceEvents": [event("aten::mm", (2, 3), (3, 5))]}))
-    assert "holds no ProfilerStep" in ask(*WORDS, "--gbs", 1, "--time", 1, "--trace", path).stderr
+    assert "contains no ProfilerStep" in ask(*WORDS, "--gbs", 1, "--time", 1, "--trace", path).stderr
 
 
 def test_recomputation_is_seen_and_counted_in_a_real_trace(recomputed: Path) -> None:

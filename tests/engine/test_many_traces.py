@@ -187,7 +187,7 @@ def test_two_traces_of_one_rank_at_the_same_time_are_both_shown_and_named(tmp_pa
 def test_ranks_without_gpu_events_among_others_are_named(tmp_path: Path) -> None:
     job(tmp_path, 2, world=3)
     write(tmp_path / "rank002.json", [step(1, 0, 10)], **distributed(2, 3))
-    assert analyzed(tmp_path).damage == ("1 of 3 traces hold no GPU events, others do: rank 2",)
+    assert analyzed(tmp_path).damage == ("1 of 3 traces contain no GPU events, others do: rank 2",)
 
 
 def test_traces_of_different_jobs_are_told(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_folder_may_hold_other_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"lr": 0.1}')
     assert analyzed(tmp_path).damage == ()
     (tmp_path / "rank9.trace.json").write_text('{"lr": 0.1}')
-    assert any("rank9.trace.json is no trace" in line for line in analyzed(tmp_path).damage)
+    assert any("rank9.trace.json is not a trace" in line for line in analyzed(tmp_path).damage)
 
 
 def test_traces_are_found_by_pattern_and_below_folders(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_slow_stage_sets_the_pace() -> None:
 
 def test_an_order_that_can_never_run_is_named() -> None:
     backwards_first = Plan(1, 1, ((single_block(PassKind.BACKWARD, 0, 0), single_block(PassKind.FORWARD, 0, 0)),))
-    with pytest.raises(Deadlock, match="device 0 waits for ever before B0 of stage 0"):
+    with pytest.raises(Deadlock, match="device 0 waits forever before B0 of stage 0"):
         simulate(backwards_first, _equal(1, 1, (1, 1, 0)))
 
 

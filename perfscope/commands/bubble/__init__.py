@@ -35,7 +35,9 @@ def bubble(
     """Predict the bubble of a pipeline schedule or measure that of a run, and compare alternatives."""
     if paths:
         if pipeline.describes_schedule or times.are_given or target.is_given:
-            raise UsageError("a run is measured, so it takes no times, schedule or micro-batches", hint="see --help")
+            raise UsageError(
+                "times, schedule and micro-batches are for a prediction, not for a measured run", hint="see --help"
+            )
         # Prediction starts without NumPy, which measurement needs.
         from perfscope.commands.bubble.measurement import measure_bubble
 

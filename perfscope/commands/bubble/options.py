@@ -161,7 +161,7 @@ class TargetOptions:
     ] = None
     target_tflops: Annotated[
         str | None,
-        typer.Option(help="TFLOPs per GPU to reach: find the micro-batches that it takes.", rich_help_panel=_TARGET),
+        typer.Option(help="Target TFLOPs per GPU: computes the micro-batches needed.", rich_help_panel=_TARGET),
     ] = None
 
     @property
@@ -180,7 +180,7 @@ class TargetOptions:
         if self.tflops is None or self.target_tflops is None:
             raise UsageError(
                 "--tflops and --target-tflops go together",
-                hint="--tflops is the throughput measured at --microbatches, --target-tflops the one to reach",
+                hint="--tflops is the throughput measured at --microbatches, --target-tflops the target",
             )
         return _parse_tflops("--tflops", self.tflops), _parse_tflops("--target-tflops", self.target_tflops)
 

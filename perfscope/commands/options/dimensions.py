@@ -42,7 +42,7 @@ class Dimensions(NamedTuple):
         ),
     ] = None
     head_dim: Annotated[
-        int | None, _option("Dimensions of a head.", "--head-dim", "--kv-channels", default="--hidden / --heads")
+        int | None, _option("Head dimension.", "--head-dim", "--kv-channels", default="--hidden / --heads")
     ] = None
     ffn: Annotated[
         int | None,

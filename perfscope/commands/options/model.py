@@ -118,6 +118,7 @@ def _find_model(text: str) -> ModelDescription | None:
         parse_parameters(text)
     except UsageError:
         raise UsageError(
-            f"the model {text!r} is no known name, no file and no size", hint=f"known: {', '.join(preset_names())}"
+            f"the model {text!r} is neither a known name nor a file nor a size",
+            hint=f"known: {', '.join(preset_names())}",
         ) from None
     return None

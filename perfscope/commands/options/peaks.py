@@ -14,7 +14,7 @@ _PANEL = "Peak"
 
 
 class Dtype(StrEnum):
-    """The number format of the matrix products."""
+    """The data type of the matrix products."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -24,7 +24,7 @@ class Dtype(StrEnum):
 
 
 class PeakOptions(NamedTuple):
-    """The GPU and the number format, as typed."""
+    """The GPU and the data type, as typed."""
 
     gpu: Annotated[
         str | None,
@@ -33,7 +33,7 @@ class PeakOptions(NamedTuple):
     dtype: Annotated[
         Dtype | None,
         typer.Option(
-            help="Number format of the matrix products.",
+            help="Data type of the matrix multiplications.",
             show_default="the GPU's 16-bit format",
             rich_help_panel=_PANEL,
         ),
@@ -41,7 +41,7 @@ class PeakOptions(NamedTuple):
     peak: Annotated[
         float | None,
         typer.Option(
-            help="Dense peak of one GPU in TFLOP/s, for one that is not listed.",
+            help="Dense peak of one GPU in TFLOP/s, if --gpu does not list it.",
             show_default="of --gpu",
             rich_help_panel=_PANEL,
         ),
@@ -53,7 +53,7 @@ class Peak(NamedTuple):
 
     Attributes:
         gpu: The GPU; None where it is not given or not known.
-        dtype: The number format.
+        dtype: The data type.
         tflops: The dense peak of one GPU in TFLOP/s; None where it is not known.
         source: Where the peak comes from; empty without one.
         assumptions: What was assumed.

@@ -21,5 +21,5 @@ class TrainingOptions(NamedTuple):
     ] = None
     checkpointing: Annotated[
         Checkpointing | None,
-        typer.Option(help="Activations that are recomputed.", show_default=DEFAULT_CHECKPOINTING.value),
+        typer.Option(help="Activation checkpointing: what is recomputed.", show_default=DEFAULT_CHECKPOINTING.value),
     ] = None

@@ -99,7 +99,7 @@ class PlanInputs:
         training: Sequence length and activation checkpointing; None for what is not known.
         layout: Degrees of parallelism and batch; None for what is not known.
         memory: Implementations and precision that the memory depends on.
-        peak: The GPU and the number format; None for what is not known.
+        peak: The GPU and the data type; None for what is not known.
         offload: States that are kept off the GPU.
         read: What was read from files, one phrase for each value.
     """
@@ -129,11 +129,11 @@ class PlanInputs:
         return self.training.checkpointing or DEFAULT_CHECKPOINTING
 
     def states(self, dtype: str) -> States:
-        """The training precision, with the default for a number format."""
+        """The training precision, with the default for a data type."""
         return self.memory.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
 
     def precision(self, dtype: str) -> Precision:
-        """Bytes per parameter of each state, where matrix products are in a number format."""
+        """Bytes per parameter of each state, where matrix products are in a data type."""
         states = self.states(dtype)
         if states is States.MIXED:
             return mixed_precision(self.memory.optimizer, _FP32_BYTES if self.memory.fp32_gradients else _16_BIT_BYTES)
@@ -166,7 +166,7 @@ def supply_from_deepspeed_config(inputs: PlanInputs, path: Path) -> PlanInputs:
 
     Raises:
         SourceError: The file cannot be read.
-        UsageError: It is no DeepSpeed config, or a value in it is not possible.
+        UsageError: It is not a DeepSpeed config, or a value in it is not possible.
     """
     config = read_deepspeed_config(path)
     phrases = [f"ZeRO stage {config.zero_stage}, {config.dtype}"]

@@ -72,7 +72,7 @@ def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
 
 def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
     """The memory of the typed layouts."""
-    notes = ["Of the fullest GPU, without the buffers of the allocator and of communication."]
+    notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]
     context = estimates[0].layout.context
     if context > 1:
         notes.append(f"Each sequence is split over {context} context-parallel ranks.")
@@ -85,7 +85,7 @@ def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
     """The layouts that fit."""
     title = "What fits, with the fewest model-parallel GPUs"
     if fitting is None:
-        return Section(title, notes=("n/a: the memory of the GPU is not known; give --gpu.",))
+        return Section(title, notes=("n/a: the memory of the GPU is unknown; give --gpu.",))
     if not fitting:
         return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
     return Section(title, _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in fitting))

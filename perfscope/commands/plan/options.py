@@ -110,7 +110,9 @@ class LayoutOptions(NamedTuple):
     sequence_parallel: Annotated[
         bool,
         typer.Option(
-            "--sequence-parallel", help="Split norms and dropout along the sequence, too.", rich_help_panel=_LAYOUT
+            "--sequence-parallel",
+            help="Sequence parallelism: split norms and dropout along the sequence.",
+            rich_help_panel=_LAYOUT,
         ),
     ] = False
 
@@ -154,7 +156,8 @@ class MemoryOptions(NamedTuple):
     ] = Attention.FLASH
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer.", rich_help_panel=_MEMORY)] = Optimizer.ADAM
     fp32_gradients: Annotated[
-        bool | None, typer.Option("--fp32-gradients", help="Gradients in fp32.", rich_help_panel=_MEMORY)
+        bool | None,
+        typer.Option("--fp32-gradients", help="Keep gradients in fp32 in mixed precision.", rich_help_panel=_MEMORY),
     ] = None
     states: Annotated[
         States | None,
@@ -182,7 +185,7 @@ class FileOptions(NamedTuple):
     deepspeed_config: Annotated[
         Path | None,
         typer.Option(
-            help="A DeepSpeed config: supplies ZeRO stage, batch sizes, number format and offloading.",
+            help="A DeepSpeed config: supplies ZeRO stage, batch sizes, data type and offloading.",
             rich_help_panel=_FILES,
         ),
     ] = None

@@ -38,7 +38,7 @@ class PlannedRun(NamedTuple):
         measured: What it measured.
         trained: The model that it trained; None where no rank recorded it.
         device: The CUDA name of its GPU; None where unknown.
-        dtype: The number format of its products; None where unknown.
+        dtype: The data type of its products; None where unknown.
         checkpointing: Which activations it recomputed.
     """
 
@@ -187,12 +187,12 @@ def _compare_quantities(measured: MeasuredRun, plan: Plan) -> tuple[Quantity, ..
         Quantity(
             "gpu_memory_bytes", "Memory in use (GB)", None, measured.memory_used_bytes, GB,
             "NVML; includes CUDA's context, NCCL and the allocator's reserve"
-            if measured.memory_used_bytes else "no sample of NVML",
+            if measured.memory_used_bytes else "no NVML sample",
         ),
         Quantity("step_s", "Step (s)", step_s, measured.step_s, 1, f"estimated at {speed.source}"),
         Quantity(
             "tflops_per_gpu", "TFLOPs per GPU", speed.tflops_per_gpu, reached, 1,
-            f"by `{plan.inputs.target.convention}`" if reached else "the tokens of a step are not known",
+            f"by `{plan.inputs.target.convention}`" if reached else "the number of tokens per step is unknown",
         ),
         Quantity(
             "checkpoint_bytes", "Checkpoint (GB)", plan.checkpoint_bytes, measured.checkpoint_bytes, GB,

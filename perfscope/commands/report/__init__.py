@@ -11,6 +11,6 @@ from perfscope.commands.report.refresh import refresh
 from perfscope.commands.report.runs import runs
 from perfscope.commands.report.table import table
 
-app = typer.Typer(help="Keep published tables right: recompute their cells, regenerate their blocks.")
+app = typer.Typer(help="Check published tables and regenerate reports from raw files.")
 for command in (refresh, build, table, runs, environment, overhead):
     app.command()(command)

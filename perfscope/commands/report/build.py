@@ -75,7 +75,7 @@ def _refuse_writing(words: Sequence[str]) -> None:
     only_reads = words[0] in READING and (words[0] != "report" or (words[1:2] and words[1] in _READING_REPORTS))
     if not only_reads:
         raise PerfscopeError(
-            f"{' '.join(words[:2])!r} is no command that only reads", hint=f"allowed: {', '.join(READING)}"
+            f"{' '.join(words[:2])!r} is not a read-only command", hint=f"allowed: {', '.join(READING)}"
         )
     writing = [word for word in words if word.split("=")[0] in _WRITING_OPTIONS]
     if writing:

@@ -29,7 +29,9 @@ class ConstantOptions:
     checkpointing: Annotated[
         Checkpointing | None,
         typer.Option(
-            help="Which activations are recomputed.", rich_help_panel=_PANEL, show_default="from the text, else full"
+            help="Activation checkpointing: what is recomputed.",
+            rich_help_panel=_PANEL,
+            show_default="from the text, else full",
         ),
     ] = None
     tp: Annotated[

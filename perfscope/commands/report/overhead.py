@@ -26,7 +26,7 @@ _BASELINE = "Baseline: the job without perfscope; for windows, a bare torch.prof
 
 def overhead(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE.json", help="What `python -m benchmarks.overhead --json` wrote.")
+        Path, typer.Argument(metavar="FILE.json", help="JSON file written by `python -m benchmarks.overhead --json`.")
     ],
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:

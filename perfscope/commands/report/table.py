@@ -25,7 +25,8 @@ def table(
         typer.Option(help="A column to compute: tflops, speed-up, efficiency, save-speed or memory-share."),
     ] = None,
     differences: Annotated[
-        bool, typer.Option("--differences", help="Print only the cells that differ and the rows that contradict.")
+        bool,
+        typer.Option("--differences", help="Print only the cells that differ and the rows that contradict themselves."),
     ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:

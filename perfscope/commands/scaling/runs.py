@@ -42,7 +42,7 @@ def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], 
             problems.append(str(error))
             continue
         if run is None:
-            problems.append(f"{path}: its numbers of nodes and GPUs are unknown, or it is no log")
+            problems.append(f"{path}: its numbers of nodes and GPUs are unknown, or it is not a log")
         else:
             runs.append(run)
     return runs, problems

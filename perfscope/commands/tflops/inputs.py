@@ -50,7 +50,7 @@ class FileOptions(NamedTuple):
     deepspeed_config: Annotated[
         Path | None,
         typer.Option(
-            help="A DeepSpeed config: supplies the global batch size and the number format.", rich_help_panel=_FILES
+            help="A DeepSpeed config: supplies the global batch size and the data type.", rich_help_panel=_FILES
         ),
     ] = None
 
@@ -63,8 +63,8 @@ class StepInputs(NamedTuple):
         step_ns: Time of one step.
         gpus: Number of GPUs.
         seq_len: Tokens in a sequence.
-        checkpointing: Which activations are recomputed.
-        dtype: The number format.
+        checkpointing: Activation checkpointing: what is recomputed.
+        dtype: The data type.
         read: What was read from files, one phrase for each value.
     """
 
@@ -99,7 +99,7 @@ def supply_from_deepspeed_config(inputs: StepInputs, path: Path) -> StepInputs:
 
     Raises:
         SourceError: The file cannot be read.
-        UsageError: It is no DeepSpeed config, or its batch sizes contradict each other.
+        UsageError: It is not a DeepSpeed config, or its batch sizes contradict each other.
     """
     config = read_deepspeed_config(path)
     supplied = StepInputs(samples=config.global_batch(inputs.gpus), dtype=Dtype(config.dtype))

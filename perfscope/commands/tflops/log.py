@@ -108,7 +108,7 @@ def read_step_log(path: Path) -> StepLog:
     log = read_log(path)
     if log.framework is None:
         raise UsageError(
-            f"{path} is no log of a known framework: it has neither printed arguments nor iteration lines",
+            f"{path} is not a log of a known framework: it has neither printed arguments nor iteration lines",
             hint="docs/logs.md lists the frameworks",
         )
     return StepLog(log, read_log_model(log))

@@ -49,14 +49,14 @@ def read_traced_step(path: Path) -> TracedStep:
     """Count the operations of a trace's matrix products.
 
     Raises:
-        SourceError: The file cannot be read, or holds no training step.
+        SourceError: The file cannot be read, or contains no training step.
         UsageError: The trace states no shapes.
     """
     operations = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
     if operations is None or not operations.flops_per_step:
         raise UsageError(f"{path} states no shapes of matrix products", hint="profile with `--shapes`")
     if not operations.steps:
-        raise SourceError(path, "holds no ProfilerStep, so the number of its steps is unknown")
+        raise SourceError(path, "contains no ProfilerStep, so the number of its steps is unknown")
     return TracedStep(path, operations)
 
 
@@ -66,4 +66,4 @@ def _compare_recomputation(step: Step, operations: Operations) -> tuple[str, ...
     if traced is None or traced is step.checkpointing:
         return ()
     shown = "no recomputation" if traced is Checkpointing.NONE else f"recomputation (`{traced}`)"
-    return (f"The trace shows {shown}, but --checkpointing is {step.checkpointing}: HFU counts the latter.",)
+    return (f"The trace shows {shown}, but --checkpointing is {step.checkpointing}: HFU follows --checkpointing.",)

@@ -71,7 +71,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     layout = find_layout(list(selection.sizes))
     if layout is Layout.UNKNOWN:
-        raise SourceError(path, "holds no checkpoint", hint=NO_CHECKPOINT)
+        raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
     reading = _Reading(folder, list(selection.damage))
     if METADATA_FILE in selection.sizes:
         reading.dcp = _read_dcp(folder, reading.damage)

@@ -70,7 +70,7 @@ def _check_index(folder: Path, name: str, files: Sequence[CheckpointFile]) -> li
         listed = {str(file) for file in index["weight_map"].values()}
         stated = index.get("metadata", {}).get("total_size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return [f"{name} is no complete index"]
+        return [f"{name} is not a complete index"]
     absent = sorted(listed - {file.path for file in files})
     if absent:
         return [f"{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING]]

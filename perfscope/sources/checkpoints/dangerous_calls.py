@@ -25,7 +25,7 @@ _TORCH = ("torch.hub.", "torch.load", "torch.serialization.load", "torch.utils.c
 
 def find_dangerous_calls(names: Iterable[str]) -> tuple[str, ...]:
     """The dangerous functions among those that a pickle names."""
-    return tuple(sorted({name or "a function whose name is computed" for name in names if _is_dangerous(name)}))
+    return tuple(sorted({name or "a function with a computed name" for name in names if _is_dangerous(name)}))
 
 
 def _is_dangerous(name: str) -> bool:

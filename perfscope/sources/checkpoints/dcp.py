@@ -50,7 +50,7 @@ def read_metadata(path: Path) -> DcpMetadata:
     """Read a checkpoint's ``.metadata``.
 
     Raises:
-        DcpDamage: It is no complete pickle of a checkpoint's metadata.
+        DcpDamage: It is not a complete pickle of a checkpoint's metadata.
         OSError: It cannot be read.
     """
     if path.stat().st_size > LARGEST_PICKLE:
@@ -61,7 +61,7 @@ def read_metadata(path: Path) -> DcpMetadata:
         raise DcpDamage(str(damage)) from None
     root = replayed.value
     if not isinstance(root, Call) or not isinstance(root.state, InertDict):
-        raise DcpDamage("is no metadata of a distributed checkpoint")
+        raise DcpDamage("is not the metadata of a distributed checkpoint")
     described = root.state.get("state_dict_metadata")
     stored = root.state.get("storage_data")
     if not isinstance(described, InertDict):

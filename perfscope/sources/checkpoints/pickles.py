@@ -87,7 +87,7 @@ def replay(file: IO[bytes]) -> ReplayedPickle:
                 raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError) as error:
-        raise PickleDamage(f"is no complete pickle ({str(error)[:80]})") from None
+        raise PickleDamage(f"is not a complete pickle ({str(error)[:80]})") from None
     return ReplayedPickle(machine.result(), frozenset(machine.names))
 
 

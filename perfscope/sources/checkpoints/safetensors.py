@@ -25,7 +25,7 @@ _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 
 
 class SafetensorsDamage(Exception):
-    """A file is no complete safetensors file; the text is the problem."""
+    """A file is not a complete safetensors file; the text is the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
-            raise SafetensorsDamage(f"is no complete safetensors file: a header of {length:,} bytes in {size:,}")
+            raise SafetensorsDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
         content = file.read(length)
     try:
         header = json.loads(content)
     except (ValueError, RecursionError):
-        raise SafetensorsDamage("has a header that is no JSON") from None
+        raise SafetensorsDamage("has a header that is not JSON") from None
     if not isinstance(header, dict):
-        raise SafetensorsDamage("has a header that is no JSON object")
+        raise SafetensorsDamage("has a header that is not a JSON object")
     tensors = [_tensor(name, entry) for name, entry in header.items() if name != "__metadata__"]
     end = max((stop for _, stop in tensors), default=0)
     data = size - _LENGTH_BYTES - length

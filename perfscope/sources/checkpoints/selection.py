@@ -76,7 +76,7 @@ def select_checkpoint(path: Path, sizes: Mapping[str, int]) -> Selection:
         own = {name: size for name, size in sizes.items() if name.partition("/")[0] not in siblings}
         return Selection("", own, {tag: sum(by_tag[tag].values()) for tag in siblings})
     if not tags:
-        raise SourceError(path, "holds no checkpoint", hint=NO_CHECKPOINT)
+        raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
     tracked = _read_tracker(path, sizes)
     is_lost = tracked is not None and tracked not in tags
     damage = (f"the tracker file names {tracked} as the latest checkpoint, which is missing",) if is_lost else ()

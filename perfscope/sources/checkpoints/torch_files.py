@@ -129,7 +129,7 @@ def read_torch_file(path: Path) -> TorchFile:
             return _read_legacy(file)
         if not start.strip(b"\0"):
             raise TorchDamage("begins with zeros only: it was not written whole")
-        raise TorchDamage("is no file of torch.save")
+        raise TorchDamage("is not a torch.save file")
 
 
 def _read_zip(file: IO[bytes]) -> TorchFile:
@@ -144,7 +144,7 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
             with archive.open(pickles[0]) as stream:
                 replayed = _replay(stream.read(LARGEST_PICKLE + 1))
     except _ZIP_ERRORS as error:
-        raise TorchDamage(f"is no complete zip archive ({error})") from None
+        raise TorchDamage(f"is not a complete zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
     stored = {name.removeprefix(folder): entry.file_size for name, entry in members.items() if name.startswith(folder)}
     tensors = tuple(find_tensors(replayed.value))

@@ -46,7 +46,7 @@ def read_deepspeed_config(path: Path) -> DeepSpeedConfig:
 
     Raises:
         SourceError: The file cannot be read.
-        UsageError: It is no DeepSpeed config, or a value in it is not possible.
+        UsageError: It is not a DeepSpeed config, or a value in it is not possible.
     """
     try:
         config = json.loads(path.read_bytes())
@@ -55,7 +55,7 @@ def read_deepspeed_config(path: Path) -> DeepSpeedConfig:
     except ValueError:
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(config, dict) or not any(key in config for key in _USUAL_KEYS):
-        raise UsageError(f"{path} is no DeepSpeed config: it has none of {', '.join(_USUAL_KEYS[:4])}")
+        raise UsageError(f"{path} is not a DeepSpeed config: it has none of {', '.join(_USUAL_KEYS[:4])}")
     total, micro, accumulation = (_count(config, key, path) for key in _BATCH_KEYS)
     if total and total % ((micro or 1) * (accumulation or 1)):
         raise UsageError(

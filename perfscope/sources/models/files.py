@@ -21,7 +21,7 @@ def read_model(path: Path) -> ModelDescription:
     if is_config_file(path):
         return read_config(path)
     if path.is_dir():
-        raise UsageError(f"{path} holds no config.json")
+        raise UsageError(f"{path} contains no config.json")
     # The readers of logs import NumPy, which a model by its name or config does not need.
     from perfscope.sources.models.log_models import read_log_file_model
 

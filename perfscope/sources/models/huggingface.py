@@ -49,7 +49,7 @@ def read_config(path: Path) -> ModelDescription:
     """Read a ``config.json``, or the one in a folder.
 
     Raises:
-        SourceError: The file does not exist or is no JSON object.
+        SourceError: The file does not exist or is not a JSON object.
         UsageError: Its architecture, or a part of it, is not known; or its dimensions contradict each other.
     """
     file = path / "config.json" if path.is_dir() else path
@@ -60,10 +60,10 @@ def read_config(path: Path) -> ModelDescription:
     except ValueError:
         raise UsageError(f"{file} is not JSON") from None
     if not isinstance(config, dict):
-        raise UsageError(f"{file} holds no JSON object")
+        raise UsageError(f"{file} is not a JSON object")
     if "model_type" not in config and any(key in config for key in _DEEPSPEED_KEYS):
         raise UsageError(
-            f"{file} is a DeepSpeed config, which holds no dimensions of a model",
+            f"{file} is a DeepSpeed config, which contains no dimensions of a model",
             hint="give it as --deepspeed-config beside --model or --size",
         )
     model, notes = to_transformer(config, str(file))

@@ -87,7 +87,7 @@ def read_figure(quantity: Quantity, cell: Cell, unit: str) -> Figure:
     """
     figure = _READERS.get(quantity, _read_count)(cell, unit)
     if figure is None:
-        raise UsageError(f"{cell.text!r} is no {_SINGULAR.get(quantity, str(quantity))}")
+        raise UsageError(f"{cell.text!r} is not a valid {_SINGULAR.get(quantity, str(quantity))}")
     return figure
 
 

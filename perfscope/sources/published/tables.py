@@ -228,7 +228,7 @@ def _read_csv(path: Path) -> Grid:
     try:
         lines = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
-        raise SourceError(path, f"is no CSV: {error}") from None
+        raise SourceError(path, f"is not CSV: {error}") from None
     if not lines:
         raise SourceError(path, "is empty")
     rows = [tuple(Cell(text.strip(), Span(number, 0, 0)) for text in row) for number, row in lines]

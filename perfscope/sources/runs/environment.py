@@ -58,7 +58,7 @@ def read_environment(path: Path) -> Environment:
         path: A run's folder, or a JSON file.
 
     Raises:
-        SourceError: It is no JSON object, or says nothing of an environment.
+        SourceError: It is not a JSON object, or describes no environment.
     """
     file = path / wire.RUN_FILE if path.is_dir() else path
     try:
@@ -66,12 +66,12 @@ def read_environment(path: Path) -> Environment:
     except (ValueError, RecursionError):
         raise SourceError(file, "is not complete JSON") from None
     if not isinstance(stated, dict):
-        raise SourceError(file, "is no JSON object")
+        raise SourceError(file, "is not a JSON object")
     versions = {**_image_versions(stated), **_as_dict(stated.get("versions")), **_torch_version(file.parent)}
     facts = (*_list_gpus(stated), *_list_facts(stated), *_list_versions(versions))
     topology = parse_topology(str(stated.get("topology") or ""))
     if not facts and not topology:
-        raise SourceError(file, "says nothing of an environment", hint="it should be a run.json of `perfscope profile`")
+        raise SourceError(file, "describes no environment", hint="it should be a run.json of `perfscope profile`")
     command = stated.get("command")
     return Environment(facts, topology, " ".join(map(str, command)) if isinstance(command, list) else "")
 

@@ -33,7 +33,7 @@ def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord:
     """
     fields = msgspec.json.decode(line, type=dict[str, object])
     if fields.get("kind") not in _EVENTS:
-        raise msgspec.ValidationError("no known kind of event")
+        raise msgspec.ValidationError("unknown kind of event")
     return msgspec.convert(fields, _EVENTS[fields["kind"]])
 
 

@@ -17,5 +17,5 @@ def read_run_saves(path: Path) -> Saves:
     """
     saves = read_run(path).saves
     if saves is None:
-        raise SourceError(path, "holds no timed checkpoint save", hint="--log reads saves from a training log")
+        raise SourceError(path, "contains no timed checkpoint save", hint="--log reads saves from a training log")
     return saves

@@ -126,7 +126,7 @@ def _parse_latencies(line: bytes) -> tuple[list[LoggedSpeed], str | None]:
     if len(latencies) > 1:
         return latencies, "records share a line, of which the original script takes the first"
     if not latencies or not _SCRIPT_LATENCY.search(line):
-        return latencies, "a line with a throughput holds no latency, at which the original script fails"
+        return latencies, "a line with a throughput contains no latency, at which the original script fails"
     return latencies, None
 
 
@@ -144,7 +144,7 @@ def _parse_samples_per_s(line: bytes) -> tuple[list[LoggedSpeed], str | None]:
     if 0 in values:
         return speeds, "a line states 0 samples/s; it is excluded, and the original script counts it"
     if not speeds:
-        return [], "a line with SamplesPerSec holds no speed, at which the original script fails or writes NaN"
+        return [], "a line with SamplesPerSec contains no speed, at which the original script fails or writes NaN"
     if not line.endswith(b"\n"):
         return speeds, "the last line has no end, at which the original script fails"
     if line[matches[-1].end() :].strip() or len(matches) > 1:

@@ -22,7 +22,7 @@ _READ_BYTES = 64 * KIB
 _MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
 _LARGEST_KEPT_BYTES = 31 * MIB
-#: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is no trace, and would fill the memory.
+#: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
 _LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
 
@@ -74,7 +74,7 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
                 return
             inflated += len(data)
             if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > _LARGEST_RATIO * read:
-                raise SourceError(path, f"inflates to more than {_LARGEST_RATIO} times its size: it is no trace")
+                raise SourceError(path, f"inflates to more than {_LARGEST_RATIO} times its size: it is not a trace")
             yield data
             block = stream.unconsumed_tail
             is_complete = stream.eof

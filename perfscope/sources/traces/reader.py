@@ -85,7 +85,7 @@ def read_trace(
     A URL is always read ahead.
 
     Raises:
-        SourceError: The file cannot be opened, is empty, or is no trace.
+        SourceError: The file cannot be opened, is empty, or is not a trace.
     """
     location = os.fspath(path)
     try:
@@ -197,12 +197,12 @@ def _parse_intact(text: bytes, kind: type[Event] | type[EventInDigits], events: 
 def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) -> _Content:
     start = start_of_events(text)
     if start is None:
-        raise NotATrace(path, "is no trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
+        raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     kind: type[Event] | type[EventInDigits] = Event if times_fit_doubles(text, start) else EventInDigits
     salvaged = salvage(text, start - 1, msgspec.json.Decoder(kind, strict=False).decode)
     holds_no_event = text[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
     if not salvaged.events and (holds_no_event or b'"traceEvents"' not in text):
-        raise NotATrace(path, "is no trace", hint="it holds no event of torch.profiler")
+        raise NotATrace(path, "is not a trace", hint="it contains no event of torch.profiler")
     columns = Columns(events)
     columns.add(salvaged.events)
     if not salvaged.is_closed:

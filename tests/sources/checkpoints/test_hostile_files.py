@@ -90,7 +90,7 @@ class TestHostileFiles:
         content[entry + 9] |= 0x08  # the name is said to be UTF-8
         content[entry + 46] = 0x80
         (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(TorchDamage, match="is no complete zip archive"):
+        with pytest.raises(TorchDamage, match="is not a complete zip archive"):
             read_torch_file(tmp_path / "model.pt")
 
     def test_references_in_circles_and_deep_nesting_end(self, tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ class TestHostileFiles:
         [
             ("model.pt", b"", "is empty"),
             ("model.pt", b"PK\x03\x04" + bytes(100), "cut off"),
-            ("model.pt", b"<html>404</html>", "is no file of torch.save"),
+            ("model.pt", b"<html>404</html>", "is not a torch.save file"),
             ("model.pt", bytes(5000), "zeros only"),
-            ("model.pt", b"\x80\x02}q\x00(X\x05\x00\x00\x00mode", "no complete pickle"),
-            ("model.safetensors", b"", "is no complete safetensors file"),
-            ("model.safetensors", b"\xff" * 8 + b"{}", "is no complete safetensors file"),
-            ("model.safetensors", struct.pack("<Q", 2) + b"[]", "no JSON object"),
+            ("model.pt", b"\x80\x02}q\x00(X\x05\x00\x00\x00mode", "not a complete pickle"),
+            ("model.safetensors", b"", "is not a complete safetensors file"),
+            ("model.safetensors", b"\xff" * 8 + b"{}", "is not a complete safetensors file"),
+            ("model.safetensors", struct.pack("<Q", 2) + b"[]", "not a JSON object"),
             ("model.safetensors", struct.pack("<Q", 9) + b'{"a":{}} ', "no complete entry for 'a'"),
         ],
     )

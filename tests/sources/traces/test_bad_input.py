@@ -17,12 +17,12 @@ from tests.sources.traces.making import call, compact, distributed, kernel, kine
     ("content", "problem"),
     [
         (b"", "bad.json is empty"),
-        (b"not json at all", "bad.json is no trace"),
-        (b'{"model": "gpt"}', "bad.json is no trace"),
-        (b'{"traceEvents": 5}', "bad.json is no trace"),
-        (b'{"traceEvents": ["a", 5, null, [1]]}', "bad.json is no trace"),
-        (b'{"traceEvents":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
-        (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is no trace"),
+        (b"not json at all", "bad.json is not a trace"),
+        (b'{"model": "gpt"}', "bad.json is not a trace"),
+        (b'{"traceEvents": 5}', "bad.json is not a trace"),
+        (b'{"traceEvents": ["a", 5, null, [1]]}', "bad.json is not a trace"),
+        (b'{"traceEvents":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is not a trace"),
+        (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "bad.json is not a trace"),
         (gzip.compress(b" " * (8 << 20)) * 40, "bad.json inflates to more than 250 times its size"),
         (b"\x1f\x8b\x08\x00\x00", "bad.json is empty"),
     ],
@@ -59,7 +59,7 @@ def test_a_folder_without_traces_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = perfscope("analyze", "empty", cwd=tmp_path)
     assert answer.code == 1
-    assert answer.stderr.startswith("perfscope: empty holds no trace\n")
+    assert answer.stderr.startswith("perfscope: empty contains no trace\n")
 
 
 def test_a_trace_without_gpu_events_says_what_is_not_computed(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_trace_without_gpu_events_says_what_is_not_computed(tmp_path: Path) ->
     document = json.loads(answer.stdout)
     assert document["results"] == {}
     reasons = {skip["analyzer"]: skip["reason"] for skip in document["skipped"]}
-    assert reasons["breakdown"] == "1 rank: the trace holds no GPU events: CPU run, or a profiler conflict"
+    assert reasons["breakdown"] == "1 rank: the trace contains no GPU events: CPU run, or a profiler conflict"
 
 
 def test_a_trace_without_steps_is_answered_as_a_whole(tmp_path: Path) -> None:

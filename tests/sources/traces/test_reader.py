@@ -203,12 +203,12 @@ def test_nesting_of_ten_thousand_levels_costs_that_event_alone(tmp_path: Path) -
     [
         (b"", "is empty"),
         (b"  \n", "is empty"),
-        (b"hello", "is no trace"),
-        (b'{"a": 1}', "is no trace"),
-        (b"[1, 2, 3]", "is no trace"),
+        (b"hello", "is not a trace"),
+        (b'{"a": 1}', "is not a trace"),
+        (b"[1, 2, 3]", "is not a trace"),
         (b"\x1f\x8b\x08\x00", "is empty"),
         (gzip.compress(b""), "is empty"),
-        (bytes(range(256)) * 50, "is no trace"),
+        (bytes(range(256)) * 50, "is not a trace"),
     ],
 )
 def test_what_is_no_trace_is_said_so(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -216,7 +216,7 @@ def test_what_is_no_trace_is_said_so(tmp_path: Path, content: bytes, problem: st
     path.write_bytes(content)
     with pytest.raises(SourceError, match=problem) as caught:
         read_trace(path)
-    assert isinstance(caught.value, NotATrace) == (problem == "is no trace")
+    assert isinstance(caught.value, NotATrace) == (problem == "is not a trace")
 
 
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
