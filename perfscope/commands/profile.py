@@ -67,7 +67,7 @@ class EventOptions:
     stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
     memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False
     flops: Annotated[
-        bool, typer.Option("--flops", help="torch's FLOPs estimate of each operator.", rich_help_panel=_EVENT_PANEL)
+        bool, typer.Option("--flops", help="FLOPs of each operator, estimated by torch.", rich_help_panel=_EVENT_PANEL)
     ] = False
     modules: Annotated[
         bool,
