@@ -14,8 +14,7 @@ from typing import Protocol, TypeVar, cast
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
 _thread = threading.local()
-_THIS_FILE = os.path.abspath(__file__)
-_HOOKS_FOLDER = os.path.join(os.path.dirname(_THIS_FILE), "")
+_HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
 
 
 class HookOwner(Protocol):
@@ -66,7 +65,8 @@ def hook_entry(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
-        is_outermost = not getattr(_thread, "is_in_hook", False)  # the others' time and process are its own
+        # An entry that is called inside another one is covered by the time and the process check of that one.
+        is_outermost = not getattr(_thread, "is_in_hook", False)
         began_ns = time.monotonic_ns() if is_outermost else 0
         _thread.is_in_hook = True
         try:
@@ -74,7 +74,7 @@ def hook_entry(method: _Method) -> _Method:
                 return None
             return method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-            self.abandon(f"{_failing_function(error) or method.__name__} failed: {error!r}")
+            self.abandon(value_or_none(functools.partial(_describe_failure, error)) or f"{method.__name__} failed")
             return None
         finally:
             if is_outermost:
@@ -84,13 +84,12 @@ def hook_entry(method: _Method) -> _Method:
     return cast("_Method", enter)
 
 
-def _failing_function(error: BaseException) -> str | None:
-    """The hooks' function in which an error arose, this file's left out; None where there is none."""
-    name, trace = None, error.__traceback__
+def _describe_failure(error: Exception) -> str:
+    """Name an error and the innermost function of the hooks that it passed through, this file's left out."""
+    name, trace = "a hook", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        file = os.path.abspath(code.co_filename)
-        if file.startswith(_HOOKS_FOLDER) and file != _THIS_FILE:
+        if code.co_filename.startswith(_HOOKS_FOLDER) and code.co_filename != __file__:
             name = code.co_qualname.replace("<locals>.", "")
         trace = trace.tb_next
-    return name
+    return f"{name} failed: {error!r}"

@@ -94,6 +94,22 @@ def test_a_hook_that_fails_changes_nothing_of_the_call(
     assert capsys.readouterr().err.count("training goes on") == int(capture.dead)
 
 
+def test_a_hook_that_fails_in_a_folder_that_is_gone_changes_nothing_of_the_call(
+    engine: type[Engine], capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_args: object) -> Running:
+        exec("raise RuntimeError('broken')")  # code whose file has a relative name
+        yield
+
+    wrap_functions(engine, capture, {"step": step})
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert engine().step(1) == 1
+    assert capture.dead
+
+
 def test_where_one_function_is_missing_none_is_wrapped(engine: type[Engine], capture: Capture) -> None:
     def hook(*_args: object) -> Running:
         yield
