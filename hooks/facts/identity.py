@@ -57,11 +57,6 @@ def is_rpc_worker_thread() -> bool:
     return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
 
 
-def has_launcher_rank() -> bool:
-    """Whether the launcher put this process's rank into its environment."""
-    return any(name in os.environ for name in _RANK_VARIABLES)
-
-
 def is_daemon_process() -> bool:
     """Whether a Python process started this one as its daemon, as torch does for the process that writes checkpoints.
 

@@ -115,7 +115,6 @@ def test_the_rank_is_in_each_launcher_s_variables(
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     assert identity.rank_and_world_size() == found
-    assert identity.has_launcher_rank() is bool(variables)
 
 
 def test_what_keeps_srun_from_passing_variables_on_is_said_before_the_start() -> None:
