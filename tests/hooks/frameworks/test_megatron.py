@@ -63,8 +63,8 @@ class _Capture:
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
 
-    def run_guarded(self, action: Any) -> Any:
-        return action()
+    def run_guarded(self, action: Any, *args: Any, **kwargs: Any) -> Any:
+        return action(*args, **kwargs)
 
     def arm(self, source: str) -> None: ...
 

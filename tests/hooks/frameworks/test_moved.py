@@ -21,8 +21,8 @@ class Recorded:
         self.seen: list[Any] = []
         self.steps = 0
 
-    def run_guarded(self, action: Any) -> Any:
-        return action()
+    def run_guarded(self, action: Any, *args: Any, **kwargs: Any) -> Any:
+        return action(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: self.seen.append((name, args, kwargs))

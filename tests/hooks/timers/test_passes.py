@@ -180,8 +180,8 @@ class _Capture:
         assert isinstance(timed_pass, Pass)
         self.seen.append("end")
 
-    def run_guarded(self, action: Callable[[], Any]) -> Any:
-        return action()
+    def run_guarded(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return action(*args, **kwargs)
 
 
 def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:
