@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import whole_number, wrap_entries, wrap_functions, wrap_saves
+from perfscope.hooks.frameworks.wrapping import time_pass, whole_number, wrap_entries, wrap_functions, wrap_saves
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import is_grad_enabled, subclasses
 
@@ -123,12 +123,13 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
         counts.clear()
         yield
 
-    def time_pass(kind: str, engine: Any) -> RunningHook:
+    def time_instruction(kind: str, engine: Any) -> RunningHook:
         if not is_grad_enabled():
             return
         microbatch = counts[id(engine), kind]
         counts[id(engine), kind] += 1
-        timed_pass = capture.on_pass_begin(
+        yield from time_pass(
+            capture,
             kind,
             microbatch=microbatch,
             stage=engine.stage_id,
@@ -136,16 +137,12 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
             device=engine.stage_id,
             devices=engine.num_stages,
         )
-        try:
-            yield
-        finally:
-            capture.on_pass_end(timed_pass)
 
     def forward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        return time_pass("F", engine)
+        return time_instruction("F", engine)
 
     def backward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        return time_pass("B", engine)
+        return time_instruction("B", engine)
 
     engine_class, schedule = module.PipelineEngine, module.schedule
     hooks = {schedule.ForwardPass: forward, schedule.BackwardPass: backward}

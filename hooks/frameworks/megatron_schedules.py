@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, time_pass, whole_number, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
@@ -30,24 +30,16 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
     original_forward, original_backward = module.forward_step, module.backward_step
     passes = _Passes(module.parallel_state, parameter_names(original_forward))
 
-    def time_pass(kind: str, position: Mapping[str, int]) -> RunningHook:
-        timed_pass = capture.on_pass_begin(kind, **position)
-        try:
-            result = yield
-        finally:
-            capture.on_pass_end(timed_pass)
-        if kind == "F":
-            passes.add_forward(result, position)
-
     def forward_step(*args: object, **kwargs: object) -> RunningHook:
         position = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
         if position is not None:
-            yield from time_pass("F", position)
+            result = yield from time_pass(capture, "F", **position)
+            passes.add_forward(result, position)
 
     def backward_step(*args: object, **kwargs: object) -> RunningHook:
         position = passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs))
         if position is not None:
-            yield from time_pass("B", position)
+            yield from time_pass(capture, "B", **position)
 
     wrap_functions(module, capture, {"forward_step": forward_step, "backward_step": backward_step})
 

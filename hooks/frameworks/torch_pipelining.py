@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import wrap_functions
+from perfscope.hooks.frameworks.wrapping import time_pass, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
 def patch_passes(module: ModuleType, capture: Capture) -> None:
     """Time the passes of every schedule: they all call these methods of a stage."""
 
-    def time_pass(kind: str, stage: Any, chunk: int) -> RunningHook:
-        timed_pass = capture.on_pass_begin(
+    def time_chunk(kind: str, stage: Any, chunk: int) -> RunningHook:
+        return time_pass(
+            capture,
             kind,
             microbatch=chunk,
             stage=stage.stage_index,
@@ -52,21 +53,17 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
             device=stage.group_rank,
             devices=stage.group_size,
         )
-        try:
-            yield
-        finally:
-            capture.on_pass_end(timed_pass)
 
     def forward(stage: Any, fwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
         if is_grad_enabled():
-            yield from time_pass("F", stage, fwd_chunk_id)
+            yield from time_chunk("F", stage, fwd_chunk_id)
 
     def backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> RunningHook:
         is_full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-        yield from time_pass("B" if is_full else "I", stage, bwd_chunk_id)
+        return time_chunk("B" if is_full else "I", stage, bwd_chunk_id)
 
     def backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
-        yield from time_pass("W", stage, bwd_chunk_id)
+        return time_chunk("W", stage, bwd_chunk_id)
 
     hooks: dict[str, Hook] = {"forward_one_chunk": forward, "backward_one_chunk": backward}
     if hasattr(module._PipelineStageBase, "backward_weight_one_chunk"):  # absent in old versions

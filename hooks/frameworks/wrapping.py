@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.timers.saves import SaveTimer
 
-    RunningHook: TypeAlias = Generator[None, Any, None]
+    RunningHook: TypeAlias = Generator[None, Any, Any]
     Hook: TypeAlias = Callable[..., RunningHook]
     SaveHook: TypeAlias = Callable[Concatenate[SaveTimer, ...], RunningHook]
     #: For each watched module the functions that patch it, by the feature that is lost where one of them fails.
@@ -97,6 +97,19 @@ def _finish(running: RunningHook, result: object) -> None:
 def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     is_static = isinstance(vars(owner).get(name), staticmethod)
     setattr(owner, name, staticmethod(function) if is_static else function)
+
+
+def time_pass(
+    capture: Capture, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
+) -> RunningHook:
+    """A hook around one pass of one micro-batch, or a part of one; the arguments are fields of Pass."""
+    timed_pass = capture.on_pass_begin(
+        kind, microbatch=microbatch, stage=stage, stages=stages, device=device, devices=devices
+    )
+    try:
+        return (yield)
+    finally:
+        capture.on_pass_end(timed_pass)
 
 
 def parameter_names(function: Any) -> tuple[str, ...]:
