@@ -89,7 +89,7 @@ class Training:
 
 
 class Hooks:
-    """The wrappers around what the loop calls, which can be taken away and put back."""
+    """The wrappers around the functions that the loop calls, which can be removed for a while."""
 
     def __init__(self, training: Training) -> None:
         owners = [
@@ -113,12 +113,12 @@ class Hooks:
 
 
 def percent(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """By how much the median of ours is longer."""
+    """By how much the median with perfscope is longer, in percent of the bare one."""
     return 100 * (statistics.median(ours) / statistics.median(bare) - 1)
 
 
 def error_percent(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """The standard error of that, from the spread between the quartiles."""
+    """The standard error of ``percent``, from the spread between the quartiles."""
     middle = statistics.median(bare)
     variance = 0.0
     for values in (ours, bare):
@@ -180,16 +180,16 @@ def our_window(training: Training, run_dir: Path) -> tuple[list[float], Split]:
 
 
 def children(named: str) -> list[int]:
-    """Processes that this one started whose command line holds a word."""
-    found = []
+    """Processes that this one started whose command line contains a word."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words, status = (folder / "cmdline").read_bytes(), (folder / "status").read_text()
         except OSError:
             continue
         if named.encode() in words and f"\nPPid:\t{os.getpid()}\n" in status:
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def wait_for_children(named: str) -> None:
@@ -258,7 +258,7 @@ def nvml(training: Training, away: Hooks, turns: int) -> dict[str, Any]:
 
 
 def after_windows(training: Training, away: Hooks, before_ms: float, steps: int) -> dict[str, float]:
-    """Bare steps once profilers have run: CUPTI may stay."""
+    """Bare steps after profilers have run: CUPTI may stay active."""
     with away.away():
         median_ms = 1e3 * statistics.median([training.step() for _ in range(steps)])
     return {"median_ms": median_ms, "change_percent": 100 * (median_ms / before_ms - 1)}
@@ -269,11 +269,11 @@ def anonymous_mb() -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError("the kernel does not tell RssAnon")
+    raise RuntimeError("the kernel does not report RssAnon")
 
 
 def memory_child(kind: str, config: GptConfig, batch: int, steps: int) -> None:
-    """One process of the comparison of memory; prints its own."""
+    """One process of the memory comparison; prints the memory that it uses."""
     with tempfile.TemporaryDirectory() as folder:
         if kind == "hooked":
             hooks.attach(str(Path(folder) / "run"), steps="1000000", nvml_hz=0)
@@ -310,7 +310,7 @@ def growth_child(kind: str, count: int) -> None:
 
 
 def child(*words: str) -> float:
-    """What a process of this benchmark printed."""
+    """Run a process of this benchmark, and return the number that it printed."""
     command = [sys.executable, "-m", "benchmarks.overhead", *words]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -344,25 +344,25 @@ def measure(*, small: bool) -> dict[str, Any]:
         for _ in range(12):
             training.step()
         away = Hooks(training)
-        found: dict[str, Any] = {"machine": machine(), "outside": outside(training, away, turns)}
+        figures: dict[str, Any] = {"machine": machine(), "outside": outside(training, away, turns)}
         captured = start.PROCESS.capture
         assert captured is not None
         assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
-        found["window"] = windows(training, away, folder / "run", rounds)
-        found["after"] = after_windows(training, away, found["outside"]["bare_median_ms"], 20 if small else 100)
+        figures["window"] = windows(training, away, folder / "run", rounds)
+        figures["after"] = after_windows(training, away, figures["outside"]["bare_median_ms"], 20 if small else 100)
         if on_gpu:
-            found["nvml"] = nvml(training, away, 4 if small else 8)
+            figures["nvml"] = nvml(training, away, 4 if small else 8)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     size = ["--small"] if small else []
-    found["memory"] = memory(1 if small else 2, size)
+    figures["memory"] = memory(1 if small else 2, size)
     count = "50" if on_gpu else "100" if small else "1000"
-    found["growth"] = {
+    figures["growth"] = {
         "windows": int(count),
         "mb": child("--growth", count, "--child", "hooked"),
         "bare_mb": child("--growth", count, "--child", "bare"),
     }
-    return found
+    return figures
 
 
 def main() -> None:
@@ -379,13 +379,13 @@ def main() -> None:
     if options.child:
         small = options.small or not torch.cuda.is_available()
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
-    found = measure(small=options.small)
-    print(", ".join(found["machine"].values()))
-    rows = [astuple(line) for line in compare_with_limits(msgspec.convert(found, OverheadRecord))]
+    figures = measure(small=options.small)
+    print(", ".join(figures["machine"].values()))
+    rows = [astuple(line) for line in compare_with_limits(msgspec.convert(figures, OverheadRecord))]
     headings = ("", "with perfscope", "bare", "difference", "limit", "kept")
     print(tabulate(rows, headings, tablefmt="pipe", floatfmt=".2f", missingval=""))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return None
 
 

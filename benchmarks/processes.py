@@ -1,8 +1,9 @@
-"""A command as a fresh process, and what it cost."""
+"""Commands that are run as fresh processes, and the time and memory that they take."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import time
 import venv
@@ -36,7 +37,7 @@ class Tool:
     peak_mb: list[float] = field(default_factory=list)
 
     def run(self, answered: Sequence[int] = (0,)) -> str:
-        """Run it once, and give what it printed; another exit code than those that are answers is a problem."""
+        """Run it once and return its output; an exit code that is not among ``answered`` is a problem."""
         began = time.perf_counter()
         with subprocess.Popen(
             list(self.command),
@@ -71,9 +72,9 @@ def take_turns(
     slow_rounds: int = 0,
     answered: Sequence[int] = (0,),
 ) -> None:
-    """Run each tool in each round, so that a busy moment hits all alike; one that is slow in the first runs less often.
+    """Run each tool in each round, so that a busy moment affects all tools alike.
 
-    Slow is what takes more than so many seconds of the processor.
+    A tool whose first round takes more than ``slow_s`` seconds of the processor runs in ``slow_rounds`` rounds only.
     """
     for number in range(rounds):
         for tool in tools:
@@ -83,7 +84,7 @@ def take_turns(
 
 
 def environment(folder: Path, *requirements: str) -> tuple[Path, str]:
-    """The interpreter of an environment with these packages, and what went wrong in making it."""
+    """The interpreter of an environment with these packages, and why it could not be made; empty where it was."""
     python, ready = folder / "bin" / "python", folder / ".ready"
     if ready.exists():
         return python, ""
@@ -99,15 +100,13 @@ def environment(folder: Path, *requirements: str) -> tuple[Path, str]:
 
 
 def best(figures: Mapping[str, Any], what: str = "wall_s") -> float | None:
-    """The least of a tool's rounds; None where it did not run."""
+    """The smallest figure of a tool's rounds; None where it did not run."""
     values = figures[what]
     return min(values) if values else None
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    import platform
-
+    """Describe the machine that the figures were measured on."""
     with Path("/proc/cpuinfo").open() as file:
         model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     return {

@@ -60,7 +60,7 @@ class Cost:
 
 
 def cost(command: Sequence[str], environment: Mapping[str, str]) -> Cost:
-    """What one run takes."""
+    """Run a command once, and return what it costs."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, env=dict(environment), stdout=subprocess.DEVNULL, check=True)
     ended, after = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -70,7 +70,7 @@ def cost(command: Sequence[str], environment: Mapping[str, str]) -> Cost:
 
 def median(costs: Sequence[Cost]) -> Cost:
     """The median of each."""
-    return Cost(statistics.median(one.wall_s for one in costs), statistics.median(one.cpu_s for one in costs))
+    return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.cpu_s for cost in costs))
 
 
 def compare(pairs: int, ours: Sequence[str], bare: Sequence[str], hooked: Mapping[str, str]) -> tuple[Cost, Cost]:

@@ -5,11 +5,11 @@
 
 Every tool runs in a fresh process that begins with the compressed file; the best of the rounds counts, and rounds take
 turns so that a busy moment hits all alike. The peers are installed into environments of their own below the folder; one
-that cannot be installed is named. Without ``--trace`` a like one is made.
+that cannot be installed is named. Without ``--trace`` a synthetic one is made.
 
 The limits: HTA's load and four analyses at least 25 times perfscope's time and 3 times its memory, TraceLens' report 45
-times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that. Wall times are
-what is promised; processor times stand beside them, because other work on the machine moves them less.
+times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that. The limits
+are for wall times; processor times are printed beside them, because other work on the machine changes them less.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.like_traces import make
 from benchmarks.processes import Tool, best, environment, machine, take_turns
+from benchmarks.synthetic_trace import make
 from perfscope.constants import MB
 
 HTA = """
