@@ -153,7 +153,7 @@ def document(figures: Mapping[str, Any]) -> str:
         f"and renumbered, one of them cut off. {where['processors']} processors ({where['model']}), Python "
         f"{where['python']}, load {where['load_before']} before; the best round of each.",
         "",
-        f"| Engine | Speed-up, {timed} ranks | Processor time, serial = 1 | Answered | Damaged | Answer's SHA-256 |",
+        f"| Engine | Speed-up, {timed} ranks | Processor time, serial = 1 | Reported | Damaged | Output's SHA-256 |",
         "|:---|---:|---:|---:|:---|:---|",
     ]
     for engine, figure in engines.items():
@@ -169,8 +169,8 @@ def document(figures: Mapping[str, Any]) -> str:
     spent = (best(engines["process"], "cpu_s") or serial_cpu) / serial_cpu
     lines += [
         "",
-        f"The load tells how much of the processors other work took. {WORKERS} worker processes spend {spent:.2f} "
-        "times the processor time of one: with the processors to themselves they are up to "
+        f"The load shows how busy the processors were with other work. {WORKERS} worker processes need {spent:.2f} "
+        "times the processor time of one: on idle processors they are up to "
         f"{WORKERS / spent:.2f} times as fast.",
     ]
     faster = sorted(
@@ -180,7 +180,7 @@ def document(figures: Mapping[str, Any]) -> str:
     spread = f"{len(faster)} turns ({faster[0]:.2f} to {faster[-1]:.2f})"
     lines += [
         "",
-        f"Over all {ranks} ranks, one right after the other, {WORKERS} workers are "
+        f"Over all {ranks} ranks, in alternating runs, {WORKERS} workers are "
         f"{statistics.median(faster):.2f} times as fast as one in the median of {spread}.",
     ]
     lines += ["", "| Ranks, serial | Processor time of each further rank, the last = 1 |", "|:---|---:|"]
@@ -188,8 +188,8 @@ def document(figures: Mapping[str, Any]) -> str:
     (few, least), (_, most) = figures["driver_kb"].items()
     lines += [
         "",
-        f"The driver of two worker processes needs {(most - least) / (ranks - int(few)):.0f} kB of memory more for "
-        f"each rank more (from {few} to {ranks} ranks), JSON included.",
+        f"The driver of two worker processes needs {(most - least) / (ranks - int(few)):.0f} kB of memory per "
+        f"additional rank (from {few} to {ranks} ranks), JSON included.",
         "",
         "Warnings: " + "; ".join(f"`{line}`" for line in figures["answers"]["serial"]["warnings"]),
     ]

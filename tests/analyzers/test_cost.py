@@ -65,7 +65,7 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
     text = " ".join(note for section in found.sections() for note in section.notes)
     assert "100.00 ms before the first window, 104.00 ms after it (+4.0%)" in text
-    assert "50 us of a median step" in text
+    assert "50 us per median step" in text
     assert "6-7" in text
 
 
