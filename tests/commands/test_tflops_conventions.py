@@ -192,7 +192,7 @@ def test_a_deepspeed_config_gives_batch_and_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "llama"}, "no DeepSpeed config"),
+        ({"model_type": "llama"}, "not a DeepSpeed config"),
         ({"train_batch_size": 0}, "at least 1"),
         ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, "does not divide"),
         ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "ZeRO stage"),

@@ -185,7 +185,7 @@ def test_a_log_without_a_speed_needs_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("hello\n", "no log of a known framework"),
+        ("hello\n", "not a log of a known framework"),
         (ARGUMENTS.replace("moe_router_topk", "other_topk"), "moe_router_topk"),
         (
             ARGUMENTS.replace("moe_layer_freq .................................. 2", "moe_layer_freq ... [1,0]"),

@@ -49,7 +49,7 @@ _GPT_WORDS = ("--layers", 12, "--hidden", 768, "--vocab", 50257)
     ("words", "said"),
     [
         ((), "which model?"),
-        (("--model", "gpt5-turbo"), "no known name"),
+        (("--model", "gpt5-turbo"), "neither a known name"),
         (("--size", "52Q"), "52Q"),
         (("--size", "52B", "--model", "llama3-8b"), "contradicts llama3-8b"),
         (("--size", "52B", "--model", "13B"), "contradicts --model 13B"),
