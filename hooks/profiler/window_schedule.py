@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from perfscope import wire
@@ -16,7 +17,7 @@ from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow
 
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
-EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+_EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
 
 class WindowOwner(Protocol):
@@ -158,8 +159,11 @@ def _trace_metadata(rank: wire.RankRecord, window: ProfilerWindow) -> dict[str, 
     }
 
 
+def find_profiler_variable(environment: Mapping[str, str]) -> str | None:
+    """Find the environment variable by which another profiler is attached; None where none is."""
+    return next((name for name in _EXTERNAL_PROFILER_VARIABLES if environment.get(name)), None)
+
+
 def _find_external_profiler() -> str | None:
-    for variable in EXTERNAL_PROFILER_VARIABLES:
-        if os.environ.get(variable):
-            return f"another profiler is attached ({variable} is set)"
-    return None
+    variable = find_profiler_variable(os.environ)
+    return None if variable is None else f"another profiler is attached ({variable} is set)"

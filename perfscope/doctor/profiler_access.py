@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from perfscope.doctor.check import Check, ok, warn
-from perfscope.hooks.profiler.window_schedule import EXTERNAL_PROFILER_VARIABLES
+from perfscope.hooks.profiler.window_schedule import find_profiler_variable
 
 _PROFILER_PROCESSES = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys")
 
@@ -25,11 +25,6 @@ def check_other_profilers() -> Check:
             "where kernels are missing from traces: dcgmi profile --pause, and --resume afterwards",
         )
     return ok("Other profilers", "none: no DCGM, no Nsight")
-
-
-def find_profiler_variable(environment: Mapping[str, str]) -> str | None:
-    """Find the environment variable by which another profiler is attached; None where none is."""
-    return next((name for name in EXTERNAL_PROFILER_VARIABLES if environment.get(name)), None)
 
 
 def check_permissions(gpus: int, parameters: Path = Path("/proc/driver/nvidia/params")) -> Check:

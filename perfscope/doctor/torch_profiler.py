@@ -11,7 +11,7 @@ from typing import Any
 
 from perfscope.doctor.check import Check, fail, ok, warn
 from perfscope.doctor.probe import ProbeResult, probe
-from perfscope.doctor.profiler_access import find_profiler_variable
+from perfscope.hooks.profiler.window_schedule import find_profiler_variable
 
 _OLDEST_TORCH = (2, 4)
 
