@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from perfscope.commands.options.drawing import require_svg
+from perfscope.commands.options.common import require_svg
 from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.report import percent

@@ -1,4 +1,4 @@
-"""Options for what no column of a published table states."""
+"""Options that several commands of ``perfscope report`` share: values that no column of a published table states."""
 
 from __future__ import annotations
 

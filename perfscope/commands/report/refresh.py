@@ -9,7 +9,7 @@ import typer
 
 from perfscope.commands.options.common import FormatOption
 from perfscope.commands.options.groups import expand_groups
-from perfscope.commands.report.constants import ConstantOptions
+from perfscope.commands.report.options import ConstantOptions
 from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
 from perfscope.regenerate.refresh import check_file, write_cells

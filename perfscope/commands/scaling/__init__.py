@@ -19,8 +19,7 @@ from perfscope.analyzers.scaling.sections import (
 )
 from perfscope.analyzers.scaling.study import ScalingKind, study_scaling
 from perfscope.analyzers.scaling.zero_stages import compare_zero_stages
-from perfscope.commands.options.common import FormatOption
-from perfscope.commands.options.drawing import require_svg
+from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.commands.scaling.plot import write_plot
 from perfscope.commands.scaling.runs import list_protocol_runs, read_runs
 from perfscope.errors import ExitCode, MissingInput, PerfscopeError, UsageError
