@@ -91,7 +91,7 @@ class Capture:
 
     @hook_entry
     def on_gradients_cleared(self) -> None:
-        """An optimizer cleared its gradients: the first step has begun, but nobody knows when."""
+        """An optimizer cleared its gradients: the first step has begun, at an unknown time."""
         if self.steps == 0:
             self._open_first_window()
 
@@ -115,7 +115,7 @@ class Capture:
 
     @hook_entry
     def on_batch_loaded(self, batch: object, wait_ns: int) -> None:
-        """A data loader handed a batch out."""
+        """A data loader returned a batch."""
         if is_grad_enabled():
             self._begin_training()
             self._facts.add_batch(batch, wait_ns)
@@ -198,7 +198,7 @@ class Capture:
 
     @hook_entry
     def set_model(self, *parts: Any, config: dict[str, Any] | None = None, zero_stage: int | None = None) -> None:
-        """A module is trained, or the parts of one that this rank holds; the first report is of the model.
+        """A module is trained, or the parts of a model that this rank has; only the first call counts.
 
         ``config`` is what the framework was configured with for it, beside what the module says itself.
         """

@@ -7,7 +7,7 @@ import threading
 from perfscope.frameworks import STEP_BOUNDARIES
 
 _FOREIGN_STEPS_BEFORE_CHANGE = 3
-#: A generator is stepped after so many steps of its discriminator at most; what is rarer is no part of the loop.
+#: A GAN's generator is stepped after at most so many steps of its discriminator; a longer cycle is not one loop.
 _LARGEST_CYCLE = 20
 
 
@@ -72,7 +72,7 @@ class StepSource:
         cycle, before = self._cycles.get(id(emitter), (0, 0))
         self._cycles[id(emitter)] = (0, cycle)
         if 1 < cycle == before <= _LARGEST_CYCLE:
-            # It comes once in so many steps of the first, time after time: the loop is as long as that.
+            # It is stepped once in every ``cycle`` steps of the first one, regularly: those make one pass of the loop.
             self._set_primary(emitter, 2 * cycle)
             return True
         return False

@@ -1,6 +1,6 @@
-"""This rank's position among data-, tensor-, pipeline- and context-parallel groups, put together from what uses them.
+"""This rank's position among data-, tensor-, pipeline- and context-parallel groups.
 
-A framework that states its complete layout is believed. Else a mesh whose named dimensions span all ranks is; else each
+The layout that a framework states completely comes first, then a mesh whose named dimensions span all ranks. Else each
 wrapper reports the axis that it works on, and an unused axis has size 1 where the used ones span all ranks.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     #: ``coordinates`` and ``sizes``, each by axis.
     LayoutDocument: TypeAlias = dict[str, dict[str, int]]
 
-#: What people call the dimensions of a mesh, by the axis that they are.
+#: The axis of each usual name of a mesh dimension.
 _NAMES = {
     "dp": "dp",
     "dp_replicate": "dp",
@@ -67,7 +67,7 @@ class Layout:
             self._spanning = axes
 
     def document(self, world_size: int) -> LayoutDocument | None:
-        """What is to be written; None where nothing is known."""
+        """The layout as it is written to the run; None where nothing is known."""
         if self._framework is not None:
             return self._framework
         axes = self._spanning or self._axes

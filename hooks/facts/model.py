@@ -1,4 +1,4 @@
-"""What a module says of its own size: the facts from which its operations are computed.
+"""The description of a trained module: shapes, types and configuration, from which its operations are computed.
 
 Nothing is run and no device is waited for: only shapes, types and attributes are read. Names that differ by a number
 alone are one entry, so that a model of a thousand tensors makes a record of some dozen lines.
@@ -51,7 +51,7 @@ def describe_model(
         parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
             several parts of one model.
         compute_dtype: The type that autocast computed its forward pass in; None where it was off.
-        config: What the framework was configured with for the model; it goes before what the module says.
+        config: The framework's own configuration of the model; it takes precedence over the module's.
     """
     weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
     module = _unwrapped(parts[0])
@@ -92,7 +92,7 @@ def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
     for owner in module.modules():
         is_table = isinstance(owner, torch.nn.Embedding)
         for parameter in owner._parameters.values():
-            # A table that is tied to the output layer has two owners: that it is looked up must not be lost.
+            # The weights of an embedding and a tied output layer have two owners: the embedding is the one to record.
             if parameter is not None and (is_table or id(parameter) not in owners):
                 owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
     rank = tensor_rank(module.parameters())
@@ -102,7 +102,7 @@ def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _class_name(module: Any) -> str:
-    """The class that a module was written as: ``fully_shard`` makes it one of a class derived from that."""
+    """The class that a module was written as: ``fully_shard`` replaces it by a derived class."""
     bases = type(module).__bases__
     is_sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
     return str((bases[1] if is_sharded else type(module)).__name__)
@@ -135,7 +135,7 @@ def _attributes(config: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a number, a short text or a short list of them: a config may hold paths, secrets never."""
+    """Whether a value is a number, a short text without a slash, or a short list of numbers."""
     if isinstance(value, (list, tuple)):
         return len(value) <= _LONGEST_LIST and all(isinstance(item, (int, float, bool)) for item in value)
     if isinstance(value, str):
@@ -171,7 +171,7 @@ def _tf32(torch: Any, weights: tuple[WeightRecord, ...]) -> str | None:
 
 
 def _checkpointing(module: Any) -> str | None:
-    """``full`` where a layer says that it recomputes, None where nothing says it."""
+    """``full`` or ``selective`` where the module states that activations are recomputed, else None."""
     config = getattr(module, "config", None)
     granularity = getattr(config, "recompute_granularity", None)
     if granularity in ("full", "selective"):

@@ -32,7 +32,7 @@ def find_model(torch: Any, optimizer: Any) -> list[Any]:
     A wrapper and the model inside it hold the same ones, so both are there. Empty where no module holds half of them.
     """
     parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    # The class is looked up, not asked of the object: a lazy proxy would wake up.
+    # type() instead of isinstance(), which would make a lazy proxy load its object.
     classes = {torch.nn.Module, *subclasses(torch.nn.Module)}
     modules = [
         candidate for candidate in gc.get_objects() if type(candidate) in classes and "_modules" in vars(candidate)

@@ -39,7 +39,7 @@ class ModelWatch:
         self._zero_stage: int | None = None
 
     def set_parts(self, parts: Sequence[Any], config: dict[str, Any], zero_stage: int | None) -> None:
-        """A framework trains a module, or several parts of one on this rank; the first report is of the model."""
+        """A framework trains a module, or several parts of a model on this rank; only the first call counts."""
         if not self._parts:
             self._parts = tuple(weakref.ref(part) for part in parts)
             self._config = config
@@ -66,7 +66,7 @@ class ModelWatch:
         return False
 
     def record(self, on_call: ModelCall) -> ModelRecord | None:
-        """Describe the model; one that no framework names is searched for, and its calls are reported from then on."""
+        """Describe the model; if no framework named it, search for it and report its calls from then on."""
         if not self._parts:
             self._search(on_call)
         parts = [part for reference in self._parts if (part := reference()) is not None]

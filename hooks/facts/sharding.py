@@ -1,7 +1,7 @@
 """How much of a model one rank's parameters are, so that the ranks of one replica add up to the model exactly.
 
 A parameter that is sharded over data-parallel ranks counts whole on each of them: one replica is one model. Split by
-tensor parallelism, each rank counts its part; what every rank of the group holds alike is counted by the first.
+tensor parallelism, each rank counts its part; a parameter that is not split is counted by the group's first rank.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def replica_shape(parameter: Any) -> tuple[int, ...]:
 
 
 def tensor_rank(parameters: Iterable[Any]) -> int:
-    """This rank's index among those that the model's tensors are split over; 0 where none of them is."""
+    """This rank's index among the ranks that the model's tensors are split over; 0 where no tensor is split."""
     indices = (_index_of_part(parameter) for parameter in parameters)
     return max((index for index in indices if index is not None), default=0)
 
 
 def is_counted_by(parameter: Any, rank: int) -> bool:
-    """Whether the tensor-parallel ``rank`` counts a parameter: its own part, or as the first what all hold alike."""
+    """Whether a tensor-parallel rank counts a parameter: each rank its part of a split one, rank 0 all the others."""
     if getattr(parameter, "shared", False) is True:
         return False  # Megatron's copy of the embedding, on the last stage
     return rank == 0 or _index_of_part(parameter) is not None
@@ -94,7 +94,7 @@ class FlatPart(NamedTuple):
 
 
 def flat_parameters(module: Any) -> Iterator[FlatPart]:
-    """What the flat parameters of FSDP 1 hold: they remember names and shapes of what was flattened into them."""
+    """The original parameters inside the flat ones of FSDP 1, which store their names and shapes."""
     for prefix, part in module.named_modules():
         flat: Any = getattr(getattr(part, "_handle", None), "flat_param", None)
         for info, name, shape in _flattened(flat):

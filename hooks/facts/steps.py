@@ -1,4 +1,4 @@
-"""What is known of a step besides its time: what went in, and what the framework states."""
+"""What is recorded of a step besides its time: its inputs, and what the framework states."""
 
 from __future__ import annotations
 

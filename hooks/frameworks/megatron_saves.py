@@ -31,7 +31,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_queue(module: ModuleType, capture: Capture) -> None:
-    """Learn when Megatron-LM's asynchronous saves lie on disk: it looks for that itself, once a step."""
+    """Learn when Megatron-LM's asynchronous saves are complete on disk, which it checks itself once a step."""
 
     def finalize(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
         return timer.waiting_for("megatron", lambda: bool(module.is_empty_async_queue()))

@@ -1,8 +1,8 @@
 """Puts hooks around the functions of a framework.
 
-A hook is a generator function that takes the arguments of the function that it is put around. What stands ahead of its
-``yield`` runs before each call, and what stands behind it runs after the call, whose result the ``yield`` gives. Where
-the call raises, the generator is closed. Both parts run inside the guard: what fails in them ends the capture, and
+A hook is a generator function that takes the arguments of the function that it is put around. The code before its
+``yield`` runs before each call, and the code after it runs after the call, whose result is the value of the ``yield``.
+Where the call raises, the generator is closed. Both parts run inside the guard: an error in them ends the capture, and
 never the training. The function itself is always called, with its own arguments, and its result or exception passed on.
 """
 

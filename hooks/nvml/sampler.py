@@ -1,7 +1,7 @@
 """Samples every GPU of this node until the rank that started it ends.
 
 Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID``. It writes lines of JSON, the first of which
-describes the GPUs; in every other one ``gpus`` holds, in the same order, what was read at that moment::
+describes the GPUs; in the following ones ``gpus`` has the values read at that moment, in the same order::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
@@ -112,7 +112,7 @@ class Metric:
         self.period_ns = max(self.period_ns, period_ns)
 
     def schedule_next(self, duration_ns: int, started_ns: int) -> int | None:
-        """Plan the round after one that started then and took so long.
+        """Plan the next round, after a round that started at ``started_ns`` and took ``duration_ns``.
 
         Returns:
             The usual duration of a round, if it makes rounds rarer from now on.
@@ -393,4 +393,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
     except OSError:
-        sys.exit(1)  # the disk is full: what was written stays, and nobody waits for more
+        sys.exit(1)  # the disk is full: the lines written so far stay

@@ -21,7 +21,7 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 def start_compressing(path: str) -> None:
-    """Compress a trace to .gz soon; one that is never compressed stays plain JSON, which all readers accept.
+    """Compress a trace to .gz soon; a trace that is never compressed stays plain JSON, which all readers accept.
 
     The end of the launcher does not end the child, which has a session of its own and no pipe of the training process.
     """

@@ -72,6 +72,6 @@ class ModuleRanges:
                 return
 
     def _add_names(self, root: Module) -> None:
-        """Name every module below one that is not inside a module with a name."""
+        """Name a module that is not inside a named one, and every module inside it."""
         for path, inner in root.named_modules():
             self._names.setdefault(id(inner), path or type(root).__name__)

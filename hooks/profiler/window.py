@@ -37,7 +37,7 @@ class ProfilerWindow:
     Attributes:
         steps: The training steps that it is to record.
         profiler: The torch.profiler of this window.
-        start_ns: How long starting it held the training process.
+        start_ns: How long starting it stalled the training process.
     """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:

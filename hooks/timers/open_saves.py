@@ -1,4 +1,4 @@
-"""The checkpoint saves that are under way in a process, and what belongs to which of them."""
+"""The checkpoint saves that are under way in a process, and the save that a written file belongs to."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OpenSaves:
         return bool(self._draining)
 
     def add(self, save: Save) -> bool:
-        """Begin a save; False where it is a part of one that is under way."""
+        """Begin a save; False where it is a part of another save that is under way."""
         with self._lock:
             if self._stalling is not None or (self._draining and not save.is_stalling):
                 return False
@@ -106,7 +106,7 @@ class OpenSaves:
         return list(self._draining)
 
     def find_current(self, *, in_training_thread: bool) -> Save | None:
-        """The save that a file belongs to which a thread writes now."""
+        """The save to which a file belongs that is written now, in the training thread or in another one."""
         if self._stalling is not None and (in_training_thread or not self._draining):
             return self._stalling
         return self._draining[0] if self._draining else None

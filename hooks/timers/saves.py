@@ -97,7 +97,7 @@ class SaveTimer:
     def waiting_for(self, source: str, is_drained: Callable[[], bool]) -> Generator[None, None, None]:
         """A hook around a function in which training may wait for the asynchronous saves of a source.
 
-        Behind it they all lie on disk where ``is_drained()`` says so.
+        After it, all of them are on disk if ``is_drained()`` returns True.
         """
         began_ns = time.monotonic_ns()
         yield
@@ -149,7 +149,7 @@ class SaveTimer:
         return step.stalled_ns or None, (step.was_draining or self._open.is_draining) or None
 
     def finish(self) -> None:
-        """Write the saves of which nobody saw that they lie on disk."""
+        """Write the records of the saves that were never seen to be complete on disk."""
         for save in self._open.all_draining():
             if self._open.remove_draining(save):
                 self._write(save, None)
