@@ -1,4 +1,4 @@
-"""Capture inside a training job, with the standard library, ``perfscope.wire`` and the torch that the job loads.
+"""Capture inside a training job; it imports the standard library, and uses the torch that the job itself loads.
 
 ``perfscope profile`` captures an unmodified script. A script can do the same itself::
 

@@ -50,7 +50,7 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Command(TyperCommand):
-    """A command whose help costs nothing where it is not asked for."""
+    """A command whose option ``--help`` is cheap to parse."""
 
     def get_help_option(self, ctx: Context) -> Parameter:
         """The option ``--help``."""
@@ -101,7 +101,7 @@ class CommandGroup(TyperGroup):
 
 
 def _convert_plainly(parameter: Parameter) -> Parameter:
-    """Convert here what needs no validator: typer would first import the library that makes them, and make one."""
+    """Convert plain values without typer, which would first import a validation library and build a validator."""
     process = parameter.process_value
     descriptor = getattr(parameter, "type_descriptor", None)
     annotation = getattr(descriptor, "annotation", None)
@@ -118,7 +118,7 @@ def _convert_plainly(parameter: Parameter) -> Parameter:
 
 
 def _convert_text(annotation: object, value: object) -> object:
-    """The whole number or the enum's member that was typed, or the value as it is."""
+    """Convert the text of a whole number or of an enum's member; return any other value unchanged."""
     if annotation is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -175,7 +175,7 @@ def _print_notes(lines: Sequence[str]) -> None:
 
 
 def _die_by(number: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of ours, beside the command's own, would only confuse
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file of this process beside the command's own
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

@@ -1,4 +1,4 @@
-"""The frameworks that perfscope hooks: what is known of each before it is imported.
+"""The frameworks that perfscope hooks: the modules to watch for, and the step boundaries of each.
 
 One entry stands for one file of ``hooks/frameworks``. It names the modules to watch for, because the file itself is
 loaded only when the first of them is imported, and the step boundaries that the file reports.

@@ -77,7 +77,7 @@ class Section:
         title: The heading.
         columns: The table's columns; empty for a section of text.
         rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
-        notes: Sentences below the table: conventions, assumptions, reasons for what is absent.
+        notes: Sentences below the table: conventions, assumptions, reasons for values that are absent.
         drawing: Lines that are shown as they are, between the heading and the notes.
     """
 
@@ -98,7 +98,7 @@ class Report:
     """A whole answer.
 
     Attributes:
-        title: What was asked.
+        title: Its heading.
         data: What ``--format json`` prints; its first key is ``schema``.
         sections: What people read.
         warnings: Doubts about the answer, repeated on standard error.

@@ -1,1 +1,1 @@
-"""What is recorded of a process, its model and its steps."""
+"""What is recorded of a run, a process, its model and its steps, without secrets."""

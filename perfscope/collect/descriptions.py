@@ -49,7 +49,7 @@ def merge_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[Ra
 
 
 def _choose_later(earlier: RunDescription, description: RunDescription, path: Path) -> RunDescription:
-    """Of two descriptions by one host, the one that says how the command ended."""
+    """Choose, of two descriptions by one host, the description that says how the command ended."""
     if (earlier.run_id, earlier.started_ns) != (description.run_id, description.started_ns):
         raise SourceError(path, f"is of another run on {earlier.host}", hint="nothing was overwritten")
     return earlier if earlier.has_ended else description

@@ -1,1 +1,5 @@
-"""One command, one module. Each reads its options, calls sources, analyzers and a renderer, and returns an Outcome."""
+"""One command a module or package, with a function of the same name; ``report`` is an app of such functions.
+
+Each reads its options, calls sources and analyzers, and returns an Outcome; ``cli`` renders and prints it. A package
+declares its groups of options in ``options``; groups that several commands share are in the package ``options``.
+"""

@@ -1,1 +1,1 @@
-"""What works on this machine: each check looks at one part, or tries it in a process of its own, and names a fix."""
+"""Checks of what works on this machine: each looks at one part, or tries it in a separate process, and names a fix."""

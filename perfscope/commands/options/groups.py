@@ -77,7 +77,7 @@ def _list_options(name: str, kind: object, default: object) -> Iterator[inspect.
 
 
 def _pick_value(name: str, kind: object, values: Mapping[str, object]) -> object:
-    """The value of a parameter or field: what was typed for its option, or its group of such values."""
+    """The value of a parameter or field: the typed value of its option, or its group filled with such values."""
     if not _is_group(kind):
         return values[name]
     return kind(**{field: _pick_value(field, field_kind, values) for field, field_kind in _field_types(kind).items()})

@@ -1,4 +1,4 @@
-"""``perfscope report``: published tables that check themselves, and reports that regenerate themselves."""
+"""``perfscope report``: published tables are checked and recomputed, and reports are built from raw files."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ READING = ("analyze", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs
 _READING_REPORTS = ("table", "runs", "environment", "overhead")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
-#: What typer raises about what was typed: it exports only this one of the subclasses.
+#: The error that typer raises for invalid options: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
