@@ -18,7 +18,7 @@ from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.trained_run import (
     Device,
-    Trained,
+    TrainedModel,
     count_step_tokens,
     find_device,
     find_recomputation,
@@ -63,7 +63,7 @@ class Utilisation:
 
     conventions: tuple[Convention, ...]
     steps: tuple[StepUtilisation, ...]
-    trained: Trained
+    trained: TrainedModel
     device: Device
     checkpointing: Checkpointing
     counted: CrossCheck | None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from perfscope.analyzers.flops.comparison import Convention
 
 
-class Allowed(NamedTuple):
+class AllowedRange(NamedTuple):
     """The operations per token that one line of a log allows, from the lowest to the highest."""
 
     step: int
@@ -36,7 +36,7 @@ class LogMatch(NamedTuple):
     nearest_deviation: float
 
 
-def match_log(allowed: Sequence[Allowed], conventions: Sequence[Convention]) -> LogMatch | None:
+def match_log(allowed: Sequence[AllowedRange], conventions: Sequence[Convention]) -> LogMatch | None:
     """Find the convention that a log used; absent where no line states a figure or no convention has one.
 
     Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.

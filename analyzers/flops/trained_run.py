@@ -24,7 +24,7 @@ _SAME_SIZE = 0.02
 _CAPPED = 0.98
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """The model of a run, over all of its pipeline stages.
 
     Attributes:
@@ -57,7 +57,7 @@ class Device(NamedTuple):
     notes: tuple[str, ...]
 
 
-def find_trained_model(run: Run) -> Trained:
+def find_trained_model(run: Run) -> TrainedModel:
     """Find the model that a run trained, over all stages of its pipeline.
 
     Raises:
@@ -77,7 +77,7 @@ def find_trained_model(run: Run) -> Trained:
     if trainable < parameters:
         notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, but counted as trained.")
     if first.transformer and abs(total_parameters(first.transformer) / parameters - 1) < _SAME_SIZE:
-        return Trained(first.transformer, parameters, trainable, (*notes, f"Dimensions: the config of {name}."))
+        return TrainedModel(first.transformer, parameters, trainable, (*notes, f"Dimensions: the config of {name}."))
     if any(coordinates.get(model.rank, {}).get("tp", 0) for model in run.models):
         raise MissingInput("the model is split by tensor parallelism and does not name its dimensions")
     model = infer_dimensions(_merge_weights(parts), name)
@@ -85,7 +85,7 @@ def find_trained_model(run: Run) -> Trained:
         f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
         f"vocabulary {model.vocabulary}; the attention width is taken as the hidden size."
     )
-    return Trained(model, parameters, trainable, tuple(notes))
+    return TrainedModel(model, parameters, trainable, tuple(notes))
 
 
 def _merge_weights(parts: Sequence[Model]) -> list[Weight]:

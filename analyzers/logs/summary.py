@@ -24,7 +24,7 @@ from perfscope.report import Json
 from perfscope.tables.joblog import JobLog, Save, Timer
 
 
-class Ends(NamedTuple):
+class FirstAndLast(NamedTuple):
     """The first and the last value of a column."""
 
     first: float
@@ -79,7 +79,7 @@ class LogSummary:
         return median(self.log.iterations.tflops_per_gpu.compressed())
 
     @property
-    def loss(self) -> Ends | None:
+    def loss(self) -> FirstAndLast | None:
         """The first and the last training loss."""
         losses = self.log.iterations.loss.compressed()
         first = self.log.fact("first_loss")
@@ -88,7 +88,7 @@ class LogSummary:
         return _ends(losses, self.log.folded.last_loss if self.log.folded else None)
 
     @property
-    def loss_scale(self) -> Ends | None:
+    def loss_scale(self) -> FirstAndLast | None:
         """The first and the last loss scale."""
         scales = self.log.iterations.loss_scale.compressed()
         return _ends(scales, self.log.folded.last_loss_scale if self.log.folded else None)
@@ -247,10 +247,10 @@ def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
     }
 
 
-def _ends(values: npt.NDArray[np.float64], last: float | None) -> Ends | None:
+def _ends(values: npt.NDArray[np.float64], last: float | None) -> FirstAndLast | None:
     if not len(values):
         return None
-    return Ends(float(values[0]), float(values[-1]) if last is None else last)
+    return FirstAndLast(float(values[0]), float(values[-1]) if last is None else last)
 
 
 def _save_data(save: Save) -> dict[str, Json]:

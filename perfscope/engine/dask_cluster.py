@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfscope.engine.measuring import Measure, Measured, worker_was_killed
+from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
 from perfscope.errors import UsageError
 
 try:
@@ -17,7 +17,7 @@ _RETRIES = 1
 
 def measure_on_cluster(
     measure: Measure, paths: Sequence[str], workers: int, scheduler: str | None
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredTrace]:
     """Measure on the cluster of a scheduler, or on one that is started here with as many workers.
 
     Raises:

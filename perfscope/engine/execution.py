@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfscope.engine.measuring import Measure, Measured
+from perfscope.engine.measuring import Measure, MeasuredTrace
 
 
 class Backend(StrEnum):
@@ -38,7 +38,7 @@ class Execution:
     scheduler: str | None = None
     shows_progress: bool = False
 
-    def map(self, measure: Measure, paths: Sequence[str]) -> Iterator[Measured]:
+    def map(self, measure: Measure, paths: Sequence[str]) -> Iterator[MeasuredTrace]:
         """Measure every trace.
 
         Raises:
@@ -51,7 +51,7 @@ class Execution:
             return with_bar(answers, len(paths))
         return answers
 
-    def _start(self, measure: Measure, paths: Sequence[str]) -> Iterator[Measured]:
+    def _start(self, measure: Measure, paths: Sequence[str]) -> Iterator[MeasuredTrace]:
         if self.backend is Backend.DASK:
             from perfscope.engine.dask_cluster import measure_on_cluster  # Dask is an optional dependency
 

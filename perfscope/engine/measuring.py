@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTrace:
     """One trace after the map step.
 
     Attributes:
@@ -53,18 +53,18 @@ class Measured:
     partials: dict[str, Partial] = field(default_factory=dict)
 
 
-Measure: TypeAlias = Callable[[str], Measured]
+Measure: TypeAlias = Callable[[str], MeasuredTrace]
 
 
-def measure(path: str, task: Task) -> Measured:
+def measure(path: str, task: Task) -> MeasuredTrace:
     """Read one trace and let every analyzer measure it; a failure is part of the answer."""
     measuring = [analyzer for analyzer in analyzers() if analyzer.name in task.analyzers]
     try:
         trace = _read(path, measuring, task)
     except SourceError as error:
-        return Measured(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
+        return MeasuredTrace(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
-        return Measured(path, None, (f"{path} does not fit in memory",))
+        return MeasuredTrace(path, None, (f"{path} does not fit in memory",))
     partials, damage = {}, list(trace.damage)
     for analyzer in measuring:
         try:
@@ -75,13 +75,13 @@ def measure(path: str, task: Task) -> Measured:
             continue
         if partial is not None:
             partials[analyzer.name] = partial
-    return Measured(path, summarize(trace), tuple(damage), partials=partials)
+    return MeasuredTrace(path, summarize(trace), tuple(damage), partials=partials)
 
 
-def worker_was_killed(path: str) -> Measured:
+def worker_was_killed(path: str) -> MeasuredTrace:
     """The answer for a trace over which its worker was killed."""
     problem = f"{path} could not be measured: its worker was killed, perhaps because memory ran out"
-    return Measured(path, None, (problem,))
+    return MeasuredTrace(path, None, (problem,))
 
 
 def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:

@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from perfscope.engine.measuring import Measure, Measured, worker_was_killed
+from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
 
 _QUEUED_PER_WORKER = 2
 
 
-def measure_in_processes(measure: Measure, paths: Sequence[str], workers: int) -> Iterator[Measured]:
+def measure_in_processes(measure: Measure, paths: Sequence[str], workers: int) -> Iterator[MeasuredTrace]:
     """Measure every trace in as many processes; the answers come in any order."""
     waiting = deque(paths)
     while waiting:
-        running: dict[Future[Measured], str] = {}
+        running: dict[Future[MeasuredTrace], str] = {}
         try:
             yield from _measure_until_broken(measure, waiting, running, workers)
         except BrokenProcessPool:
@@ -31,8 +31,8 @@ def measure_in_processes(measure: Measure, paths: Sequence[str], workers: int) -
 
 
 def _measure_until_broken(
-    measure: Measure, waiting: deque[str], running: dict[Future[Measured], str], workers: int
-) -> Iterator[Measured]:
+    measure: Measure, waiting: deque[str], running: dict[Future[MeasuredTrace], str], workers: int
+) -> Iterator[MeasuredTrace]:
     """Measure the waiting traces; where the pool breaks, ``running`` holds those that were in work."""
     with _pool(min(workers, len(waiting))) as pool:
         while waiting or running:
@@ -46,7 +46,7 @@ def _measure_until_broken(
                 yield measured
 
 
-def _measure_alone(measure: Measure, path: str) -> Measured:
+def _measure_alone(measure: Measure, path: str) -> MeasuredTrace:
     try:
         with _pool(1) as pool:
             return pool.submit(measure, path).result()

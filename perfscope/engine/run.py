@@ -18,7 +18,7 @@ from typing import TypeVar
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
-from perfscope.engine.measuring import Measured, Task, measure, measuring_analyzers
+from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
@@ -161,7 +161,7 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measure
     names = measuring_analyzers(chosen)
     if not names or not inputs.traces:
         return _Measurements()
-    by_path: dict[str, Measured] = {}
+    by_path: dict[str, MeasuredTrace] = {}
     merged: dict[str, Partial] = {}
     mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
     task = bind(measure, task=_task(plan, names, len(inputs.traces)))
@@ -182,7 +182,7 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measure
     return _Measurements(partials, [*damage, *find_problems(summaries)], len(summaries), first_path)
 
 
-def _without_other_files(inputs: Inputs, answers: Sequence[Measured]) -> list[Measured]:
+def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:
     """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
     typed = {location for location in inputs.locations if not is_folder(location)}
     return [

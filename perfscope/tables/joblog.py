@@ -99,7 +99,7 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Folded:
+class FoldedRecords:
     """The records after those in ``Iterations``, of a log too long to keep: how often each time occurred.
 
     Attributes:
@@ -243,7 +243,7 @@ class JobLog:
     path: str
     framework: str | None
     iterations: Iterations
-    folded: Folded | None
+    folded: FoldedRecords | None
     time_source: str | None
     copies: int
     redone: int

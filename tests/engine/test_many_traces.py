@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.many_traces import copies
 from perfscope.engine.dask_cluster import measure_on_cluster
-from perfscope.engine.measuring import Measured, Task, measure
+from perfscope.engine.measuring import MeasuredTrace, Task, measure
 from perfscope.engine.process_pool import measure_in_processes
 from perfscope.engine.run import Analysis, analyze
 from perfscope.errors import SourceError, UsageError
@@ -79,7 +79,7 @@ def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> N
     assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
 
-def breaks_on(victim: str, marks: Path, path: str) -> Measured:
+def breaks_on(victim: str, marks: Path, path: str) -> MeasuredTrace:
     """Measure a trace, but be killed the first time over one of them."""
     mark = marks / Path(path).name
     if Path(path).name == victim and not mark.exists():
@@ -88,7 +88,7 @@ def breaks_on(victim: str, marks: Path, path: str) -> Measured:
     return measure(path, TASK)
 
 
-def dies_over(victim: str, path: str) -> Measured:
+def dies_over(victim: str, path: str) -> MeasuredTrace:
     """Measure a trace, but be killed each time over one of them."""
     if Path(path).name == victim:
         os.kill(os.getpid(), signal.SIGKILL)

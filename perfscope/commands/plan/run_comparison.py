@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import compare
-from perfscope.analyzers.flops.trained_run import Trained, find_device, find_recomputation, find_trained_model
+from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
 from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Memory
 from perfscope.commands.options.model import ModelChoice, choose_description
@@ -44,7 +44,7 @@ class PlannedRun(NamedTuple):
 
     path: Path
     measured: MeasuredRun
-    trained: Trained | None
+    trained: TrainedModel | None
     device: str | None
     dtype: Dtype | None
     checkpointing: Checkpointing

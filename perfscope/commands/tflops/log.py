@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step
-from perfscope.analyzers.flops.log_match import Allowed, LogMatch, match_log
+from perfscope.analyzers.flops.log_match import AllowedRange, LogMatch, match_log
 from perfscope.analyzers.logs.setup import Overrides, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
@@ -141,7 +141,7 @@ def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInpu
     return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))
 
 
-def _list_allowed(log: JobLog, step: Step) -> list[Allowed]:
+def _list_allowed(log: JobLog, step: Step) -> list[AllowedRange]:
     """The operations per token that each record of a log allows, by the rounding of what it prints."""
     rows = log.iterations
     columns = (
@@ -163,9 +163,11 @@ def _list_allowed(log: JobLog, step: Step) -> list[Allowed]:
         if wall_ns is not None and wall_resolution_ns is not None:
             gpu_s_per_token = step.gpus / NS_PER_S / (samples * step.seq_len if samples else step.tokens)
             shortest_ns, longest_ns = wall_ns - wall_resolution_ns / 2, wall_ns + wall_resolution_ns / 2
-            allowed.append(Allowed(iteration, low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns))
+            allowed.append(
+                AllowedRange(iteration, low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns)
+            )
         elif rate:
-            allowed.append(Allowed(iteration, low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
+            allowed.append(AllowedRange(iteration, low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
     return allowed
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import as_integers
 from perfscope.tables.columns import Int64
-from perfscope.tables.joblog import Folded
+from perfscope.tables.joblog import FoldedRecords
 
 _MERGE_AT_SINGLE = 1 << 12
 _MERGE_AT_ROWS = 1 << 17
@@ -67,10 +67,10 @@ class FoldedTimes:
         if self._pending_rows >= _MERGE_AT_ROWS:
             self._merge()
 
-    def table(self, interval: int, last_iteration: int | None) -> Folded:
+    def table(self, interval: int, last_iteration: int | None) -> FoldedRecords:
         """The counts, each record the mean of ``interval`` iterations."""
         self._merge()
-        return Folded(
+        return FoldedRecords(
             wall_ns=self._wall_ns,
             count=self._count,
             records=self.records,

@@ -17,7 +17,7 @@ from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumber
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
 from perfscope.tables.columns import Int64
-from perfscope.tables.joblog import Disturbance, Folded, Iterations
+from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 
 #: Records that are kept one by one; those of a longer log are folded.
 RECORDS_KEPT = 1 << 12
@@ -163,7 +163,7 @@ class IterationSeries:
         """The kept records as a table."""
         return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
 
-    def folded(self) -> Folded | None:
+    def folded(self) -> FoldedRecords | None:
         """The folded records; None where there are none."""
         return self._folded.table(self.iterations_per_record, self.last) if self._folded.records else None
 
