@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, rank_cell, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import find_device_ranks, rank_cell, ranks_on_gpu, require_samples
+from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu, require_samples
+from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import Readings, read_column
 from perfscope.analyzers.shared.statistics import maximum, mean
 from perfscope.constants import GB, KIB, KILO, NS_PER_S

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, rank_cell, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import read_column
 from perfscope.analyzers.shared.statistics import mean, median
 from perfscope.constants import NS_PER_S

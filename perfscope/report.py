@@ -46,9 +46,14 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * MS_PER_S
 
 
-def in_unit(value: float | None, unit: int) -> float | None:
+def to_float(value: float | Fraction | None) -> float | None:
+    """A cell of an exact number."""
+    return None if value is None else float(value)
+
+
+def in_unit(value: float | Fraction | None, unit: int) -> float | None:
     """A cell in a larger unit, such as bytes in ``constants.GB``."""
-    return None if value is None else value / unit
+    return None if value is None else float(value / unit)
 
 
 def first_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[str, ...]]:

@@ -70,13 +70,13 @@ class LogSummary:
     def tokens_per_s(self) -> float | None:
         """Tokens/s over all GPUs."""
         if self.samples_per_s is None or self.setup.seq_len is None:
-            return median(self.log.iterations.tokens_per_s.compressed())
+            return median(self.log.iterations.tokens_per_s)
         return self.samples_per_s * self.setup.seq_len
 
     @property
     def logged_tflops_per_gpu(self) -> float | None:
         """TFLOPs per GPU as the log states them, in its own convention."""
-        return median(self.log.iterations.tflops_per_gpu.compressed())
+        return median(self.log.iterations.tflops_per_gpu)
 
     @property
     def loss(self) -> FirstAndLast | None:
@@ -117,8 +117,8 @@ class LogSummary:
             "tokens_per_s": self.tokens_per_s,
             "tflops_per_gpu": self.tflops_per_gpu,
             "logged": {
-                "samples_per_s": median(self.log.iterations.samples_per_s.compressed()),
-                "tokens_per_s_per_gpu": median(self.log.iterations.tokens_per_s_per_gpu.compressed()),
+                "samples_per_s": median(self.log.iterations.samples_per_s),
+                "tokens_per_s_per_gpu": median(self.log.iterations.tokens_per_s_per_gpu),
                 "tflops_per_gpu": self.logged_tflops_per_gpu,
             },
             **_setup_data(self.setup, self.log),
@@ -171,7 +171,7 @@ def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float
         return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
     if setup.samples is not None and times.median_s:
         return setup.samples / times.median_s
-    return median(rows.samples_per_s.compressed())
+    return median(rows.samples_per_s)
 
 
 def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:

@@ -10,7 +10,7 @@ from perfscope.analyzers.pipelines.bubble import MeasuredBubble, MeasuredStep, s
 from perfscope.analyzers.pipelines.decomposition import StageParts, StepParts
 from perfscope.analyzers.pipelines.recognition import CUSTOM, CUSTOM_ZERO_BUBBLE
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell, Column, Json, Section, percent
+from perfscope.report import Cell, Column, Json, Section, in_unit, percent, to_float
 from perfscope.schedules.text import to_text
 
 _DRAWING_COLUMNS = 100
@@ -28,14 +28,14 @@ class BubbleReport:
         bubble = self.bubble
         step = bubble.steps[0]
         return {
-            "fraction_of_total": _to_float(bubble.fraction_of_total),
-            "theory_fraction_of_total": _to_float(bubble.theory),
+            "fraction_of_total": to_float(bubble.fraction_of_total),
+            "theory_fraction_of_total": to_float(bubble.theory),
             "schedule_fraction_of_total": bubble.share("schedule"),
             "imbalance_fraction_of_total": bubble.share("imbalance"),
             "transfer_fraction_of_total": bubble.share("transfer"),
             "host_fraction_of_total": bubble.share("host"),
             "stages": [_stage_data(bubble, stage) for stage in range(bubble.stages)],
-            "section_us": _us(bubble.section_ns),
+            "section_us": in_unit(bubble.section_ns, NS_PER_US),
             "microbatches": step.microbatches,
             "schedule": step.schedule,
             "virtual_stages": step.chunks,
@@ -54,9 +54,9 @@ def _stage_data(bubble: MeasuredBubble, stage: int) -> dict[str, Json]:
     row: dict[str, Json] = {
         "stage": stage,
         "rank": ranks[0] if ranks else None,
-        **{f"{part}_us": _us(bubble.mean_part(stage, part)) for part in (*_PARTS, "idle")},
-        "forward_us": _us(bubble.forward_ns(stage)),
-        "backward_us": _us(bubble.backward_ns(stage)),
+        **{f"{part}_us": in_unit(bubble.mean_part(stage, part), NS_PER_US) for part in (*_PARTS, "idle")},
+        "forward_us": in_unit(bubble.forward_ns(stage), NS_PER_US),
+        "backward_us": in_unit(bubble.backward_ns(stage), NS_PER_US),
     }
     return {**row, "ranks": list(ranks)} if len(ranks) > 1 else row
 
@@ -65,17 +65,16 @@ def _step_data(step: MeasuredStep) -> dict[str, Json]:
     section = step.parts.section_ns
     return {
         "step": step.label,
-        "section_us": None if section is None else section / NS_PER_US,
-        "fraction_of_total": _to_float(_idle_share(step.parts)),
-        "theory_fraction_of_total": _to_float(step.parts.theory),
+        "section_us": in_unit(section, NS_PER_US),
+        "fraction_of_total": to_float(_idle_share(step.parts)),
+        "theory_fraction_of_total": to_float(step.parts.theory),
         "stages": [_stage_of_step_data(stage, parts) for stage, parts in enumerate(step.parts.stages)],
     }
 
 
 def _stage_of_step_data(stage: int, parts: StageParts | None) -> dict[str, Json]:
     def to_us(part: str) -> float | None:
-        time_ns = None if parts is None else getattr(parts, part)
-        return None if time_ns is None else time_ns / NS_PER_US
+        return None if parts is None else in_unit(getattr(parts, part), NS_PER_US)
 
     return {"stage": stage, **{f"{part}_us": to_us(part) for part in (*_PARTS, "idle")}}
 
@@ -100,7 +99,7 @@ def _stage_row(bubble: MeasuredBubble, name: str, ranks: str, stages: Sequence[i
     section = bubble.section_ns
     idle = sum_parts([bubble.mean_part(stage, "idle") for stage in stages])
     idle_percent = None if idle is None or not section else percent(idle / (section * len(stages)))
-    times = [_ms(sum_parts([bubble.mean_part(stage, part) for stage in stages])) for part in _PARTS]
+    times = [in_unit(sum_parts([bubble.mean_part(stage, part) for stage in stages]), NS_PER_MS) for part in _PARTS]
     return (name, ranks, *times, idle_percent)
 
 
@@ -153,15 +152,3 @@ def _draw(bubble: MeasuredBubble) -> str:
         f"{chart.title}\n{to_text(chart, max(10, _DRAWING_COLUMNS * chart.end // longest))}" for chart in charts
     )
     return "\n\n".join(drawings)
-
-
-def _to_float(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _us(time_ns: Fraction | None) -> float | None:
-    return None if time_ns is None else float(time_ns / NS_PER_US)
-
-
-def _ms(time_ns: Fraction | None) -> float | None:
-    return None if time_ns is None else float(time_ns / NS_PER_MS)

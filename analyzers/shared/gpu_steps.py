@@ -84,10 +84,3 @@ def step_intervals_ns(steps: Steps) -> tuple[Int64, Int64, Int64]:
     rows = np.flatnonzero(present(steps.wall_ns))
     ends = steps.end_ns[rows]
     return ends - np.asarray(steps.wall_ns.data)[rows], ends, rows
-
-
-def rank_cell(ranks: Sequence[int]) -> str | int | None:
-    """Ranks as a cell of a table."""
-    if not ranks:
-        return None
-    return ranks[0] if len(ranks) == 1 else ", ".join(str(rank) for rank in ranks)

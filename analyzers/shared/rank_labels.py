@@ -20,3 +20,10 @@ def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
         f"{name} device {device}" if len(devices[rank]) > 1 else name
         for name, (rank, device) in zip(names, owners, strict=True)
     ]
+
+
+def rank_cell(ranks: Sequence[int]) -> str | int | None:
+    """Ranks as a cell of a table."""
+    if not ranks:
+        return None
+    return ranks[0] if len(ranks) == 1 else ", ".join(str(rank) for rank in ranks)

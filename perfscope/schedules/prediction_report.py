@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell, Column, Json, Section, percent
+from perfscope.report import Cell, Column, Json, Section, in_unit, percent, to_float
 from perfscope.schedules.closed_forms import ClosedForm
 from perfscope.schedules.prediction import Alternative, Setup, SimulatedStep, ThroughputTarget
 from perfscope.schedules.simulator import to_fraction_of_ideal
@@ -50,11 +50,11 @@ class PredictionReport:
             "p": self.setup.devices,
             "microbatches": self.setup.microbatches,
             "virtual_stages": self.setup.chunks,
-            "fraction_of_total": _to_float(share),
+            "fraction_of_total": to_float(share),
             "fraction_of_ideal": None if share is None else float(to_fraction_of_ideal(share)),
             "closed_form": {
-                "fraction_of_total": _to_float(self.form.fraction_of_total),
-                "fraction_of_ideal": _to_float(self.form.fraction_of_ideal),
+                "fraction_of_total": to_float(self.form.fraction_of_total),
+                "fraction_of_ideal": to_float(self.form.fraction_of_ideal),
                 "bubble": self.form.formula,
                 "bubble_us": self._us(self.form.bubble),
                 "applies": self.setup.times.are_equal and self.form.bubble is not None,
@@ -157,10 +157,10 @@ class PredictionReport:
         return notes
 
     def _us(self, time_ns: Fraction | None) -> float | None:
-        return None if time_ns is None or not self.has_times else float(time_ns / NS_PER_US)
+        return in_unit(time_ns, NS_PER_US) if self.has_times else None
 
     def _ms(self, time_ns: Fraction | None) -> float | None:
-        return None if time_ns is None or not self.has_times else float(time_ns / NS_PER_MS)
+        return in_unit(time_ns, NS_PER_MS) if self.has_times else None
 
 
 def alternatives_data(alternatives: Sequence[Alternative]) -> Json:
@@ -171,7 +171,7 @@ def alternatives_data(alternatives: Sequence[Alternative]) -> Json:
             "fraction_of_total": float(alternative.fraction_of_total),
             "fraction_of_ideal": float(to_fraction_of_ideal(alternative.fraction_of_total)),
             "speedup": float(alternative.speedup),
-            "peak_microbatches_in_flight": _to_float(alternative.peak_in_flight),
+            "peak_microbatches_in_flight": to_float(alternative.peak_in_flight),
         }
         for alternative in alternatives
     ]
@@ -190,7 +190,7 @@ def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str)
             alternative.change,
             percent(alternative.fraction_of_total),
             float(alternative.speedup),
-            _to_float(alternative.peak_in_flight),
+            to_float(alternative.peak_in_flight),
         )
         for alternative in alternatives
     )
@@ -230,7 +230,3 @@ def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
         notes.append(f"{goal:g} cannot be reached by more micro-batches: make a micro-batch faster.")
     row = (measured, setup.microbatches, goal, target.microbatches, limit)
     return Section("Micro-batches for a target throughput", columns, (row,), notes=tuple(notes))
-
-
-def _to_float(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
