@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from perfscope import wire
+from perfscope.sources.runs.records import decode_step, read_rank_record, read_records
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ class RunDescription:
 
 def read_rank_process(folder: Path) -> RankProcess | None:
     """Read a rank's process from its folder; None where rank.json is missing or damaged."""
-    try:
-        record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
-    except (OSError, msgspec.MsgspecError):
+    record = read_rank_record(folder)
+    if record is None:
         return None
     wall_offset_ns = record.wall_ns - record.monotonic_ns
-    step_ends_ns = {step.step: step.end_ns + wall_offset_ns for step in _read_steps(folder / wire.STEPS_FILE)}
+    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage=[])
+    step_ends_ns = {step.step: step.end_ns + wall_offset_ns for step in steps}
     times_ns = [record.wall_ns, *step_ends_ns.values()]
     return RankProcess(folder, record, step_ends_ns, min(times_ns), max(times_ns))
 
@@ -82,12 +81,3 @@ def read_description(path: Path) -> RunDescription | None:
         started_ns=started_ns if isinstance(started_ns, int) else 0,
         has_ended="ended_ns" in document,
     )
-
-
-def _read_steps(path: Path) -> Iterator[wire.StepRecord]:
-    decode = msgspec.json.Decoder(wire.StepRecord).decode
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            yield decode(line)
-        except msgspec.MsgspecError:
-            continue  # half a line of a process that was killed

@@ -60,6 +60,14 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
     return records
 
 
+def read_rank_record(folder: Path) -> wire.RankRecord | None:
+    """The ``rank.json`` of a rank's folder; None where it is missing or damaged."""
+    try:
+        return msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 def read_object(path: Path, damage: list[str]) -> dict[str, object]:
     """The JSON object in a file; empty where it cannot be read, which is added to ``damage``."""
     if not path.is_file():

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from perfscope import wire
@@ -14,7 +13,14 @@ from perfscope.errors import SourceError
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
-from perfscope.sources.runs.records import decode_checkpoint, decode_event, decode_step, read_object, read_records
+from perfscope.sources.runs.records import (
+    decode_checkpoint,
+    decode_event,
+    decode_step,
+    read_object,
+    read_rank_record,
+    read_records,
+)
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
 from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples
@@ -142,9 +148,8 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
 def _read_rank(
     folder: Path, number: tuple[int, int], notes: tuple[str, ...], gpus: Sequence[GpuSamples], damage: list[str]
 ) -> Rank | None:
-    try:
-        record = msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
-    except (OSError, msgspec.MsgspecError):
+    record = read_rank_record(folder)
+    if record is None:
         damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.RANK_FILE} cannot be read")
         return None
     host_gpus = [gpu for gpu in gpus if gpu.host == record.host]
