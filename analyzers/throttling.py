@@ -2,9 +2,9 @@
 
 NVML states at each sample why the clock is not higher. A step is throttled where a sample inside it, or the last one
 before it, names a cause that is throttling: a power or thermal limit, a hardware slowdown, a brake of the power supply,
-the slower clock of a synchronised group. An idle GPU and a clock that somebody set are no throttling. The resolution is
-that of the samples: a cause shorter than their distance can be missed. The GPUs' own counters of the time that each
-cause was active miss nothing and are reported, too.
+the slower clock of a synchronised group. An idle GPU, or a clock that a user set, is not throttling. The resolution is
+that of the samples: a cause that is active for less than the time between two samples can be missed. The GPUs' own
+counters of the time that each cause was active miss nothing and are reported, too.
 """
 
 from __future__ import annotations

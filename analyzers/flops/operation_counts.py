@@ -2,9 +2,9 @@
 
 A product of m x k and k x n is 2 m n k operations. Attention is counted over the full matrix, forward once and
 backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
-than backward, and did so in between their backward passes, were recomputed; how much of them follows from the two
-counts. PyTorch states a product that it begins to recompute and then finds unneeded (the last of a layer), and it is
-counted. Products of libraries that state no shapes (Transformer Engine) are not counted.
+than backward, and did so in between their backward passes, were recomputed; the share of them that was recomputed
+follows from the two counts. The last product of a layer, which PyTorch begins to recompute and then skips because it is
+not needed, is in the trace and is counted. Products of libraries that state no shapes (Transformer Engine) are not.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def _is_forward_alone(is_backward: Sequence[bool]) -> bool:
 
 
 def _alternates(is_backward: Sequence[bool]) -> bool:
-    """Whether forward passes stand between the backward passes of one micro-batch.
+    """Whether forward passes ran between the backward passes of one micro-batch.
 
-    Without recomputation as many backward passes follow each other as layers ran forward before, or half as many
-    where an evaluation went before.
+    Without recomputation an uninterrupted sequence of backward passes is as long as the sequence of forward passes
+    before it, or half as long where an evaluation ran before.
     """
     runs = [(backward_pass, len(list(passes))) for backward_pass, passes in groupby(is_backward)]
     forward = [length for backward_pass, length in runs if not backward_pass]

@@ -1,4 +1,4 @@
-"""What a run measured of what a plan estimates: its layout, memory, step time and checkpoint size."""
+"""The measured values of a run that a plan estimates: memory, step time and checkpoint size, and the run's layout."""
 
 from __future__ import annotations
 

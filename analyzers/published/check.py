@@ -185,7 +185,7 @@ def _check_cell(
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Which cell it is, and what is printed in it."""
+    """The position of a cell, and its printed figure."""
 
     table: PublishedTable
     row: Row

@@ -1,7 +1,7 @@
 """Which ranks a set of traces covers, and which of them are missing, duplicate or without a device.
 
-A rank that was profiled in several windows has several traces, one after the other; two of its traces that overlap in
-time are one too many.
+A rank that was profiled in several windows has several traces, one after the other; traces of a rank that overlap in
+time are duplicates.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def summarize(trace: Trace) -> TraceSummary:
 
 
 def find_problems(summaries: Sequence[TraceSummary]) -> list[str]:
-    """What is missing, duplicate or without events, as sentences; a single trace needs no others."""
+    """Ranks that are missing, duplicate or without events, as sentences; of a single trace no rank is missing."""
     return [
         *_missing_ranks(summaries),
         *_duplicates(summaries),

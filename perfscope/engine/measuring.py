@@ -1,6 +1,6 @@
 """The map step: one trace in, the small partials of all analyzers out.
 
-It runs in a worker, and whatever goes wrong in it stays with its trace.
+It runs in a worker, and a failure in it is part of the answer for its trace, so that the other traces are not affected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures traces in processes of this machine.
 
-A worker that dies takes no more than its own trace with it: the traces that were in work when the pool broke are
-measured again, each in a process of its own, and the trace that kills that too is reported.
+A worker that dies costs no more than its own trace: the traces that were being measured when the pool broke are
+measured again, each in a process of its own, and a trace that kills this process, too, is reported.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class LineMatch:
 
     @property
     def label(self) -> bytes | None:
-        """What a launcher wrote in front of the line: ``[default7]:``, ``12: ``, ``[1,3]<stdout>:``."""
+        """The label that a launcher wrote in front of the line: ``[default7]:``, ``12: ``, ``[1,3]<stdout>:``."""
         return parse_label(self.text, self.line)
 
     @property
@@ -54,7 +54,7 @@ class Rule(Generic[StateT_contra]):
     Attributes:
         anchor: Bytes that such a line has; the pattern is tried only there.
         pattern: What the line must match, from its beginning on or anywhere.
-        on_match: What it means: a function of the format's state and the match.
+        on_match: Called with the format's state and the match, to read the line.
         reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
         identifies: Whether such a line proves that the format's framework wrote the log.
     """

@@ -1,10 +1,10 @@
-"""Timer lines: which part of an iteration took how long.
+"""Rules for timer lines, which state the time of the parts of an iteration; Megatron and DeepSpeed print them.
 
-Megatron prints one line of all timers of one rank (2021), or a line a timer with the minimum and maximum over ranks
-(today; ``--timing-log-option`` also knows a line a timer with the maximum, and a line a rank). DeepSpeed prints
-micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so that only
-``fwd + bwd + step`` is a sum. At a step of its FLOPs profiler a value can be negative. The line of all timers is the
-same in both.
+Megatron prints one line with all timers of one rank (2021), or one line per timer with the minimum and maximum over
+ranks (today; with ``--timing-log-option`` also one line per timer with the maximum, or one line per rank). DeepSpeed
+prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so the step is
+``fwd + bwd + step``. At a step of its FLOPs profiler a value can be negative. The line with all timers is the same in
+both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decodes the texts of events, block by block, and one by one what fails as a block."""
+"""Decodes the texts of events block by block; the events of a block that fails are decoded one by one."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class Scanner:
         return EventTexts(block.cut(starts[device], stops[device]), host_texts)
 
     def _events(self, block: _Block) -> Int64:
-        """Which of the block's braces begin events, the one that it begins with first."""
+        """The braces of the block that begin events, in order; the first is the one at the beginning of the block."""
         layout, braces = self.layout, block.braces
         between, opening = layout.separator[: layout.until_brace], layout.separator[layout.until_brace :]
         rows = np.flatnonzero(block.letters(braces, -len(between)) == between[0])

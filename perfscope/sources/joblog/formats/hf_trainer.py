@@ -1,8 +1,8 @@
 """Hugging Face Trainer: a start-up block, progress bars, dictionaries of losses, one dictionary at the end.
 
 No line states the time of a step. The bar's rate is a moving average; the run time at the end covers warm-up and the
-last partial batch, and its ``train_steps_per_second`` is rounded to three decimals (0.007 is no figure). Every node
-prints the final dictionary. Dictionaries are never evaluated.
+last partial batch, and its ``train_steps_per_second`` is rounded to three decimals (0.007 has too few digits). Every
+node prints the final dictionary. Dictionaries are parsed as text, never evaluated.
 """
 
 from __future__ import annotations

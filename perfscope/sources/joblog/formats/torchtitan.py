@@ -2,9 +2,9 @@
 
     [rank0]:[titan] 2025-06-16 22:31:04,970 - root - INFO - step: 210  loss:  6.0388  memory: 49.66GiB(52.28%) ...
 
-``tps`` (``wps`` in 2024) is tokens/s per *device*, ``memory`` the largest reserved. The line states no time: it
-comes from the dates, over the steps between two lines, checkpoints and validation included. A line of validation looks
-alike and is none. Some runs print every rank, unlabelled.
+``tps`` (``wps`` in 2024) is tokens/s per *device*, ``memory`` the largest reserved. The line states no time: the step
+time is the time between the dates of two lines, divided by the steps between them, and includes checkpoints and
+validation. The line of a validation looks similar, but is not a step line. In some runs every rank prints, unlabelled.
 """
 
 from __future__ import annotations

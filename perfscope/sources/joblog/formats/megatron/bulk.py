@@ -1,9 +1,9 @@
-"""Megatron logs of gigabytes: plain iteration lines read many at once, lines that nobody needs dropped.
+"""The fast path for Megatron logs of gigabytes: reads plain iteration lines many at once, and drops unneeded lines.
 
-Once enough records of a log are known in full, most of what follows is the same line with other numbers. A block's line
-starts are found with NumPy; the first eight bytes of a line, taken as one integer, tell what it is. Numbers of fixed
-places are read eight digits at a time: subtract ``'0'`` from each byte, then join neighbours, pairs and halves by three
-multiplications. A line that differs in anything, even in one skipped iteration, is left to ``records``.
+Once enough records of a log are known in full, most of the rest is the same line with other numbers. The starts of
+lines are found with NumPy; the first eight bytes of a line, as one integer, show what kind of line it is. Numbers at
+fixed positions are read eight digits at a time: subtract ``'0'`` from each byte, then join neighbours, pairs and halves
+by three multiplications. A line that differs in any other way, such as one skipped iteration, is left to ``records``.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ RULE = _RecordRule(b"iteration", _START, _on_record)
 
 
 def _cells(record: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Key, label and value of every cell that matters and is whole; the key is without blanks, as a record breaks."""
+    """Key, label and value of every complete cell that is needed; the key is without blanks, which line breaks add."""
     for cell in record.split(b"|")[1:-1]:
         label, colon, value = cell.rpartition(b":")
         if not colon:
@@ -142,7 +142,7 @@ def _cells(record: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
 
 @lru_cache(maxsize=1024)
 def _key(label: bytes) -> bytes:
-    """A cell's label without blanks; empty where the cell is of no use."""
+    """A cell's label without blanks; empty where the cell is not needed."""
     key = _SPACE.sub(b"", label).lower()
     return key if key in _TIMES or key in _FLOATS or key in _COUNTS or key in _CELLS_BESIDE else b""
 
