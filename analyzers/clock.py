@@ -101,8 +101,8 @@ class Clock:
             Column("Collectives"),
         )
         note = (
-            f"Offset of a rank's clock from that of rank {self.reference}, by the ends of so many collectives; times "
-            "of two ranks cannot be compared more finely than the residual."
+            f"Offset of each rank's clock from that of rank {self.reference}, by the ends of common collectives; the "
+            "residual limits how finely times of two ranks can be compared."
         )
         shown, left_out = first_rows(rows, _MOST_ROWS)
         return (Section("Clocks", columns, shown, (note, *left_out)),)

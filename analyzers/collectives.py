@@ -339,7 +339,7 @@ def _most_calls(calls: Mapping[int, GroupCalls], kind: Kind) -> int:
 def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
     notes = [
         "Transfer is the shortest duration of an operation on any rank, the rest is waiting; no clocks are compared. "
-        "algbw and busbw are defined as in nccl-tests, from the median transfer and the group's own size; GB is 10**9 "
+        "algbw and busbw are defined as in nccl-tests, from the median transfer and the size of the group; GB is 10**9 "
         "bytes."
     ]
     if any(not operation.is_complete for operation in operations):

@@ -136,7 +136,7 @@ class Idle:
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
         note = (
-            "A gap's cause is what the next device event was waiting for; a launch gap is one below "
+            "A gap's cause is what the next device event was waiting for; a launch gap is shorter than "
             f"{LAUNCH_GAP_NS // NS_PER_US} us. The causes add up to the idle time."
         )
         return (Section("Idle time by cause", columns, rows, (note,)), self._longest())

@@ -147,7 +147,9 @@ class Capture:
         self.steps += 1
         if self._source.has_moved:
             self._source.has_moved = False
-            self.note(f"from step {self.steps} on, another {boundary} ends a step: training alternates between several")
+            self.note(
+                f"from step {self.steps} on, another {boundary} counts the steps: training alternates between several"
+            )
         self._write_step(now_ns, boundary, StatedStep(**stated))
         self._facts = StepFacts()
         self._passes.end_step(self.steps)

@@ -68,7 +68,9 @@ class CollectedPart:
 
 
 def collect(
-    part_names: Annotated[list[str], typer.Argument(metavar="PART...", help="Folders, or HOST:PATH over ssh.")],
+    part_names: Annotated[
+        list[str], typer.Argument(metavar="PART...", help="Parts of a run: folders, or HOST:PATH over ssh.")
+    ],
     run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="Folder of the merged run, new or existing.")],
     ssh: Annotated[
         str | None,

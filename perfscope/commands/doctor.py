@@ -22,7 +22,7 @@ SCHEMA = "perfscope/doctor/1"
 def doctor(
     run_dir: Annotated[
         Path | None,
-        typer.Option("-o", "--run-dir", help="Folder for runs, whose disk is checked.", show_default="."),
+        typer.Option("-o", "--run-dir", help="Folder for runs; its disk is checked.", show_default="."),
     ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:

@@ -176,7 +176,7 @@ def _describe_left_out(summaries: list[LogSummary]) -> str:
     warmups = sum(summary.times.warmup for summary in summaries)
     evaluations = sum(summary.times.evaluation for summary in summaries)
     saves = sum(summary.times.save for summary in summaries)
-    text = f"Steady state: {warmups} warm-up records at the starts of runs are left out"
+    text = f"Steady state: {warmups} warm-up records at the starts of runs are excluded"
     if evaluations or saves:
         text += f", and {evaluations} whose time contains an evaluation, {saves} a checkpoint save"
     return text + "; `mean_all_s` in JSON is over all records."

@@ -152,7 +152,7 @@ def _choose(only: frozenset[str]) -> list[Analyzer]:
     unknown = sorted(only - {analyzer.name for analyzer in analyzers()})
     if unknown:
         names = ", ".join(analyzer.name for analyzer in analyzers())
-        raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"there are {names}")
+        raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"analyzers: {names}")
     return [analyzer for analyzer in analyzers() if not only or analyzer.name in only]
 
 

@@ -134,7 +134,7 @@ def test_a_profiler_that_saw_launches_but_no_kernels_is_told(tmp_path: Path) -> 
     analysis = analyze([tmp_path])
     assert "breakdown" in {skip.analyzer for skip in analysis.skipped}
     (line,) = analysis.damage
-    assert "launches but not one of their kernels" in line
+    assert "launches but none of their kernels" in line
     assert "DCGM" in line
 
 

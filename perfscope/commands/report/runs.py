@@ -17,7 +17,7 @@ from perfscope.sources.published.tables import read_runs
 
 def runs(
     file: Annotated[
-        Path, typer.Argument(metavar="RUNS.csv", help="One row per run: its GPUs (or 4n8g) and its samples/s.")
+        Path, typer.Argument(metavar="RUNS.csv", help="CSV file with one row per run: GPUs (or 4n8g) and samples/s.")
     ],
     published: Annotated[
         Path | None, typer.Option(help="A CSV file with the published GPUs, mean, median and speed-up.")

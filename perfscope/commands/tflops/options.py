@@ -31,7 +31,7 @@ class FileOptions(NamedTuple):
     log: Annotated[
         Path | None,
         typer.Option(
-            help="A training log: supplies missing values; its own TFLOPs are compared with the conventions.",
+            help="A training log: supplies missing values; its logged TFLOPs are compared with the conventions.",
             rich_help_panel=_FILES,
         ),
     ] = None

@@ -164,7 +164,7 @@ def _convention_sections(
     notes = list(explanation)
     if uncounted:
         names = ", ".join(convention.name for convention in uncounted)
-        notes.append(f"Not computed, because it {uncounted[0].reason}: {names}.")
+        notes.append(f"Not computed: {names}. Each {uncounted[0].reason}.")
     columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
     rows = tuple(
         (*_figures(convention, log_convention), convention.formula.text, convention.formula.source)

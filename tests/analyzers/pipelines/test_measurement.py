@@ -338,7 +338,7 @@ def test_a_layout_that_does_not_divide_the_job_is_an_error(tmp_path: Path) -> No
 
 def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [])
-    with pytest.raises(UsageError, match="a run is measured"):
+    with pytest.raises(UsageError, match="not for a measured run"):
         bubble(paths=[tmp_path], microbatches=4)
     with pytest.raises(UsageError, match="--pp and --microbatches are missing"):
         bubble()
