@@ -85,13 +85,13 @@ class LogSummary:
         first = self.log.fact("first_loss")
         if first is not None and isinstance(first.value, float):
             losses = np.concatenate(([first.value], losses))
-        return _ends(losses, self.log.folded.last_loss if self.log.folded else None)
+        return _first_and_last(losses, self.log.folded.last_loss if self.log.folded else None)
 
     @property
     def loss_scale(self) -> FirstAndLast | None:
         """The first and the last loss scale."""
         scales = self.log.iterations.loss_scale.compressed()
-        return _ends(scales, self.log.folded.last_loss_scale if self.log.folded else None)
+        return _first_and_last(scales, self.log.folded.last_loss_scale if self.log.folded else None)
 
     @property
     def skipped_iterations(self) -> int:
@@ -247,7 +247,7 @@ def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
     }
 
 
-def _ends(values: npt.NDArray[np.float64], last: float | None) -> FirstAndLast | None:
+def _first_and_last(values: npt.NDArray[np.float64], last: float | None) -> FirstAndLast | None:
     if not len(values):
         return None
     return FirstAndLast(float(values[0]), float(values[-1]) if last is None else last)

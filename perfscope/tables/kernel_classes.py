@@ -1,7 +1,7 @@
 """Which kernels communicate, by their names, where the profiler's metadata does not state it.
 
 The table follows the libraries that people train with. A pattern is searched for in the name; the first that matches
-decides. None is as loose as ``hip``, ``Sync`` or ``dma``, which would confuse compute with copies.
+decides. Patterns as general as ``hip``, ``Sync`` or ``dma`` are avoided: they would confuse compute with copies.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from perfscope.sources.joblog.builder import JobLogBuilder
 
 
 def find_global_batch(log: JobLogBuilder) -> int | None:
-    """Samples of a step: as stated, else of micro-batches, with one of them a step where accumulation is not stated."""
+    """Samples of a step: as stated, else from micro-batches; accumulation counts as 1 where it is not stated."""
     stated, micro = log.count("gbs"), log.count("mbs")
     if stated is not None or micro is None:
         return stated

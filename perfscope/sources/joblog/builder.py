@@ -62,7 +62,7 @@ class JobLogBuilder:
         self._bad_ends: dict[int, str] = {}
 
     def series_of(self, source: str) -> IterationSeries:
-        """The series of one source, made when it is first asked for."""
+        """The series of one source, which is created at the first call."""
         if source not in self.series:
             self.series[source] = IterationSeries(self._records_kept)
         return self.series[source]

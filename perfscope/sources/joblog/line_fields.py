@@ -1,4 +1,4 @@
-"""What any line of a log may hold: the launcher's label in front, a date, numbers."""
+"""Parsers of what a line of any log can hold: the launcher's label at its beginning, a date, numbers."""
 
 from __future__ import annotations
 

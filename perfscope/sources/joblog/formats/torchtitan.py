@@ -110,7 +110,7 @@ def _on_checkpointing(state: FormatState, line: LineMatch) -> None:
 
 
 def _on_saved(state: FormatState, line: LineMatch) -> None:
-    """The time until training goes on: of an asynchronous save it is the copy to the host alone."""
+    """The time until training continues, which for an asynchronous save is only that of the copy to the host."""
     seconds = parse_number(line["seconds"])
     if seconds is None or line["background"]:
         return

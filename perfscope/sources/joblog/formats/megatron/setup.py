@@ -128,7 +128,7 @@ def conclude(state: MegatronState) -> None:
 
 
 def _checkpointing(arguments: dict[str, str], *, is_complete: bool) -> str | None:
-    """What is recomputed; without such an argument among all of them it is Megatron's default: nothing."""
+    """What is recomputed; if all arguments are known and none of them states it, nothing: Megatron's default."""
     for name in ("recompute_granularity", "activations_checkpoint_granularity"):
         if arguments.get(name, "None") != "None":
             return arguments[name]

@@ -14,7 +14,7 @@ class MegatronState(FormatState):
     Attributes:
         consumed_samples: Samples consumed up to the last record.
         train_iterations: The run's last iteration, as the last record states it.
-        is_gpt_neox: A line is one that GPT-NeoX alone prints.
+        is_gpt_neox: Some line is printed only by GPT-NeoX.
         shards: Parameters by tensor and pipeline rank.
         has_all_arguments: The printed arguments have come to their end.
         is_without_deepspeed: The arguments state that DeepSpeed is not used.
