@@ -34,7 +34,7 @@ from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_ranges
 
-SCHEMA = "perfscope/collected/1"
+_SCHEMA = "perfscope/collected/1"
 _STAGING_FOLDER = ".collect"
 
 
@@ -157,7 +157,7 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
         world_size = max(process.record.world_size for process in run.processes)
         warnings.append(f"{len(missing_ranks)} of {world_size} ranks are missing: {format_ranges(missing_ranks)}")
     data: dict[str, Json] = {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run_dir": str(run_dir),
         "ranks": run.ranks,
         "missing_ranks": missing_ranks,

@@ -16,7 +16,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Column, Report, Section
 
-SCHEMA = "perfscope/doctor/1"
+_SCHEMA = "perfscope/doctor/1"
 
 
 def doctor(
@@ -67,7 +67,7 @@ def _report(checks: Sequence[Check]) -> Report:
     return Report(
         "Environment check",
         {
-            "schema": SCHEMA,
+            "schema": _SCHEMA,
             **{str(verdict): count for verdict, count in counts.items()},
             "checks": [
                 {

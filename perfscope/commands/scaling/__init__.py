@@ -29,7 +29,7 @@ from perfscope.report import Report
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.tables.scaling import ProtocolRun
 
-SCHEMA = "perfscope/scaling/1"
+_SCHEMA = "perfscope/scaling/1"
 _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]] = {
     Protocol.MXNET_BERT: dlperf.mxnet_bert,
     Protocol.DEEPSPEED: dlperf.deepspeed,
@@ -89,7 +89,7 @@ def _report_protocol(
     report = Report(
         f"Scaling by {protocol}",
         {
-            "schema": SCHEMA,
+            "schema": _SCHEMA,
             "protocol": str(protocol),
             "results": result.data(),
             "runs": {
@@ -120,7 +120,7 @@ def _report_study(
     report = Report(
         "Scaling",
         {
-            "schema": SCHEMA,
+            "schema": _SCHEMA,
             "protocol": None,
             "results": study.results(),
             "weak": [series.data() for series in study.series if series.kind is ScalingKind.WEAK],
