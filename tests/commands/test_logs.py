@@ -58,7 +58,7 @@ def test_the_table_says_what_it_assumed_and_left_out(sweep: Path) -> None:
     ended = logs(sweep, ".")
     assert ended.code == 0
     assert "64 GPUs (--gpus)" in ended.stdout
-    assert "2 warm-up records at the starts of runs are left out" in ended.stdout
+    assert "2 warm-up records at the starts of runs are excluded" in ended.stdout
     assert "fail, no iteration was logged: the device ran out of memory" in ended.stdout
 
 
