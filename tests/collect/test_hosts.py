@@ -61,7 +61,7 @@ def test_deepspeed_over_pdsh_reaches_ranks_of_both_hosts(two: list[Host]) -> Non
     assert {rank["rank"] for rank in analysis["results"]["host"]["ranks"]} == {0, 1}
 
 
-def test_torchrun_on_each_host_becomes_one_run_on_a_third_machine(two: list[Host]) -> None:
+def test_torchrun_on_each_host_becomes_one_run_wherever_its_parts_are_collected(two: list[Host]) -> None:
     one, other = two
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{one.address}:29512", "--rdzv_id", "job"]
     torchrun = ["torchrun", "--nnodes", "2", "--nproc_per_node", "1", *meeting, str(scripts() / "ddp.py")]
@@ -74,9 +74,7 @@ def test_torchrun_on_each_host_becomes_one_run_on_a_third_machine(two: list[Host
     assert analysis["results"]["steps"]["count"] == 10
     assert sorted(other.run("ls", "WHOLE/hosts").stdout.split()) == ["node1.json", "node2.json"]
 
-
-def test_a_host_that_is_gone_is_named_and_its_ranks_are_missing(two: list[Host]) -> None:
-    one, other = two
+    # A host that is gone is named, and its ranks are missing.
     ended = one.perfscope(
         "collect", "PART", f"10.99.0.9:{other.work}/PART", "-o", "REST", "--ssh", "ssh -o ConnectTimeout=2"
     )
