@@ -15,7 +15,7 @@ HTA_READY := $(HTA)/.ready
 HOST_PROGRAMS := ip ssh sshd pdsh
 HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 
-# Tests run in so many processes; tests that share something costly or a name stay together in one of them.
+# Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 .PHONY: demo test quick lint bench clean hta hosts

@@ -18,8 +18,6 @@ from tests.sources.traces import oracle
 from tests.sources.traces.making import LAYOUTS, Event, call, copy, distributed, kernel, span, step, write
 from tests.sources.traces.oracle import COMMUNICATION, COMPUTE, COPY, Thing
 
-pytestmark = pytest.mark.xdist_group("exact_figures")
-
 FIXTURES = ROOT / "fixtures" / "traces"
 GROUPS = {"pp": "PIPELINE_MODEL_PARALLEL_GROUP", "tp": "TENSOR_MODEL_PARALLEL_GROUP", "dp": "DATA_PARALLEL_GROUP"}
 STEPS = [(0, 150), (150, 260), (300, 400)]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.collect.hosts import Host, finish, hosts, scripts, write_on
 
-pytestmark = [pytest.mark.timeout(500), pytest.mark.slow, pytest.mark.xdist_group("hosts")]
+pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
 from tests.analyzers.flops.making import answer, ask, refused
 from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("traced_model")]
+pytestmark = pytest.mark.slow
 
 SEQ_LEN, BATCH, STEPS = 96, 2, 2
 SHAPE = Shape(layers=3)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, analysis, run
 from tests.viewers.conftest import H200
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hta")]
+pytestmark = pytest.mark.slow
 
 PYTHON = ROOT / ".venv" / "hta" / "bin" / "python"
 SCRIPT = Path(__file__).with_name("ask_hta.py")

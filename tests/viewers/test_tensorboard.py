@@ -20,7 +20,7 @@ import pytest
 
 from tests.viewers.conftest import H200
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow, pytest.mark.xdist_group("tensorboard")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 _LONGEST_S = 240
 
