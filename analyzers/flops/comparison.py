@@ -167,6 +167,7 @@ def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention,
             dimensions,
             recomputes=step.checkpointing is Checkpointing.FULL,
         ),
+        *_older_torchtitan(step, model),
     )
     if step.checkpointing is Checkpointing.NONE:
         return (*paper, *older_code)
@@ -175,6 +176,16 @@ def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention,
         for convention in (_six_n(step), *_by_dimensions(step, model))
     )
     return (*paper, *older_code, *with_recomputation)
+
+
+def _older_torchtitan(step: Step, model: Transformer) -> tuple[Convention, ...]:
+    """What torchtitan printed before it left out the embedding table, and before it counted a tied one again."""
+    inputs = {"N": step.parameters, **_dimensions(step, model)}
+    figures = {
+        "torchtitan_before_april_2024": per_token.palm(model, step.seq_len),
+        "torchtitan_before_may_2026": per_token.torchtitan_without_embedding(model, step.seq_len),
+    }
+    return tuple(_evaluate(step, name, FORMULAS[name], figure, inputs) for name, figure in figures.items())
 
 
 def _megatron_paper(step: Step, model: Transformer, checkpointing: Checkpointing, name: str) -> Convention:

@@ -87,9 +87,17 @@ def torchtitan(model: Transformer, seq_len: int) -> int:
     The embedding table is excluded unless it is tied to the output layer. Norms and the router are counted.
     Source: pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops``.
     """
-    parameters = active_parameters(model)
-    if not model.tied:
-        parameters -= embedding_parameters(model) + position_parameters(model)
+    return palm(model, seq_len) if model.tied else torchtitan_without_embedding(model, seq_len)
+
+
+def torchtitan_without_embedding(model: Transformer, seq_len: int) -> int:
+    """What torchtitan printed from 2024-04-26 to 2026-05-08: without the embedding table, a tied one neither.
+
+    A tied table does the work of the output layer, which that code does not count. Before, all parameters counted, as
+    in ``palm``.
+    Source: pytorch/torchtitan 0c6ca90, torchtitan/utils.py, ``get_num_params`` and ``get_num_flop_per_token``.
+    """
+    parameters = active_parameters(model) - embedding_parameters(model) - position_parameters(model)
     return FORWARD_AND_BACKWARD * parameters + scores_and_values(model, seq_len)
 
 

@@ -35,7 +35,7 @@ _LIKELY = {
     "megatron-lm": _MEGATRON_CONVENTIONS,
     "megatron-deepspeed": _MEGATRON_CONVENTIONS,
     "gpt-neox": _MEGATRON_CONVENTIONS,
-    "torchtitan": {"torchtitan"},
+    "torchtitan": {"torchtitan", "torchtitan_before_april_2024", "torchtitan_before_may_2026"},
 }
 
 

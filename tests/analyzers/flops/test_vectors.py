@@ -100,3 +100,44 @@ def test_the_papers_forms_are_its_closed_forms() -> None:
     for form, operations in expected.items():
         document = answer(*words, "--gbs", 1, "--time", 1, "--checkpointing", form)
         assert by_name(document)["megatron_paper"]["flops_per_token"] == pytest.approx(operations)
+
+
+#: torchtitan 1ea476e (2024-04-24), docs/performance.md, 64 A100: model, sequence length, tokens/s a GPU, MFU in %.
+TORCHTITAN_TABLES = [
+    ("llama3-8b", 8192, 2904, 56.8),
+    ("llama3-8b", 8192, 2973, 58.2),
+    ("llama3-70b", 8192, 331, 51.7),
+    ("llama2-13b", 4096, 2162, 61.1),
+    ("llama2-13b", 4096, 1904, 53.8),
+    ("llama2-70b", 4096, 355, 50.8),
+]
+
+
+@pytest.mark.parametrize(("model", "seq_len", "rate", "printed"), TORCHTITAN_TABLES)
+def test_torchtitans_tables_count_the_embedding_table_as_its_code_then_did(
+    model: str, seq_len: int, rate: int, printed: float
+) -> None:
+    document = answer(
+        "tflops", "--model", model, "--seq-len", seq_len, "--gbs", 1, "--gpus", 1, "--gpu", "a100-80",
+        "--time", f"{seq_len / rate}s",
+    )  # fmt: skip
+    found, older = by_name(document), by_name(document, "variants")
+    rounding = 0.05 + printed * 0.5 / rate
+    assert 100 * older["torchtitan_before_april_2024"]["mfu"] == pytest.approx(printed, abs=rounding)
+    assert older["torchtitan_before_april_2024"]["flops_per_token"] == found["palm"]["flops_per_token"]
+    assert "published tables" in older["torchtitan_before_april_2024"]["printed_by"]
+    # Since April 2024 the table would have said less.
+    assert printed - 100 * found["torchtitan"]["mfu"] > rounding
+
+
+def test_a_tied_table_was_not_counted_by_torchtitan_before_may_2026() -> None:
+    tied, untied = (
+        answer("tflops", "--model", name, "--seq-len", 2048, "--gbs", 1, "--time", 1)
+        for name in ("gpt3-175b", "llama3-8b")
+    )
+    older = by_name(tied, "variants")["torchtitan_before_may_2026"]["flops_per_token"]
+    # The token table and the learned positions.
+    tables = (tied["model"]["vocabulary"] + 2048) * tied["model"]["hidden"]
+    assert by_name(tied)["torchtitan"]["flops_per_token"] - older == 6 * tables
+    older = by_name(untied, "variants")["torchtitan_before_may_2026"]["flops_per_token"]
+    assert by_name(untied)["torchtitan"]["flops_per_token"] == older
