@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.errors import MissingInput
 from perfscope.tables.trace import Trace
-from perfscope.wire import PASS_RANGE
+from perfscope.wire.passes import PASS_RANGE
 
 if TYPE_CHECKING:  # importing what measures pipelines takes 40 ms in every worker, and most traces have no pipeline
     from perfscope.analyzers.pipelines.bubble_report import BubbleReport

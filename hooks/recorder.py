@@ -6,15 +6,9 @@ import os
 from collections.abc import Mapping
 
 from perfscope import wire
-from perfscope.wire import (
-    CheckpointRecord,
-    MicroBatchRecord,
-    ModelRecord,
-    NoteRecord,
-    RankRecord,
-    StepRecord,
-    WindowRecord,
-)
+from perfscope.wire import CheckpointRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+from perfscope.wire.model import ModelRecord
+from perfscope.wire.passes import MicroBatchRecord
 
 
 class Recorder:

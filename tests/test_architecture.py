@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 #: Folders that are installed below the package, by the names that their modules have.
 MAPPED = {"analyzers": "perfscope/analyzers", "hooks": "perfscope/hooks"}
 EVERYTHING_BELOW = "all that stands below"
-#: What the text above the table gives to all packages but hooks and workloads.
+#: What the text above the table gives to all packages but hooks, wire and workloads.
 FREE = {"perfscope.constants", "perfscope.errors"}
 TABLE_ROW = re.compile(r"^\| `(?P<package>[\w/]+)/` +\| (?P<holds>[^|]+) \|(?P<imports>[^|]*)\|$", re.MULTILINE)
 
@@ -77,7 +77,7 @@ def allowed_imports() -> dict[str, frozenset[str]]:
     allowed = {}
     for package, imports in rows.items():
         outer = [rows[str(parent)] | {str(parent)} for parent in Path(package).parents if str(parent) in rows]
-        free = set() if package.startswith(("hooks", "perfscope/workloads")) else FREE
+        free = set() if package.startswith(("hooks", "perfscope/wire", "perfscope/workloads")) else FREE
         allowed[package] = frozenset().union(imports, free, *outer)
     return allowed
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfscope.schedules.operations import PassKind
-from perfscope.wire import parse_pass_range
+from perfscope.wire.passes import parse_pass_range
 
 
 @dataclass(frozen=True, slots=True)

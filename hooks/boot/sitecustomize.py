@@ -24,7 +24,7 @@ def _locations() -> "tuple[str, str]":
         return package, hooks
     hooks = os.path.dirname(_HERE)
     parent = os.path.dirname(hooks)
-    package = parent if os.path.exists(os.path.join(parent, "wire.py")) else os.path.join(parent, "perfscope")
+    package = parent if os.path.exists(os.path.join(parent, "wire")) else os.path.join(parent, "perfscope")
     return os.path.join(package, "__init__.py"), os.path.join(hooks, "__init__.py")
 
 

@@ -20,7 +20,7 @@ from perfscope.hooks.facts.sharding import (
     tensor_rank,
     unflattened_parameters,
 )
-from perfscope.wire import ModelRecord, WeightRecord
+from perfscope.wire.model import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 _PLAIN = (str, int, float, bool)

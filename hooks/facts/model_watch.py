@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.hooks.facts.model_search import ModelCall
-    from perfscope.wire import ModelRecord
+    from perfscope.wire.model import ModelRecord
 
 
 #: The stage of ZeRO that FSDP does.

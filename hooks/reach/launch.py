@@ -54,7 +54,8 @@ def _compile(boot: Path) -> None:
     package = Path(perfscope.__file__).parent
     for folder in (boot, _PACKAGED_BOOT.parent):
         compileall.compile_dir(folder, quiet=2)
-    for module in ("__init__", "constants", "frameworks", "wire"):
+    compileall.compile_dir(package / "wire", quiet=2)
+    for module in ("__init__", "constants", "frameworks"):
         compileall.compile_file(package / f"{module}.py", quiet=2)
 
 

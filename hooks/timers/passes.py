@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
-from perfscope.wire import MicroBatchRecord, PassRange
+from perfscope.wire.passes import MicroBatchRecord, PassRange
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

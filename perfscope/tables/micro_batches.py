@@ -17,7 +17,7 @@ class PassTotal:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatches:
-    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.MicroBatchRecord``.
+    """The passes of micro-batches of one training step on one rank: see ``perfscope.wire.passes.MicroBatchRecord``.
 
     Attributes:
         rank, attempt, step: The rank, its process and the training step.

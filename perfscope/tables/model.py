@@ -1,4 +1,4 @@
-"""The model that a rank trains: see ``perfscope.wire.ModelRecord``."""
+"""The model that a rank trains: see ``perfscope.wire.model.ModelRecord``."""
 
 from __future__ import annotations
 

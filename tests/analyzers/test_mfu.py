@@ -23,6 +23,7 @@ from perfscope.models.transformer import Transformer
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Model
+from perfscope.wire.model import ModelRecord
 from perfscope.workloads.gpt import Gpt, GptConfig
 from tests.analyzers.flops.making import answer
 from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
@@ -31,7 +32,7 @@ GPT = Shape(layers=3)
 UNTIED = Shape(layers=3, ffn=224, gated=True, vocabulary=384, tied=False)
 
 
-def read(tmp_path: Path, record: wire.ModelRecord, rank: int = 0) -> Model:
+def read(tmp_path: Path, record: ModelRecord, rank: int = 0) -> Model:
     folder = tmp_path / "ranks" / wire.rank_folder(rank)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / wire.MODEL_FILE).write_bytes(wire.to_line(record))
@@ -161,7 +162,7 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
             for step in range(1, 7)
         ]
         (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
-        described = wire.ModelRecord(
+        described = ModelRecord(
             record.parameters, record.trainable, record.weights, record.module, dtype=dtype, **model
         )
         (folder / wire.MODEL_FILE).write_bytes(wire.to_line(described))

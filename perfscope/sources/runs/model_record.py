@@ -13,13 +13,14 @@ from perfscope.models.transformer import Transformer
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.tables.model import Model, Weight
+from perfscope.wire.model import ModelRecord
 
 
 def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
     """Read one rank's model; None where it recorded none."""
     path = folder / wire.MODEL_FILE
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=wire.ModelRecord)
+        record = msgspec.json.decode(path.read_bytes(), type=ModelRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):

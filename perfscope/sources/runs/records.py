@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from perfscope import wire
+from perfscope.wire.passes import MicroBatchRecord
 
 _Record = TypeVar("_Record")
 _EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord]] = {
@@ -22,7 +23,7 @@ _EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord]] = {
 
 decode_step = msgspec.json.Decoder(wire.StepRecord).decode
 decode_checkpoint = msgspec.json.Decoder(wire.CheckpointRecord).decode
-decode_micro_batch = msgspec.json.Decoder(wire.MicroBatchRecord).decode
+decode_micro_batch = msgspec.json.Decoder(MicroBatchRecord).decode
 
 
 def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord:

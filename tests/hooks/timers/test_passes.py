@@ -20,6 +20,7 @@ from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.timers.passes import Pass, PassTimer
 from perfscope.schedules.operations import PassKind
+from perfscope.wire.passes import PASS_KINDS
 from tests.conftest import ROOT, analysis, profile
 
 pytestmark = pytest.mark.slow
@@ -148,7 +149,7 @@ def test_passes_are_ranges_only_while_a_window_is_open(device: Device) -> None:
     assert device.ranges == ["perfscope: input gradient 3 stage 5 device 1 of 4", "end"]
 
 
-@pytest.mark.parametrize("kind", list(wire.PASS_KINDS))
+@pytest.mark.parametrize("kind", list(PASS_KINDS))
 def test_the_trace_reader_understands_the_hooks_ranges(kind: str) -> None:
     mark = parse_hooks_range(Pass(kind, 3, 5, 8, 1, 4).range_name)
     assert mark is not None

@@ -26,8 +26,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+
+from perfscope.wire.model import ModelRecord
+from perfscope.wire.passes import MicroBatchRecord
 
 SCHEMA = "perfscope/run/1"
 _RANK_FOLDER_NAME = re.compile(r"(\d{5,})(?:\.(\d+))?")
@@ -55,53 +57,6 @@ TRACE_METADATA = "perfscope"
 WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
-
-
-#: How the name of a range around a pass of a micro-batch begins.
-PASS_RANGE = "perfscope: "
-#: Kinds of passes in records, and how the ranges of a trace spell them.
-PASS_KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-_PASS_RANGE = re.compile(rf"{PASS_RANGE}({'|'.join(PASS_KINDS.values())}) (\d+) stage (\d+) device (\d+) of (\d+)")
-
-
-class PassRange(NamedTuple):
-    """The range around a pass of a micro-batch in a trace.
-
-    Attributes:
-        kind: A key of ``PASS_KINDS``.
-        microbatch: Which micro-batch, from 0.
-        stage: Its virtual stage.
-        device: The rank's position in the pipeline, and ``devices`` its length.
-    """
-
-    kind: str
-    microbatch: int
-    stage: int
-    device: int
-    devices: int
-
-    @property
-    def name(self) -> str:
-        """The name of the range.
-
-        >>> PassRange("I", 3, 5, 1, 4).name
-        'perfscope: input gradient 3 stage 5 device 1 of 4'
-        """
-        words = f"{PASS_KINDS[self.kind]} {self.microbatch} stage {self.stage} device {self.device} of {self.devices}"
-        return PASS_RANGE + words
-
-
-def parse_pass_range(name: str) -> PassRange | None:
-    """Read the name of a range; None for a name that is not that of a pass.
-
-    >>> parse_pass_range("perfscope: forward 3 stage 5 device 1 of 4").microbatch
-    3
-    """
-    match = _PASS_RANGE.fullmatch(name)
-    if match is None:
-        return None
-    kind = next(kind for kind, words in PASS_KINDS.items() if words == match[1])
-    return PassRange(kind, *(int(number) for number in match.groups()[1:]))
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
@@ -202,30 +157,6 @@ class WindowRecord:
 
 
 @dataclass(frozen=True)
-class MicroBatchRecord:
-    """The passes of micro-batches of one training step on one rank of a pipeline.
-
-    Attributes:
-        step: The number of the training step.
-        device: The rank's position in the pipeline, and ``devices`` its length.
-        stages: Virtual stages of the model.
-        span_ns: From the beginning of the first pass to the end of the last one.
-        totals: Kind of pass (a key of ``PASS_KINDS``), virtual stage, number of passes and their time in nanoseconds.
-        order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it repeats the previous record's.
-        times_ns: Beginning and length of each pass of ``order``; absent with it.
-    """
-
-    step: int
-    device: int
-    devices: int
-    stages: int
-    span_ns: int
-    totals: tuple[tuple[str, int, int, int], ...]
-    order: tuple[str, ...] | None = None
-    times_ns: tuple[tuple[int, int], ...] | None = None
-
-
-@dataclass(frozen=True)
 class NoteRecord:
     """Something that a reader of the report must know: a feature that is off, a hook that failed."""
 
@@ -303,56 +234,6 @@ class RankRecord:
     argv: tuple[str, ...] = ()
     run_id: str | None = None
     rendezvous: str | None = None
-
-
-@dataclass(frozen=True)
-class WeightRecord:
-    """Parameters of the same shape whose names differ only by a number.
-
-    Attributes:
-        name: The name with ``*`` for the number; empty where unknown.
-        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where unknown.
-        shape: The unsharded shape, also where the parameter is sharded over data-parallel ranks.
-        dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
-        trainable: Whether they have gradients.
-        count: How many there are.
-    """
-
-    name: str
-    owner: str
-    shape: tuple[int, ...]
-    dtype: str
-    trainable: bool
-    count: int
-
-
-@dataclass(frozen=True)
-class ModelRecord:
-    """The model part that a rank trains, from which its FLOPs are computed; written when the first step completed.
-
-    Attributes:
-        parameters: Number of parameters of this rank's module, each counted once.
-        trainable: Number of parameters that have gradients.
-        weights: Shapes of the parameters.
-        module: Class of the module; absent where only its parameters are known.
-        config: Plain values of the configuration that the module was built from, by the framework's own names.
-        dtype: Type of most parameters.
-        compute_dtype: Type that matrix products are computed in, where it differs from ``dtype``.
-        checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.
-        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
-        optimizer: Class of the optimizer that was seen to step first; absent where none was.
-    """
-
-    parameters: int
-    trainable: int
-    weights: tuple[WeightRecord, ...]
-    module: str | None = None
-    config: dict[str, object] = field(default_factory=dict)
-    dtype: str | None = None
-    compute_dtype: str | None = None
-    checkpointing: str | None = None
-    zero_stage: int | None = None
-    optimizer: str | None = None
 
 
 #: One encoder for all records, because it is used at each step of a training.

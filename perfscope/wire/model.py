@@ -1,0 +1,55 @@
+"""The record of the model that a rank trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class WeightRecord:
+    """Parameters of the same shape whose names differ only by a number.
+
+    Attributes:
+        name: The name with ``*`` for the number; empty where unknown.
+        owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where unknown.
+        shape: The unsharded shape, also where the parameter is sharded over data-parallel ranks.
+        dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
+        trainable: Whether they have gradients.
+        count: How many there are.
+    """
+
+    name: str
+    owner: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model part that a rank trains, from which its FLOPs are computed; written when the first step completed.
+
+    Attributes:
+        parameters: Number of parameters of this rank's module, each counted once.
+        trainable: Number of parameters that have gradients.
+        weights: Shapes of the parameters.
+        module: Class of the module; absent where only its parameters are known.
+        config: Plain values of the configuration that the module was built from, by the framework's own names.
+        dtype: Type of most parameters.
+        compute_dtype: Type that matrix products are computed in, where it differs from ``dtype``.
+        checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.
+        zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
+        optimizer: Class of the optimizer that was seen to step first; absent where none was.
+    """
+
+    parameters: int
+    trainable: int
+    weights: tuple[WeightRecord, ...]
+    module: str | None = None
+    config: dict[str, object] = field(default_factory=dict)
+    dtype: str | None = None
+    compute_dtype: str | None = None
+    checkpointing: str | None = None
+    zero_stage: int | None = None
+    optimizer: str | None = None
