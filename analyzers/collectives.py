@@ -2,10 +2,14 @@
 
 Bandwidth is in the units of nccl-tests: ``algbw`` is the size over the transfer time, ``busbw`` multiplies it by what
 the operation must move over the slowest link, with the group's own size n: 2(n-1)/n for all_reduce, (n-1)/n for
-all_gather, reduce_scatter and all_to_all, 1 for the others; GB is 10**9 bytes. The transfer time of an operation is its
-shortest duration on any rank, because the last rank to arrive waits for nobody; the median over the operations counts.
-The time that an operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are
-missing, the transfer time may include waiting, and the bandwidth is a lower bound.
+all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for broadcast, reduce and transfers between two ranks (the
+``getBw`` of each of its programs); GB is 10**9 bytes. The transfer time of an operation is its shortest duration on any
+rank, because the last rank to arrive waits for nobody; the median over the operations counts. The time that an
+operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are missing, the
+transfer time may include waiting, and the bandwidth is a lower bound.
+
+An all_to_all_v with unequal parts has no common size and no rank that all others wait for: it gets no bandwidth, no
+transfer time and no waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from perfscope.units import format_bytes
 
 _MOST_ENDS = 256
 _MOST_ROWS = 40
-_ALL_TO_ALL_LIKE = frozenset(("all_gather", "reduce_scatter", "all_to_all"))
+_ALL_TO_ALL_LIKE = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"))
+_ONE_TO_ONE_LIKE = frozenset(("broadcast", "reduce", "send_recv", "send", "recv"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +102,7 @@ class Operation:
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """The rate over the slowest link; absent where the group's size is not known."""
+        """The rate over the slowest link; absent where the group's size is not known, or no formula is."""
         factor = bus_factor(self.kind.operation, self.group_size)
         algbw = self.algbw_gb_s
         return None if factor is None or algbw is None else algbw * factor
@@ -186,16 +191,20 @@ class Collectives:
 
 
 def bus_factor(operation: str, ranks: int | None) -> float | None:
-    """The factor from algbw to busbw in nccl-tests for a group of n ranks; absent where it needs an unknown n.
+    """The factor from algbw to busbw in nccl-tests for a group of n ranks.
+
+    Absent where it needs an unknown n, and of operations for which nccl-tests has none.
 
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", None)
     (1.5, 0.75, 1.0)
+    >>> bus_factor("all_to_all_v", 4), bus_factor("", 4)
+    (None, None)
     """
     if operation == "all_reduce":
         return None if not ranks else 2 * (ranks - 1) / ranks
     if operation in _ALL_TO_ALL_LIKE:
         return None if not ranks else (ranks - 1) / ranks
-    return 1.0
+    return 1.0 if operation in _ONE_TO_ONE_LIKE else None
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
@@ -311,7 +320,8 @@ def _operation(
                 duration += int(group_calls.duration_ns[group_calls.kind == index].sum())
                 covered_ns += int(group_calls.covered_ns[index])
                 hidden_ns += int(group_calls.hidden_ns[index])
-    transfer = np.concatenate(transfers)
+    is_comparable = kind.operation != "all_to_all_v"
+    transfer = np.concatenate(transfers) if is_comparable else np.zeros(0)
     ranks_seen = min(len(calls_of_rank) for calls_of_rank, _ in members)
     return Operation(
         kind=kind,
@@ -346,6 +356,11 @@ def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
         notes.append(
             "Some groups lack the traces of some ranks, or state no size: their transfer may include waiting, and "
             "their bandwidth is a lower bound."
+        )
+    if any(operation.kind.operation == "all_to_all_v" for operation in operations):
+        notes.append(
+            "all_to_all_v: its parts are not equal, or their sizes are not stated. Such an operation has no common "
+            "size, and no rank for which all others wait, so that it gets neither bandwidth nor waiting."
         )
     if unmatched:
         notes.append(f"{unmatched} operations have no match on every rank of their group; waiting leaves them out.")

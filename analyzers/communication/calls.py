@@ -28,6 +28,7 @@ _OPERATIONS = (
     ("all_reduce", r"all_?reduce"),
     ("reduce_scatter", r"reduce_?scatter"),
     ("all_gather", r"all_?gather"),
+    ("all_to_all_v", r"all_?to_?all_?v"),
     ("all_to_all", r"all_?to_?all"),
     ("broadcast", r"broadcast"),
     ("send_recv", r"send_?recv"),
@@ -40,8 +41,12 @@ _OPERATIONS = (
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _OPERATIONS)
 _MOST_LISTED = 16
-#: Operations that no rank can leave before every rank has arrived.
+_SIZED_BY_OUTPUT = frozenset(("all_gather", "gather"))
+#: Operations that no rank can leave before every rank has arrived. An all_to_all_v is none of them: who sends nothing
+#: to a rank does not keep it waiting.
 SYNCHRONISING = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
+#: Operations in which every rank sends a part to every other one: equal parts, or (``_v``) unequal ones.
+EXCHANGES = frozenset(("all_to_all", "all_to_all_v"))
 #: Operations that move the same number of elements on every rank.
 EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
 
@@ -53,8 +58,9 @@ class Kind:
     Attributes:
         operation: A name such as ``all_reduce``; ``""`` where it is unknown.
         dtype: Element type; ``""`` where not stated.
-        bytes: Its size as in nccl-tests: the output of an all_gather, else the input (of all ranks together for a
-            reduce_scatter); ABSENT where not stated.
+        bytes: Its size as in nccl-tests: the output of an all_gather and a gather, else the input (of all ranks
+            together for a reduce_scatter and a scatter); ABSENT where not stated, and for an all_to_all_v, which has no
+            size that its ranks share.
     """
 
     operation: str
@@ -144,8 +150,31 @@ def members_of(ranks: Sequence[int]) -> str:
 def size_of(operation: str, call: Collective) -> int:
     """The size of an operation as in nccl-tests, in bytes, or ABSENT."""
     width = dtype_bytes(call.dtype)
-    elements = call.out_elements if operation == "all_gather" else call.in_elements
+    elements = call.out_elements if operation in _SIZED_BY_OUTPUT else call.in_elements
     return ABSENT if width is None or elements is None else elements * width
+
+
+def kind_of(call: Collective) -> Kind:
+    """The kind of an operation by its metadata.
+
+    An all_to_all is one of equal parts only where nothing in the metadata contradicts it, and an all_to_all_v is one
+    only where its split sizes are stated, and equal.
+    """
+    operation = operation_named(call.operation)
+    if operation in EXCHANGES:
+        splits = (call.in_split, call.out_split)
+        stated = [size for split in splits if split is not None for size in split]
+        is_even = len(set(stated)) <= 1 and call.in_elements == call.out_elements
+        is_stated = operation == "all_to_all" or (None not in splits and len(stated) > 0)
+        if not is_even or not is_stated:
+            return uneven(Kind(operation, call.dtype, ABSENT))
+        operation = "all_to_all"
+    return Kind(operation, call.dtype, size_of(operation, call))
+
+
+def uneven(kind: Kind) -> Kind:
+    """The kind of an exchange whose parts are not equal."""
+    return Kind("all_to_all_v", kind.dtype, ABSENT)
 
 
 def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int) -> tuple[GroupCalls, ...]:
@@ -170,8 +199,8 @@ def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
         kind = Kind(operation, "", ABSENT)
         return (None if operation in ("send_recv", "send", "recv") else GroupKey("", "")), kind
     call = trace.collectives[number]
-    operation = operation_named(call.operation)
-    kind = Kind(operation, call.dtype, size_of(operation, call))
+    kind = kind_of(call)
+    operation = kind.operation
     group = trace.groups.get(call.group)
     ranks = group.ranks if group else ()
     if not is_point_to_point(operation):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.communication.calls import EVEN, GroupCalls, Kind
+from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -88,17 +88,39 @@ def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     An operation that some rank does not have is left out and counted.
     """
     ranks = tuple(sorted(calls))
-    kinds = tuple(sorted({kind for rank in ranks for kind in calls[rank].kinds}))
     rows = _common_rows([calls[rank] for rank in ranks])
-    number = {kind: index for index, kind in enumerate(kinds)}
-    first = calls[ranks[0]]
-    kind = np.array([number[first.kinds[index]] for index in first.kind[rows[0]]], np.int64)
+    kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
     duration_ns = np.stack(
         [calls[rank].duration_ns[index].astype(np.int64) for rank, index in zip(ranks, rows, strict=True)]
     )
     end_ns = np.stack([_ends_at(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
     longest = max(len(calls[rank].kind) for rank in ranks)
     return MatchedCalls(ranks, kinds, kind, duration_ns, end_ns, unmatched=longest - len(kind))
+
+
+def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:
+    """The kinds of matched operations, and for each operation its index in them, as the first rank sees it.
+
+    An exchange that is not of the same size on all ranks has unequal parts, which a single rank may not see.
+    """
+    own = {kind for rank_calls in calls for kind in rank_calls.kinds}
+    exchanges = {kind for kind in own if kind.operation in EXCHANGES}
+    kinds = tuple(sorted(own | {uneven(kind) for kind in exchanges}))
+    number = {kind: index for index, kind in enumerate(kinds)}
+    of_first = _numbers_of(calls[0], rows[0], number)
+    if not exchanges:
+        return kinds, of_first
+    is_exchange = np.array([kind in exchanges for kind in kinds], np.bool_)[of_first]
+    uneven_number = np.array([number[uneven(kind)] if kind in exchanges else ABSENT for kind in kinds])[of_first]
+    differs = np.zeros(len(of_first), np.bool_)
+    for rank_calls, row in zip(calls[1:], rows[1:], strict=True):
+        differs |= _numbers_of(rank_calls, row, number) != of_first
+    return kinds, np.where(is_exchange & differs, uneven_number, of_first)
+
+
+def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[Kind, int]) -> Int64:
+    """For some operations of a rank the numbers of their kinds."""
+    return np.array([number[kind] for kind in calls.kinds], np.int64)[calls.kind[rows]]
 
 
 def _ends_at(ends: Int64, index: Int64) -> Int64:
@@ -114,7 +136,14 @@ _LabelledRow: TypeAlias = tuple[int, _Label]
 
 def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
     """For each operation its step and its label."""
-    described = [(kind.operation, kind.dtype, kind.bytes if kind.operation in EVEN else ABSENT) for kind in calls.kinds]
+    described = [
+        (
+            "all_to_all" if kind.operation in EXCHANGES else kind.operation,
+            kind.dtype,
+            kind.bytes if kind.operation in EVEN else ABSENT,
+        )
+        for kind in calls.kinds
+    ]
     sequence = calls.sequence if len(calls.sequence) else np.full(len(calls.kind), ABSENT)
     return [
         (int(step), (int(number), *described[kind]))

@@ -158,6 +158,8 @@ class Collective:
         out_elements: Output elements on this rank; absent where not stated.
         sequence: The number of the operation in its group; absent where not stated.
         peer: The other rank of a send or a receive; absent where not stated.
+        in_split: Input elements for each rank of an all_to_all; empty for equal parts; absent where not stated in full.
+        out_split: Output elements from each rank, likewise.
     """
 
     operation: str
@@ -168,6 +170,8 @@ class Collective:
     out_elements: int | None
     sequence: int | None
     peer: int | None
+    in_split: tuple[int, ...] | None = None
+    out_split: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ older exporters write microseconds since 1970, which are above that, and are rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -27,6 +28,7 @@ _EXACT_BELOW_US = 2.0**43
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _DECIMALS = 3
+_SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
@@ -199,6 +201,8 @@ class Columns:
             out_elements=args.out_elements,
             sequence=args.sequence,
             peer=args.source if args.source is not None else args.destination,
+            in_split=_split(args.in_split),
+            out_split=_split(args.out_split),
         )
         number = self._collective_numbers.setdefault(collective, len(self.collectives))
         if number == len(self.collectives):
@@ -214,6 +218,13 @@ class Columns:
         work[category == FILL] = Work.COPY
         work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
         return work
+
+
+def _split(text: str | None) -> tuple[int, ...] | None:
+    """The numbers of a list as PyTorch writes it, ``[3, 5]``; None where it is not stated, or shortened by dots."""
+    if text is None or not _SPLIT.fullmatch(text):
+        return None
+    return tuple(int(number) for number in text.strip("[]").split(",") if number.strip())
 
 
 def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:

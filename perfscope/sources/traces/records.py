@@ -39,7 +39,8 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "operation": "Collective name", "group": "Process Group Name",
     "description": "Process Group Description", "ranks": "Process Group Ranks", "group_size": "Group size",
     "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
-    "destination": "Dst Rank", "old_external_id": "external id",
+    "destination": "Dst Rank", "old_external_id": "external id", "in_split": "In split size",
+    "out_split": "Out split size",
 }):  # fmt: skip
     """The arguments of an event that an analysis may need."""
 
@@ -59,6 +60,8 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     source: int | None = None
     destination: int | None = None
     sequence: int | None = None
+    in_split: str | None = None
+    out_split: str | None = None
     old_external_id: int | None = ABSENT
 
 
