@@ -15,6 +15,7 @@ def attach(
     *,
     steps: str | None = None,
     ranks: str | None = None,
+    window: str = "operators",
     shapes: bool = False,
     stack: bool = False,
     memory: bool = False,
@@ -30,6 +31,8 @@ def attach(
         run_dir: The run's folder; created where it does not exist.
         steps: Training steps to profile, such as ``"2-4,7-9"``; one short window where it is None.
         ranks: Ranks to profile, such as ``"0,4-6"``; all ranks where it is None.
+        window: What is recorded of them on a GPU: ``operators``; ``light``, which is kernels and their launches alone;
+            or ``both``, a light window after each window with operators.
         shapes: Record the operators' input shapes.
         stack: Record Python stacks.
         memory: Record allocations.
@@ -38,7 +41,7 @@ def attach(
         nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
 
     Raises:
-        ValueError: ``steps`` or ``ranks`` cannot be read.
+        ValueError: ``steps``, ``ranks`` or ``window`` cannot be read.
         OSError: The folder cannot be created.
     """
     # Imported here, because every process below `perfscope profile` imports this package, and most of them never train.
@@ -48,6 +51,7 @@ def attach(
         run_dir,
         steps=steps,
         ranks=ranks,
+        window=window,
         shapes=shapes,
         stack=stack,
         memory=memory,

@@ -173,7 +173,7 @@ class Capture:
         self._begin_training()
         self._facts.add_pass(kind, microbatch)
         return self._passes.begin(
-            Pass(kind, microbatch, stage, stages, device, devices), in_window=self._windows.is_open
+            Pass(kind, microbatch, stage, stages, device, devices), in_window=self._windows.records_ranges
         )
 
     @hook_entry
@@ -184,8 +184,8 @@ class Capture:
 
     @hook_entry
     def begin_range(self, name: str) -> AbstractContextManager[object] | None:
-        """Name a part of the timeline from here on, until ``end_range``; None outside windows."""
-        if not self._windows.is_open:
+        """Name a part of the timeline from here on, until ``end_range``; None outside windows with operators."""
+        if not self._windows.records_ranges:
             return None
         profiler_range: AbstractContextManager[object] = sys.modules["torch"].profiler.record_function(name)
         profiler_range.__enter__()

@@ -11,7 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from perfscope.hooks.selection import StepWindow
+from perfscope.hooks.selection import StepWindow, WindowChoice
 
 ENVIRONMENT_VARIABLE = "PYTHON_PERFSCOPE"
 CONFIG_FILE = "config.json"
@@ -31,6 +31,7 @@ class Config:
         nvml_hz: NVML samples per second; 0 disables sampling.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
         run_id: Identifies the run on hosts that share no file system.
+        window: What is recorded of the chosen steps on a GPU.
     """
 
     run_dir: str
@@ -44,6 +45,7 @@ class Config:
     nvml_hz: float = 5.0
     nvml_path: str | None = None
     run_id: str | None = None
+    window: WindowChoice = WindowChoice.OPERATORS
 
     def to_json(self) -> str:
         """Write the configuration for another process."""
@@ -56,6 +58,7 @@ class Config:
         """Read what ``to_json`` wrote."""
         fields = json.loads(text)
         fields["windows"] = tuple(StepWindow(**window) for window in fields["windows"])
+        fields["window"] = WindowChoice(fields["window"])
         fields["ranks"] = None if fields["ranks"] is None else frozenset(fields["ranks"])
         return cls(**fields)
 

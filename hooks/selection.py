@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
+
+from perfscope import wire
 
 _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
@@ -16,12 +19,39 @@ _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 DEFAULT_WINDOWS = "4-6"
 
 
+#: Between a window and its light one are the step after the export, and a warm-up step.
+_STEPS_BEFORE_LIGHT = 2
+
+
+class WindowChoice(StrEnum):
+    """What the chosen steps are profiled with on a GPU; on a CPU every window records operators."""
+
+    BOTH = "both"
+    OPERATORS = wire.OPERATORS
+    LIGHT = wire.LIGHT
+
+
 @dataclass(frozen=True)
 class StepWindow:
-    """Training steps ``first`` to ``last``, inclusive."""
+    """Training steps ``first`` to ``last``, inclusive, and what is recorded: ``wire.OPERATORS`` or ``wire.LIGHT``."""
 
     first: int
     last: int
+    activities: str = wire.OPERATORS
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it records kernels and their launches alone."""
+        return self.activities == wire.LIGHT
+
+    def light_after(self) -> StepWindow:
+        """The light window of as many steps that follows this one."""
+        first = self.last + _STEPS_BEFORE_LIGHT + 1
+        return StepWindow(first, first + self.last - self.first, wire.LIGHT)
+
+    def leaves_room_for(self, following: StepWindow) -> bool:
+        """Whether a step is left for the warm-up of another window."""
+        return following.first > self.last + 1
 
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
@@ -50,6 +80,18 @@ def parse_windows(text: str) -> tuple[StepWindow, ...]:
                 f"the windows {window} and {following} leave no step between them for the warm-up: join them"
             )
     return tuple(windows)
+
+
+def parse_choice(text: str) -> WindowChoice:
+    """Read what windows record: ``both``, ``operators`` or ``light``.
+
+    Raises:
+        ValueError: The text is none of them.
+    """
+    try:
+        return WindowChoice(text)
+    except ValueError:
+        raise ValueError(f"a window records {', '.join(WindowChoice)}, not {text!r}") from None
 
 
 def _parse_window(part: str, text: str) -> StepWindow:

@@ -2,6 +2,9 @@
 
 A fresh profiler for each window keeps the steps between windows free of any cost. Its step number is set so that
 ``ProfilerStep#N`` in the trace is training step N.
+
+A light window records no activity of the host but calls into the device's runtime, so that its trace has no marks of
+steps. Their edges go into the trace's metadata instead.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from perfscope import wire
@@ -20,6 +24,7 @@ from perfscope.constants import MIB
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.compress import start_compressing
 from perfscope.hooks.selection import StepWindow
+from perfscope.wire.traces import TraceMetadata
 
 #: A trace is not written where less is free.
 SMALLEST_FREE_BYTES = 256 * MIB
@@ -46,20 +51,16 @@ class ProfilerWindow:
         self.steps = steps
         self.start_ns = 0
         self._rss_before_bytes = read_resident_bytes()
-        self._folder = os.path.join(config.run_dir, wire.TRACES_FOLDER)
+        self._traces = os.path.join(config.run_dir, wire.TRACES_FOLDER)
+        self._edges_ns: list[int] = []
         actions = torch.profiler.ProfilerAction
 
         def schedule(step: int) -> object:
             return actions.WARMUP if step < steps.first else actions.RECORD
 
+        options = {"activities": find_light_activities(torch)} if steps.is_light else _options_of_operators(config)
         self.profiler = torch.profiler.profile(
-            schedule=schedule,
-            record_shapes=config.shapes or config.flops,
-            profile_memory=config.memory,
-            with_stack=config.stack,
-            with_flops=config.flops,
-            with_modules=config.modules,
-            experimental_config=_make_trace_only_config(torch),
+            schedule=schedule, experimental_config=_make_trace_only_config(torch), **options
         )
         self.profiler.step_num = next_step
         self.profiler.current_action = schedule(next_step)
@@ -72,25 +73,29 @@ class ProfilerWindow:
         """Begin the warm-up step."""
         self._is_running = True
         self.profiler.start()
+        self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
 
     def step(self) -> None:
         """Go from one training step to the next."""
         self.profiler.step()
         self._current_step += 1
+        self._mark_edge()
 
     @property
     def has_recorded(self) -> bool:
         """Whether the warm-up is over, so that there is something to write."""
         return self._current_step >= self.steps.first
 
-    def finish(self, metadata: dict[str, object], completed_steps: int) -> wire.WindowRecord:
+    def finish(self, rank: wire.RankRecord, completed_steps: int) -> wire.WindowRecord:
         """Stop, write the trace and release its memory; the record says how long each took.
 
         Raises:
             ExportError: No complete trace reached the disk.
         """
-        self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
+        if completed_steps == self._current_step:
+            self._mark_edge()
+        self._add_metadata(rank)
         began_ns = time.monotonic_ns()
         inner = self.profiler.profiler
         if not hasattr(inner, "_ensure_function_events"):
@@ -100,13 +105,13 @@ class ProfilerWindow:
         self.profiler.stop()
         return self._export(self.profiler.export_chrome_trace, began_ns, completed_steps)
 
-    def finish_after_failure(self, metadata: dict[str, object], completed_steps: int) -> wire.WindowRecord:
+    def finish_after_failure(self, rank: wire.RankRecord, completed_steps: int) -> wire.WindowRecord:
         """Write the recorded events without waiting for the device, which a failed collective can block for ever.
 
         Raises:
             ExportError: No complete trace reached the disk.
         """
-        self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(metadata))
+        self._add_metadata(rank)
         began_ns = time.monotonic_ns()
         self._is_running = False
         return self._export(sys.modules["torch"].autograd._disable_profiler().save, began_ns, completed_steps)
@@ -124,7 +129,7 @@ class ProfilerWindow:
         try:
             trace, size_bytes = self._write_trace(export)
             exported_ns = time.monotonic_ns()
-            start_compressing(os.path.join(self._folder, trace))
+            start_compressing(os.path.join(self._traces, trace))
         finally:
             self._release_memory()
         return wire.WindowRecord(
@@ -139,6 +144,7 @@ class ProfilerWindow:
             partial=completed_steps < self.steps.last,
             rss_before_bytes=self._rss_before_bytes,
             rss_after_bytes=read_resident_bytes(),
+            activities=self.steps.activities,
         )
 
     def _release_memory(self) -> None:
@@ -150,21 +156,58 @@ class ProfilerWindow:
 
     def _write_trace(self, export: Callable[[str], None]) -> tuple[str, int]:
         """Write the trace under its final name only when it is complete; returns the name and the size in bytes."""
-        os.makedirs(self._folder, exist_ok=True)
-        free_bytes = shutil.disk_usage(self._folder).free
+        folder = os.path.join(self._traces, wire.LIGHT_FOLDER) if self.steps.is_light else self._traces
+        os.makedirs(folder, exist_ok=True)
+        free_bytes = shutil.disk_usage(folder).free
         if free_bytes < SMALLEST_FREE_BYTES:
-            raise ExportError(f"only {free_bytes // MIB} MiB are free in {self._folder}: no trace is written")
+            raise ExportError(f"only {free_bytes // MIB} MiB are free in {folder}: no trace is written")
         name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}{wire.TRACE_SUFFIX}"
-        unfinished = os.path.join(self._folder, f".tmp-{name}")
+        unfinished = os.path.join(folder, f".tmp-{name}")
         try:
             export(unfinished)
             size_bytes = _check_complete(unfinished)
-            os.replace(unfinished, os.path.join(self._folder, name))
+            os.replace(unfinished, os.path.join(folder, name))
         finally:
             for leftover in (unfinished, f"{unfinished}.tmp"):
                 if os.path.exists(leftover):
                     os.unlink(leftover)
-        return name, size_bytes
+        return os.path.relpath(os.path.join(folder, name), self._traces), size_bytes
+
+    def _mark_edge(self) -> None:
+        """Remember when a recorded step of a light window began, or the last one ended."""
+        if self.steps.is_light and self.has_recorded:
+            self._edges_ns.append(time.time_ns())
+
+    def _add_metadata(self, rank: wire.RankRecord) -> None:
+        metadata = TraceMetadata(
+            schema=wire.SCHEMA,
+            rank=rank.rank,
+            world_size=rank.world_size,
+            first_step=self.steps.first,
+            wall_ns=time.time_ns(),
+            monotonic_ns=time.monotonic_ns(),
+            host=rank.host,
+            pid=rank.pid,
+            activities=self.steps.activities,
+            edges_ns=tuple(self._edges_ns),
+        )
+        self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(asdict(metadata)))
+
+
+def find_light_activities(torch: Any) -> list[object]:
+    """The activities of a light window; empty where no GPU is in use, so that there is nothing to record."""
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return [torch.profiler.ProfilerActivity.CUDA] if in_use else []
+
+
+def _options_of_operators(config: Config) -> dict[str, object]:
+    return {
+        "record_shapes": config.shapes or config.flops,
+        "profile_memory": config.memory,
+        "with_stack": config.stack,
+        "with_flops": config.flops,
+        "with_modules": config.modules,
+    }
 
 
 def read_resident_bytes() -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from perfscope import wire
@@ -12,9 +13,9 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.guard import write_message
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
-from perfscope.hooks.profiler.window import ExportError, ProfilerWindow
+from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
-from perfscope.hooks.selection import StepWindow
+from perfscope.hooks.selection import StepWindow, WindowChoice
 
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
@@ -46,7 +47,7 @@ class WindowSchedule:
         self.blocked_by: str | None = _find_external_profiler()
         self._config = config
         self._owner = owner
-        self._pending = list(config.windows)
+        self._pending = [replace(window, activities=_first_activities(config)) for window in config.windows]
         self._window: ProfilerWindow | None = None
         self._is_changing = False
         self._discard_after_change = False
@@ -56,6 +57,11 @@ class WindowSchedule:
     def is_open(self) -> bool:
         """Whether a window is open, its warm-up step included."""
         return self._window is not None
+
+    @property
+    def records_ranges(self) -> bool:
+        """Whether a window is open that records ranges of the host."""
+        return self._window is not None and not self._window.steps.is_light
 
     def on_step_end(self, completed_steps: int) -> None:
         """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
@@ -90,7 +96,7 @@ class WindowSchedule:
                 return
             recorder, rank = self._owner.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.write_event(finish(_trace_metadata(rank, window), completed_steps))
+            recorder.write_event(finish(rank, completed_steps))
         except ExportError as error:
             self._owner.note(f"the window {window.steps} is lost: {error}")
             write_message(f"the window {window.steps} is lost: {error}")
@@ -113,9 +119,11 @@ class WindowSchedule:
         self.label = None
         next_step = completed_steps + 1
         if self._window is not None:
-            if completed_steps >= self._window.steps.last:
+            steps = self._window.steps
+            if completed_steps >= steps.last:
                 self.close(completed_steps)
                 self.label = wire.EXPORT
+                self._add_light_window(steps)
             else:
                 self._window.step()
                 self.label = wire.PROFILED
@@ -132,14 +140,29 @@ class WindowSchedule:
             return
         if not self._profiles_this_rank():
             return
+        if steps.is_light and not find_light_activities(sys.modules["torch"]):
+            self._owner.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
+            steps = replace(steps, activities=wire.OPERATORS)
         window = ProfilerWindow(steps, self._config, next_step)
         self._window = window  # before it starts, so that a failure in there discards it
         window.start()
         if next_step == steps.first:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
-        if self._config.modules:
+        if self._config.modules and not steps.is_light:
             self._ranges.start()
+
+    def _add_light_window(self, steps: StepWindow) -> None:
+        """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
+        if self._config.window is not WindowChoice.BOTH or steps.is_light:
+            return
+        if not self._profiles_this_rank() or not find_light_activities(sys.modules["torch"]):
+            return
+        light = steps.light_after()
+        if self._pending and not light.leaves_room_for(self._pending[0]):
+            self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
+            return
+        self._pending.insert(0, light)
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:
@@ -148,15 +171,8 @@ class WindowSchedule:
         return (identity.rank_and_world_size()[0] if rank is None else rank) in self._config.ranks
 
 
-def _trace_metadata(rank: wire.RankRecord, window: ProfilerWindow) -> dict[str, object]:
-    return {
-        "schema": wire.SCHEMA,
-        "rank": rank.rank,
-        "world_size": rank.world_size,
-        "first_step": window.steps.first,
-        "wall_ns": time.time_ns(),
-        "monotonic_ns": time.monotonic_ns(),
-    }
+def _first_activities(config: Config) -> str:
+    return wire.LIGHT if config.window is WindowChoice.LIGHT else wire.OPERATORS
 
 
 def find_profiler_variable(environment: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_run
 from perfscope.hooks.reach.imports import PostImportFinder
-from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_choice, parse_ranks, parse_windows
 
 
 class RecordOptions(TypedDict):
@@ -33,17 +33,19 @@ def attach_process(
     *,
     steps: str | None,
     ranks: str | None,
+    window: str,
     nvml_hz: float,
     **record: Unpack[RecordOptions],
 ) -> None:
     """Capture this process, unless it is captured already; see ``perfscope.hooks.attach``.
 
     Raises:
-        ValueError: ``steps`` or ``ranks`` cannot be read.
+        ValueError: ``steps``, ``ranks`` or ``window`` cannot be read.
         OSError: The folder cannot be created.
     """
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     profiled_ranks = None if ranks is None else parse_ranks(ranks)
+    choice = parse_choice(window)
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
     start_capture(
@@ -51,6 +53,7 @@ def attach_process(
             run_dir=make_run_dir(run_dir),
             windows=windows,
             ranks=profiled_ranks,
+            window=choice,
             nvml_hz=nvml_hz,
             nvml_path=find_pynvml(),
             **record,

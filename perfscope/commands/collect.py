@@ -109,7 +109,7 @@ def collect(
 
 def _fetch_all(parts: Sequence[Part], work: Path) -> tuple[list[CollectedPart], list[Path]]:
     """Copy every part beside the run; the others are copied where one is unreachable."""
-    existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).glob("*")]
+    existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
     existing += [name.removesuffix(".gz") for name in existing]
     collected, staged = [], []
     for part in parts:

@@ -27,7 +27,7 @@ from perfscope.hooks.reach import launch
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.reach.supervise import Ending, run
 from perfscope.hooks.recorder import replace_file
-from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_ranks, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_windows
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 
@@ -55,6 +55,14 @@ class WindowOptions:
         str | None,
         typer.Option(help="Ranks to profile, such as 0,4-6.", show_default="all", rich_help_panel=_WINDOW_PANEL),
     ] = None
+    window: Annotated[
+        WindowChoice,
+        typer.Option(
+            help="What is recorded on a GPU: operators and kernels, kernels alone (light), or first the one and some "
+            "steps later the other (both).",
+            rich_help_panel=_WINDOW_PANEL,
+        ),
+    ] = WindowChoice.OPERATORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ def profile(
         run_dir=str((run_dir or _default_run_dir(command)).absolute()),
         windows=_parse_option("--steps", parse_windows, windows.steps),
         ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
+        window=windows.window,
         **asdict(events),
         nvml_hz=nvml_hz,
         nvml_path=find_pynvml(),
@@ -196,7 +205,7 @@ def _finish(config: Config, ending: Ending) -> Outcome:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         description |= {"ended_ns": time.time_ns(), "exit_status": str(ending)}
         replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(description))
-        for trace in (run_dir / wire.TRACES_FOLDER).glob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
+        for trace in (run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
             compress(str(trace))
         shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
     except (OSError, ValueError) as error:
@@ -224,10 +233,11 @@ def _summarize_run(run_dir: Path) -> list[str]:
 
 def _list_viewers(run_dir: Path) -> list[str]:
     lines = [f"report: perfscope analyze {_shorten_path(run_dir)}"]
-    traces = sorted((run_dir / wire.TRACES_FOLDER).glob(f"[!.]*{wire.TRACE_SUFFIX}*"))
+    traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
+        most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
         lines += [
-            f"timeline: open {_shorten_path(traces[0])} at https://ui.perfetto.dev",
+            f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
             f"TensorBoard: tensorboard --logdir {_shorten_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
         ]
     return lines

@@ -11,7 +11,8 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
     RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per checkpoint save
-    RUN/traces/HOST_PID.NS.pt.trace.json[.gz]
+    RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators
+    RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
     RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`
     RUN/collected.json               the parts of the run, written by `perfscope collect`
@@ -52,6 +53,12 @@ TRACE_SUFFIX = ".pt.trace.json"
 
 #: The key of our metadata inside a trace file.
 TRACE_METADATA = "perfscope"
+
+#: What a window records: operators and kernels, or kernels and their launches alone, which disturbs training less.
+OPERATORS = "operators"
+LIGHT = "light"
+#: The folder of light windows in ``RUN/traces``.
+LIGHT_FOLDER = "light"
 
 #: How a step relates to a profiler window.
 WARMUP = "warmup"
@@ -131,7 +138,7 @@ class WindowRecord:
     Attributes:
         first_step: The first profiled training step.
         last_step: The last profiled training step.
-        trace: The file's name in ``RUN/traces``.
+        trace: The file's path in ``RUN/traces``.
         start_ns: How long starting the profiler blocked the training process.
         stop_ns: How long stopping the profiler blocked it.
         export_ns: How long writing the trace blocked it.
@@ -140,6 +147,7 @@ class WindowRecord:
         release_ns: How long releasing the trace's memory and starting its compression blocked it.
         rss_before_bytes: Resident memory of the process before the profiler was started.
         rss_after_bytes: Resident memory of the process after the trace was written.
+        activities: ``operators`` or ``light``; absent in runs that were made before there were light windows.
     """
 
     first_step: int
@@ -153,6 +161,7 @@ class WindowRecord:
     release_ns: int | None = None
     rss_before_bytes: int | None = None
     rss_after_bytes: int | None = None
+    activities: str | None = None
     kind: str = "window"
 
 
