@@ -1,86 +1,34 @@
 """What a device did with its time: compute, exposed communication, exposed copies and idle add up to the window.
 
-The window of a rank is from its first to its last device event; the window of a step is from the first to the last
-event that was launched in it. Compute is the time that any compute kernel covers. Communication and copies are counted
-the same way. Compute hides communication, and both hide copies; what is not hidden is *exposed*. The rest of the window
-is idle. ``overlap_fraction`` is the share of communication time during which compute runs; without communication there
-is no such number.
+The window of a step is from the first to the last event that was launched in it. Where steps are marked, a rank's row
+is the sum of its marked steps, and all shares are those of that sum; else it is the whole window, from the first to the
+last device event, which ``results.breakdown.ranks`` gives in any case. What ran in the window besides its marked steps
+is told apart (``perfscope.analyzers.shared.marked_steps``). Compute is the time that any compute kernel covers.
+Communication and copies are counted the same way. Compute hides communication, and both hide copies; what is not hidden
+is *exposed*. The rest of the window is idle. ``overlap_fraction`` is the share of communication time during which
+compute runs; without communication there is no such number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import add
 
 import numpy as np
 
-from perfscope.analyzers.shared.intervals import covered
+from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
+from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, first_rows, percent, percent_of
-from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
+from perfscope.report import Column, Json, Section, first_rows
+from perfscope.tables.trace import ABSENT, Trace, distinct
+from perfscope.units import format_ranges
 
 _MOST_STEP_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Where a window went, in nanoseconds.
-
-    ``compute + exposed_communication + exposed_copy + idle`` is the window.
-    """
-
-    window: int
-    compute: int
-    communication: int
-    copy: int
-    exposed_communication: int
-    exposed_copy: int
-    idle: int
-
-    def __add__(self, addend: Parts) -> Parts:
-        return Parts(*(getattr(self, field.name) + getattr(addend, field.name) for field in fields(self)))
-
-    @property
-    def overlap_fraction(self) -> float | None:
-        """The share of communication time during which compute runs; absent without communication."""
-        return (self.communication - self.exposed_communication) / self.communication if self.communication else None
-
-    def data(self) -> dict[str, Json]:
-        """The parts as microseconds."""
-        times: dict[str, Json] = {f"{field.name}_us": getattr(self, field.name) / NS_PER_US for field in fields(self)}
-        return {**times, "overlap_fraction": self.overlap_fraction}
-
-    def cells(self) -> tuple[Cell, ...]:
-        """The parts as a row of a table."""
-        parts = (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
-        return (
-            self.window / NS_PER_MS,
-            *(percent_of(part, self.window) for part in parts),
-            self.communication / NS_PER_MS,
-            percent(self.overlap_fraction),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """Where one step's window went.
-
-    Attributes:
-        name: The step.
-        parts: Its time on the device.
-        host: How long the host was in it, in nanoseconds.
-    """
-
-    name: str
-    parts: Parts
-    host: int
-
-    def data(self) -> dict[str, Json]:
-        """One entry of a rank's ``steps``."""
-        return {"name": self.name, "host_us": self.host / NS_PER_US, **self.parts.data()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +43,7 @@ class RankParts:
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
         total: Its whole window.
         steps: Its steps, in order.
-        between_steps: Time between the windows of consecutive steps, in nanoseconds.
+        outside: What ran besides them; absent where there are none.
         events: Device events.
         is_damaged: A part of the trace is lost, and the numbers rest on the rest.
     """
@@ -108,9 +56,24 @@ class RankParts:
     last_ns: int
     total: Parts
     steps: tuple[StepParts, ...]
-    between_steps: int
+    outside: Outside | None
     events: int
     is_damaged: bool
+
+    @property
+    def marked(self) -> Parts | None:
+        """The sum of its marked steps; absent where there are none."""
+        return reduce(add, (step.parts for step in self.steps)) if self.steps else None
+
+    @property
+    def row(self) -> Parts:
+        """What its shares are of: its marked steps, or its whole window where there are none."""
+        return self.marked or self.total
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its marked steps."""
+        return tuple(step_number(step.name) for step in self.steps)
 
     def follows(self, earlier: RankParts) -> bool:
         """Whether this is a later window of the same process and device."""
@@ -132,7 +95,7 @@ class RankParts:
             last_ns=self.last_ns,
             total=earlier.total + self.total,
             steps=earlier.steps + self.steps,
-            between_steps=earlier.between_steps + self.between_steps,
+            outside=_sum_outside(earlier.outside, self.outside),
             events=earlier.events + self.events,
             is_damaged=earlier.is_damaged or self.is_damaged,
         )
@@ -145,9 +108,11 @@ class RankParts:
             "process": self.process,
             "trace": self.trace,
             **self.total.data(),
-            "between_steps_us": self.between_steps / NS_PER_US if self.steps else None,
+            "between_steps_us": self.outside.between / NS_PER_US if self.outside else None,
             "device_events": self.events,
             "damaged": self.is_damaged,
+            "marked": self.marked.data() if self.marked else None,
+            "outside": self.outside.data() if self.outside else None,
             "steps": [step.data() for step in self.steps],
         }
 
@@ -158,45 +123,77 @@ class Breakdown:
 
     Attributes:
         ranks: One entry a rank and device, by rank.
-        total: All of them added up.
+        total: Their whole windows added up.
+        row: Their rows added up.
         notes: What a reader must know.
     """
 
     ranks: tuple[RankParts, ...]
     total: Parts
+    row: Parts
     notes: tuple[str, ...]
 
     def data(self) -> Json:
         """``results.breakdown``."""
-        return {"ranks": [rank.data() for rank in self.ranks], "all": self.total.data(), "notes": list(self.notes)}
+        return {
+            "ranks": [rank.data() for rank in self.ranks],
+            "all": self.total.data(),
+            "all_marked": self.row.data() if all(rank.steps for rank in self.ranks) else None,
+            "notes": list(self.notes),
+        }
 
     def sections(self) -> tuple[Section, ...]:
-        """A table of ranks and one of steps."""
+        """A table of ranks over their marked steps, one of steps, and one of the windows."""
         labels = _labels(self.ranks)
-        rows = [(label, *rank.total.cells()) for label, rank in zip(labels, self.ranks, strict=True)]
+        columns = (Column("Rank"), Column("Steps"), *COLUMNS)
+        rows = [
+            (label, format_ranges(rank.numbers) if rank.steps else "whole window", *rank.row.cells())
+            for label, rank in zip(labels, self.ranks, strict=True)
+        ]
         if len(self.ranks) > 1:
-            rows.append(("all", *self.total.cells()))
-        sections = [Section("Device time", (Column("Rank"), *_COLUMNS), tuple(rows), self.notes)]
+            rows.append(("all", None, *self.row.cells()))
+        sections = [Section("Device time", columns, tuple(rows), self.notes)]
         steps = [
             (label, step.name, step.host / NS_PER_MS, *step.parts.cells())
             for label, rank in zip(labels, self.ranks, strict=True)
             for step in rank.steps
         ]
         if steps:
-            columns = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *_COLUMNS)
-            sections.append(Section("Device time by step", columns, *first_rows(steps, _MOST_STEP_ROWS)))
+            of_steps = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *COLUMNS)
+            sections.append(Section("Device time by step", of_steps, *first_rows(steps, _MOST_STEP_ROWS)))
+        if any(rank.outside and rank.outside.busy for rank in self.ranks):
+            sections.append(self._windows(labels))
         return tuple(sections)
 
-
-_COLUMNS = (
-    Column("Window (ms)", 2),
-    Column("Compute (%)"),
-    Column("Exposed comm. (%)"),
-    Column("Exposed copy (%)"),
-    Column("Idle (%)"),
-    Column("Comm. (ms)", 2),
-    Column("Hidden comm. (%)"),
-)
+    def _windows(self, labels: Sequence[str]) -> Section:
+        """The whole windows, with what ran in them besides the marked steps."""
+        rows = [
+            (
+                label,
+                *rank.total.cells(),
+                *(
+                    None if rank.outside is None else ns / NS_PER_MS
+                    for ns in (
+                        (rank.outside.before, rank.outside.after, rank.outside.busy) if rank.outside else (0,) * 3
+                    )
+                ),
+                rank.outside.steps if rank.outside else None,
+            )
+            for label, rank in zip(labels, self.ranks, strict=True)
+        ]
+        columns = (
+            Column("Rank"),
+            *COLUMNS,
+            Column("Before steps (ms)", 2),
+            Column("After steps (ms)", 2),
+            Column("Outside steps (ms)", 2),
+            Column("Other steps"),
+        )
+        note = (
+            "From the first to the last device event of the trace. Outside steps is the time of events launched in no "
+            "marked step; other steps is how many steps' kernels they are, by the number of kernels of a marked step."
+        )
+        return Section("Device time of the whole window", columns, tuple(rows), (note,))
 
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:
@@ -213,10 +210,12 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
     ranks = _join_windows(rank for partial in partials for rank in partial)
     if not ranks:
         raise MissingInput(no_device_events(len(partials)))
-    total = ranks[0].total
-    for rank in ranks[1:]:
-        total += rank.total
-    return Breakdown(ranks, total, _notes(ranks))
+    return Breakdown(
+        ranks,
+        total=reduce(add, (rank.total for rank in ranks)),
+        row=reduce(add, (rank.row for rank in ranks)),
+        notes=_notes(ranks),
+    )
 
 
 def no_device_events(traces: int) -> str:
@@ -229,39 +228,16 @@ def no_device_events(traces: int) -> str:
     return f"{ranks} no GPU events: CPU run, or a profiler conflict"
 
 
-def split(events: DeviceEvents) -> Parts:
-    """Where the window of some device events went; their window is from the first start to the last end."""
-    compute, communication, copies = (
-        covered(events, events.is_work(*kinds))
-        for kinds in ((Work.COMPUTE, Work.FUSED), (Work.COMMUNICATION, Work.FUSED), (Work.COPY,))
-    )
-    window = int(events.end_ns.max() - events.start_ns.min())
-    exposed_communication = (communication - compute).measure
-    busy = compute | communication
-    exposed_copy = (copies - busy).measure
-    return Parts(
-        window=window,
-        compute=compute.measure,
-        communication=communication.measure,
-        copy=copies.measure,
-        exposed_communication=exposed_communication,
-        exposed_copy=exposed_copy,
-        idle=window - (busy | copies).measure,
-    )
-
-
 def _measure_device(trace: Trace, device: int) -> RankParts:
     events = trace.device
     rows = events.device == device
     of_device = events.take(rows)
     steps: list[StepParts] = []
-    windows: list[tuple[int, int]] = []
     step_of = np.where(rows, trace.step, ABSENT)
     for step in distinct(step_of[step_of != ABSENT]):
         members = events.take(step_of == step)
         name, host = trace.names[trace.steps.name[step]], int(trace.steps.duration_ns[step])
         steps.append(StepParts(name, split(members), host))
-        windows.append((int(members.start_ns.min()), int(members.end_ns.max())))
     return RankParts(
         rank=trace.rank,
         device=device,
@@ -271,10 +247,14 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         last_ns=trace.base_ns + int(of_device.end_ns.max()),
         total=split(of_device),
         steps=tuple(steps),
-        between_steps=sum(max(0, after[0] - before[1]) for before, after in pairwise(windows)),
+        outside=measure_outside(trace, rows),
         events=len(of_device),
         is_damaged=bool(trace.damage),
     )
+
+
+def _sum_outside(earlier: Outside | None, later: Outside | None) -> Outside | None:
+    return earlier.plus(later) if earlier and later else earlier or later
 
 
 def _join_windows(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
@@ -305,7 +285,8 @@ def _labels(ranks: Sequence[RankParts]) -> list[str]:
 def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     notes = [
         "Compute, exposed communication, exposed copies and idle add up to the window. Compute hides communication, "
-        "and both hide copies. A step's window is from the first to the last event launched in it."
+        "and both hide copies. A step's window is from the first to the last event launched in it; a rank's row is the "
+        "sum of its marked steps."
     ]
     devices: dict[int | None, set[int]] = {}
     for rank in ranks:
@@ -322,8 +303,30 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
         )
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
-        notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported.")
-    return tuple(notes)
+        notes.append(
+            f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported, and its row "
+            "is the whole window, in which the number of steps may differ from rank to rank."
+        )
+    return (*notes, *_step_notes(ranks))
+
+
+def _step_notes(ranks: Sequence[RankParts]) -> list[str]:
+    """Which ranks marked other steps than the others, and the ranks of whose windows most lies outside their steps."""
+    notes = []
+    marked = {rank.numbers for rank in ranks if rank.steps}
+    if len(marked) > 1:
+        common = common_steps(marked)
+        shared = f"compared over steps {format_ranges(common)}, which all marked" if common else "not compared"
+        notes.append(f"Ranks marked different steps: each row is of the rank's own steps; ranks are {shared}.")
+    outside = [
+        (rank.outside, label)
+        for rank, label in zip(ranks, _labels(ranks), strict=True)
+        if rank.outside and rank.outside.busy
+    ]
+    if outside:
+        most, label = max(outside, key=lambda entry: entry[0].busy)
+        notes.append(f"Left out of the rows, of rank {label}: {most.sentence()}.")
+    return notes
 
 
 def _are_two_runs(earlier: RankParts, later: RankParts) -> bool:

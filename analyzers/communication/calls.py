@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
 from perfscope.analyzers.shared.intervals import Intervals, covered
+from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
@@ -235,7 +236,7 @@ def _group_calls(
         size=size,
         kinds=tuple(distinct),
         kind=kind_of,
-        step=_step_numbers(trace)[index].astype(np.int32),
+        step=step_numbers(trace)[index].astype(np.int32),
         sequence=_sequence(trace, index),
         duration_ns=_narrow(trace.device.duration_ns[index]),
         end_ns=(trace.base_ns + trace.device.end_ns[index])[:most_ends],
@@ -256,14 +257,3 @@ def _sequence(trace: Trace, rows: Int64) -> Int64:
 def _narrow(values: Int64) -> Integers:
     """The same numbers in 32 bits where they fit: the driver keeps those of every rank."""
     return values.astype(np.int32) if len(values) and values.max() < 1 << 31 else values
-
-
-def _step_numbers(trace: Trace) -> Int64:
-    """For each device event the number of the profiler step that launched it, or ABSENT."""
-    numbers = [_number_in(trace.names[name]) for name in trace.steps.name]
-    return np.array([*numbers, ABSENT], np.int64)[trace.step]
-
-
-def _number_in(name: str) -> int:
-    digits = name.rpartition("#")[2]
-    return int(digits) if digits.isdigit() else ABSENT

@@ -87,8 +87,9 @@ def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
 
 
 def _describe_rank(rank: Mapping[str, Any]) -> str:
+    row = rank.get("marked") or rank
     parts = [
-        f"{label} {percent_of(rank[key], rank['window_us']):.1f} %"
+        f"{label} {percent_of(row[key], row['window_us']):.1f} %"
         for label, key in (
             ("compute", "compute_us"),
             ("exposed communication", "exposed_communication_us"),
@@ -96,6 +97,6 @@ def _describe_rank(rank: Mapping[str, Any]) -> str:
             ("idle", "idle_us"),
             ("other", "other_us"),
         )
-        if rank.get(key) is not None and rank["window_us"]
+        if row.get(key) is not None and row["window_us"]
     ]
-    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(rank['window_us'] / US_PER_S)} profiled"
+    return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(row['window_us'] / US_PER_S)} profiled"

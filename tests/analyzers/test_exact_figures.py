@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers import breakdown, idle, overlap
+from perfscope.analyzers.shared.device_parts import Parts
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Trace
 from tests.conftest import ROOT
@@ -87,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def parts(entry: breakdown.Parts) -> dict[str, int]:
+def parts(entry: Parts) -> dict[str, int]:
     return {name: getattr(entry, name) for name in entry.__slots__}
 
 
@@ -104,6 +105,27 @@ def test_the_breakdown_counts_every_nanosecond_once(folder: Path, timeline: list
     assert {each.name: parts(each.parts) for each in rank.steps} == of_steps
     for each in (rank.total, *(of_step.parts for of_step in rank.steps)):
         assert each.compute + each.exposed_communication + each.exposed_copy + each.idle == each.window
+
+
+@PROPERTY
+@given(timeline=timelines)
+def test_marked_steps_and_what_is_outside_of_them_make_the_window(folder: Path, timeline: list[Thing]) -> None:
+    (rank,) = breakdown.measure(traced(folder, events_of(timeline), LAYOUTS[0]))
+    members = [of_step for bounds in STEPS if (of_step := oracle.in_step(timeline, *bounds))]
+    expected = oracle.outside_steps(timeline, STEPS)
+    if rank.outside is None or rank.marked is None:
+        assert (rank.outside, rank.marked, expected) == (None, None, None)
+        return
+    sums = [oracle.breakdown(of_step) for of_step in members]
+    assert parts(rank.marked) == {name: sum(each[name] for each in sums) for name in sums[0]}
+    assert {name: getattr(rank.outside, name) for name in expected or {}} == expected
+    windows = {
+        ns
+        for of_step in members
+        for ns in range(min(thing.start for thing in of_step), max(thing.end for thing in of_step))
+    }
+    apart = rank.outside.before + rank.outside.between + rank.outside.after
+    assert apart + len(windows) == rank.total.window
 
 
 @PROPERTY

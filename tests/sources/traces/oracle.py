@@ -58,6 +58,27 @@ def in_step(things: list[Thing], start: int, end: int) -> list[Thing]:
     return [thing for thing in things if thing.launched is not None and start <= thing.launched < end]
 
 
+def outside_steps(things: list[Thing], steps: list[tuple[int, int]]) -> dict[str, int] | None:
+    """What is in the window besides the steps; None where nothing was launched in one."""
+    members = [of_step for bounds in steps if (of_step := in_step(things, *bounds))]
+    if not members:
+        return None
+    works = COMPUTE, COMMUNICATION, COPY
+    of_steps = {
+        ns
+        for of_step in members
+        for ns in range(min(thing.start for thing in of_step), max(thing.end for thing in of_step))
+    }
+    others = [thing for thing in things if not any(thing in of_step for of_step in members)]
+    return {
+        "before": min(of_steps) - min(thing.start for thing in things),
+        "after": max(thing.end for thing in things) - max(of_steps) - 1,
+        "between": max(of_steps) - min(of_steps) + 1 - len(of_steps),
+        "busy": len(moments(others, *works)),
+        "events": len(others),
+    }
+
+
 def groups(things: list[Thing], urgency: list[str]) -> dict[str, tuple[int, int, int]]:
     """For each group its communication, how much of it is hidden, and the exposed time that is given to it."""
     compute = moments(things, COMPUTE)

@@ -1,0 +1,140 @@
+"""Marked steps, over which ranks are compared, and what else ran in a window.
+
+A window of the profiler does not begin and end with a step: kernels of steps before the first marked one still run when
+it opens. Their number differs from rank to rank, so that two ranks are comparable over the same marked steps only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.shared.intervals import covered, union
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.report import Cell, Json
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT, Trace, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a device did in a window besides its marked steps, in nanoseconds.
+
+    The window is ``before + after + between`` and the union of the windows of its steps.
+
+    Attributes:
+        before: From the first device event of the window to the first one of a marked step.
+        after: From the last event of a marked step to the last one of the window.
+        between: Between the windows of steps.
+        busy: The time that events cover which were launched in no marked step.
+        events: How many they are.
+        steps: How many steps' kernels they are, by the kernels that every marked step runs equally often; absent where
+            there are no such kernels.
+    """
+
+    before: int
+    after: int
+    between: int
+    busy: int
+    events: int
+    steps: float | None
+
+    def plus(self, addend: Outside) -> Outside:
+        """That of two windows."""
+        counts = [outside.steps for outside in (self, addend) if outside.steps is not None]
+        return Outside(
+            before=self.before + addend.before,
+            after=self.after + addend.after,
+            between=self.between + addend.between,
+            busy=self.busy + addend.busy,
+            events=self.events + addend.events,
+            steps=sum(counts) if counts else None,
+        )
+
+    def data(self) -> dict[str, Json]:
+        """``outside`` of a rank in JSON."""
+        return {
+            "before_us": self.before / NS_PER_US,
+            "after_us": self.after / NS_PER_US,
+            "between_us": self.between / NS_PER_US,
+            "busy_us": self.busy / NS_PER_US,
+            "device_events": self.events,
+            "steps": self.steps,
+        }
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The times before, after and of events outside marked steps, in milliseconds, and the number of steps."""
+        return (*(ns / NS_PER_MS for ns in (self.before, self.after, self.busy)), self.steps)
+
+    def sentence(self) -> str:
+        """What it is, in words."""
+        steps = "" if self.steps is None else f" of about {self.steps:.1f} steps"
+        return (
+            f"{self.events} device events{steps} outside marked steps, busy for {self.busy / NS_PER_MS:.2f} ms "
+            f"({self.before / NS_PER_MS:.2f} ms of the window are before the first marked step, "
+            f"{self.after / NS_PER_MS:.2f} ms after the last one)"
+        )
+
+
+def measure_outside(trace: Trace, rows: Bool) -> Outside | None:
+    """What ran on a device besides its marked steps; None where no event was launched in one.
+
+    Args:
+        trace: The trace.
+        rows: Which device events are the device's.
+    """
+    events, is_marked = trace.device, rows & (trace.step != ABSENT)
+    if not is_marked.any():
+        return None
+    start, end = events.start_ns, events.end_ns
+    steps, inverse = np.unique(trace.step[is_marked], return_inverse=True)
+    first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, inverse, start[is_marked])
+    np.maximum.at(last, inverse, end[is_marked])
+    is_outside = rows & (trace.step == ABSENT)
+    return Outside(
+        before=int(first.min() - start[rows].min()),
+        after=int(end[rows].max() - last.max()),
+        between=int(last.max() - first.min()) - union(first, last).measure,
+        busy=covered(events, is_outside).measure,
+        events=int(is_outside.sum()),
+        steps=_count_steps(trace, is_outside, is_marked, inverse, len(steps)),
+    )
+
+
+def _count_steps(trace: Trace, is_outside: Bool, is_marked: Bool, step: Int64, steps: int) -> float | None:
+    """How many steps' kernels some kernels are, to a tenth: they are counted by name, as in the marked steps."""
+    names, computes = len(trace.names), trace.device.work == Work.COMPUTE
+    of_marked = computes[is_marked]
+    keys = step[of_marked] * names + trace.device.name[is_marked][of_marked]
+    in_steps = np.bincount(keys, minlength=steps * names).reshape(steps, names)
+    is_regular = (in_steps[0] > 0) & (in_steps == in_steps[0]).all(axis=0)
+    per_step = int(in_steps[0][is_regular].sum())
+    if not per_step:
+        return None
+    counted = np.bincount(trace.device.name[is_outside & computes], minlength=names)
+    return round(int(counted[is_regular].sum()) / per_step, 1)
+
+
+def step_number(name: str) -> int:
+    """The number in the name of a step, or ABSENT.
+
+    >>> step_number("ProfilerStep#12")
+    12
+    """
+    digits = name.rpartition("#")[2]
+    return int(digits) if digits.isdecimal() else ABSENT
+
+
+def step_numbers(trace: Trace) -> Int64:
+    """For each device event the number of the profiler step that launched it, or ABSENT."""
+    numbers = [step_number(trace.names[name]) for name in trace.steps.name]
+    return np.array([*numbers, ABSENT], np.int64)[trace.step]
+
+
+def common_steps(steps: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The steps that all of some ranks marked, in order."""
+    sets = [set(numbers) for numbers in steps]
+    return tuple(sorted(set.intersection(*sets))) if sets else ()
