@@ -347,7 +347,7 @@ class Capture:
             data_wait_ns=facts.data_wait_ns if facts.has_loader else None,
             save_ns=save_ns,
             draining=draining,
-            hook_ns=self.hook_ns,
+            hook_ns=self.hook_ns + self.save_timer.take_hook_ns(),
             loss_scale=stated.loss_scale,
             **self._memory.read_peaks(),
         )

@@ -6,6 +6,7 @@ for each micro-batch, so a step is what moves ``engine.global_steps``.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time ``DeepSpeedEngine.save_checkpoint``; its checkpoint engine may write beside training."""
 
     def save_checkpoint(timer: SaveTimer, engine: Any, *args: object, **kwargs: object) -> RunningHook:
-        path = kwargs.get("save_dir", args[0] if args else None)
+        path = value_or_none(lambda: _checkpoint_folder(engine, args, kwargs))
         writer: Any = getattr(engine, "checkpoint_engine", None)
         is_decoupled = value_or_none(lambda: bool(writer.is_decoupled())) or False
         with timer.saving("deepspeed", path, is_asynchronous=is_decoupled):
@@ -170,6 +171,13 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module.DeepSpeedEngine, capture, {"save_checkpoint": save_checkpoint})
     if hasattr(module.DeepSpeedEngine, "_commit_decoupled_checkpoint"):
         wrap_saves(module.DeepSpeedEngine, capture, {"_commit_decoupled_checkpoint": commit})
+
+
+def _checkpoint_folder(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The folder that ``save_checkpoint(save_dir, tag)`` writes to."""
+    folder: Any = kwargs.get("save_dir", args[0] if args else None)
+    tag = kwargs.get("tag", args[1] if len(args) > 1 else None)
+    return os.path.join(folder, f"global_step{engine.global_steps}" if tag is None else str(tag))
 
 
 PATCHES: Patches = {

@@ -10,7 +10,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step
     RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
-    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per checkpoint save
+    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators
     RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
@@ -175,17 +175,22 @@ class NoteRecord:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One checkpoint save of one rank.
+    """One outermost call of one rank that saved a checkpoint or a part of one.
 
     Attributes:
         start_ns: When it began to block training, on the host's monotonic clock.
         end_ns: When training could go on.
-        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
+        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp`` and so on.
         step: The training step after which it was saved.
-        path: Where it was written to.
-        size_bytes: Bytes that this process wrote, as far as its writers report them; absent where none does.
+        path: Where it was written to: a file or a folder.
+        size_bytes: Bytes that this process wrote, as far as its writers report them; absent where one does not.
         asynchronous: True where writing goes on while training continues.
         drained_ns: When an asynchronous save was complete on disk.
+        files: Path and size of each file that this process wrote, as far as its writers name them; empty where it is
+            certain that it wrote none; absent where unknown, or where there are very many.
+        file_count: How many files it wrote; absent where unknown.
+        staged_ns: When an asynchronous save had copied the state, where that went on beside training, too.
+        waits: Intervals in which training waited for the end of an asynchronous save, later than ``end_ns``.
     """
 
     start_ns: int
@@ -196,6 +201,10 @@ class CheckpointRecord:
     size_bytes: int | None = None
     asynchronous: bool | None = None
     drained_ns: int | None = None
+    files: tuple[tuple[str, int | None], ...] | None = None
+    file_count: int | None = None
+    staged_ns: int | None = None
+    waits: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
