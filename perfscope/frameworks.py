@@ -89,6 +89,23 @@ FRAMEWORK_HOOKS = (
             "torch.serialization",
         ),
     ),
+    FrameworkHooks("safetensors", watches=("safetensors.numpy", "safetensors.torch")),
+    FrameworkHooks(
+        "transformers",
+        watches=("transformers.modeling_utils", "transformers.tokenization_utils_base", "transformers.trainer"),
+    ),
+    FrameworkHooks("accelerate", watches=("accelerate.accelerator",)),
+    FrameworkHooks(
+        "lightning",
+        watches=(
+            "lightning.fabric.fabric",
+            "lightning.fabric.plugins.io.torch_io",
+            "lightning.pytorch.trainer.trainer",
+            "lightning_fabric.fabric",
+            "lightning_fabric.plugins.io.torch_io",
+            "pytorch_lightning.trainer.trainer",
+        ),
+    ),
     FrameworkHooks(
         "deepspeed",
         watches=("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"),
