@@ -23,6 +23,7 @@ from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry, write_message
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.profiler.compress import compress_queue
+from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step_source import StepSource
@@ -68,6 +69,7 @@ class Capture:
         self._memory = DeviceMemory()
         self._model = ModelWatch()
         self._layout = Layout()
+        reserve_variable()
         atexit.register(self.finish)
 
     @classmethod

@@ -148,6 +148,9 @@ class WindowRecord:
         rss_before_bytes: Resident memory of the process before the profiler was started.
         rss_after_bytes: Resident memory of the process after the trace was written.
         activities: ``operators`` or ``light``; absent in runs that were made before there were light windows.
+        detached: Whether CUPTI, which slows every launch of a kernel, was detached from the process at the end of the
+            window; absent where the process uses no CUDA device.
+        attached_because: Why it was not.
     """
 
     first_step: int
@@ -162,6 +165,8 @@ class WindowRecord:
     rss_before_bytes: int | None = None
     rss_after_bytes: int | None = None
     activities: str | None = None
+    detached: bool | None = None
+    attached_because: str | None = None
     kind: str = "window"
 
 

@@ -210,6 +210,8 @@ def _to_window(rank: int, record: wire.WindowRecord) -> Window:
         release_ns=record.release_ns,
         rss_before_bytes=record.rss_before_bytes,
         rss_after_bytes=record.rss_after_bytes,
+        detached=record.detached,
+        attached_because=record.attached_because,
     )
 
 
