@@ -12,6 +12,7 @@ from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.guard import write_message
+from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
@@ -145,6 +146,7 @@ class WindowSchedule:
             steps = replace(steps, activities=wire.OPERATORS)
         window = ProfilerWindow(steps, self._config, next_step)
         self._window = window  # before it starts, so that a failure in there discards it
+        protect_children(self._on_fork)
         window.start()
         if next_step == steps.first:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
@@ -163,6 +165,12 @@ class WindowSchedule:
             self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
             return
         self._pending.insert(0, light)
+
+    def _on_fork(self) -> None:
+        """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
+        self._ranges.forget()
+        if self._window is not None:
+            stop_recording(with_stack=self._config.stack and not self._window.steps.is_light)
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:
