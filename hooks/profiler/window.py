@@ -61,7 +61,7 @@ class ProfilerWindow:
 
         options = {"activities": find_light_activities(torch)} if steps.is_light else _options_of_operators(config)
         self.profiler = torch.profiler.profile(
-            schedule=schedule, experimental_config=_make_trace_only_config(torch), **options
+            schedule=schedule, experimental_config=_make_trace_only_config(torch, config), **options
         )
         self.profiler.step_num = next_step
         self.profiler.current_action = schedule(next_step)
@@ -232,8 +232,10 @@ def read_resident_bytes() -> int | None:
         return None
 
 
-def _make_trace_only_config(torch: Any) -> object:
+def _make_trace_only_config(torch: Any, config: Config) -> object:
     """Let newer versions of torch keep nothing but what a trace needs, which makes stopping shorter."""
+    if config.stack:
+        return None  # torch would print a warning that it does not do both
     try:
         return torch._C._profiler._ExperimentalConfig(trace_only=True)
     except (AttributeError, TypeError):
