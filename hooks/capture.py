@@ -15,9 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope.hooks.config import Config, read_config
-from perfscope.hooks.facts import identity, sharding
+from perfscope.hooks.facts import identity
 from perfscope.hooks.facts.device_memory import DeviceMemory
-from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.facts.model_watch import ModelWatch
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry, write_message
@@ -26,6 +25,7 @@ from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
+from perfscope.hooks.rank_position import RankPosition
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.passes import Pass, PassTimer, TimedPass
 from perfscope.hooks.timers.saves import SaveTimer
@@ -40,7 +40,7 @@ _Arguments = ParamSpec("_Arguments")
 _WATCHDOG_S = 20.0
 
 
-class Capture:
+class Capture(RankPosition):
     """One process's capture.
 
     Attributes:
@@ -48,7 +48,6 @@ class Capture:
         pid: The process it belongs to; a forked child has none.
         steps: Completed training steps.
         hook_ns: Time that the hooks took since the last step boundary.
-        files: The files of the rank.
         save_timer: Times checkpoint saves.
     """
 
@@ -57,7 +56,7 @@ class Capture:
         self.pid = os.getpid()
         self.steps = 0
         self.hook_ns = 0
-        self.files = RankFiles(config)
+        super().__init__(RankFiles(config))
         self.save_timer = SaveTimer(self)
         self._source = StepSource()
         self._facts = StepFacts()
@@ -68,7 +67,6 @@ class Capture:
         self._passes = PassTimer()
         self._memory = DeviceMemory()
         self._model = ModelWatch()
-        self._layout = Layout()
         reserve_variable()
         atexit.register(self.finish)
 
@@ -228,49 +226,10 @@ class Capture:
         """A part of the model is about to run so that its activations are recomputed."""
         self._model.on_recompute()
 
-    # The rank and its position.
-
-    @hook_entry
-    def on_process_group(self) -> None:
-        """torch.distributed knows the rank."""
-        if not identity.is_daemon_process():
-            self.files.claim()
-
-    @hook_entry
-    def adopt_process_group(self) -> None:
-        """Learn the rank of a group that was there before the capture."""
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self.files.claim()
-
     @hook_entry
     def on_process_group_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
         self._windows.close(self.steps)
-
-    @hook_entry
-    def set_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
-        """A framework states this rank's coordinates in all process groups, and their sizes, by axis."""
-        self._layout.set_framework_layout(coordinates, sizes)
-        self._write_layout()
-
-    @hook_entry
-    def set_axis(self, axis: str, index: int, size: int) -> None:
-        """A wrapper works on one axis of parallelism: this rank's index among how many."""
-        self._layout.set_axis(axis, index, size)
-        self._write_layout()
-
-    @hook_entry
-    def set_mesh(self, mesh: Any) -> None:
-        """A mesh of ranks is used."""
-        self._layout.set_mesh(mesh, identity.rank_and_world_size()[1])
-        self._write_layout()
-
-    @hook_entry
-    def set_tensor_mesh(self, mesh: Any) -> None:
-        """Tensor parallelism splits a module over a mesh of one dimension."""
-        sharding.add_tensor_mesh(mesh)
-        self.set_axis("tp", int(mesh.get_local_rank()), int(mesh.size()))
 
     # The capture itself.
 
@@ -362,9 +321,6 @@ class Capture:
         """Write the passes of the steps that the device is done with."""
         for record in self._passes.pop_finished():
             self.files.claim().write_micro_batches(record)
-
-    def _write_layout(self) -> None:
-        self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))
 
     def _describe_model(self) -> None:
         record, error = call_safely(lambda: self._model.record(self.on_model_call))
