@@ -45,7 +45,9 @@ FRAMEWORK_HOOKS = (
     FrameworkHooks(
         "torch",
         watches=(
+            "torch",
             "torch._dynamo",
+            "torch._dynamo.callback",
             "torch.amp.grad_scaler",
             "torch.autograd.profiler",
             "torch.distributed.distributed_c10d",
@@ -104,6 +106,16 @@ FRAMEWORK_HOOKS = (
             "lightning_fabric.fabric",
             "lightning_fabric.plugins.io.torch_io",
             "pytorch_lightning.trainer.trainer",
+        ),
+    ),
+    FrameworkHooks(
+        "evaluations",
+        watches=(
+            "lightning.pytorch.loops.evaluation_loop",
+            "pytorch_lightning.loops.evaluation_loop",
+            "torchtitan.components.validate",
+            "transformers.generation.utils",
+            "transformers.trainer",
         ),
     ),
     FrameworkHooks(

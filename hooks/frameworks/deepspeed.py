@@ -10,9 +10,11 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.wrapping import time_pass, whole_number, wrap_entries, wrap_functions, wrap_saves
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import is_grad_enabled, subclasses
+from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -32,9 +34,11 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
         _report_groups(capture, engine)
 
     def forward(engine: Any, *args: object, **kwargs: object) -> RunningHook:
-        if value_or_none(lambda: engine.training):
-            capture.on_forward(args, kwargs)
+        in_training_mode = bool(value_or_none(lambda: engine.training))
+        on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode)
         yield
+        if on_end is not None:
+            on_end()
 
     def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         steps, skipped_steps = _counters(engine)
@@ -83,7 +87,10 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
             loss_scale=value_or_none(lambda: _loss_scale(engine)),
         )
 
-    wrap_functions(module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch})
+    evaluate = time_call(capture, VALIDATION)
+    wrap_functions(
+        module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch, "eval_batch": evaluate}
+    )
 
 
 def _counters(engine: Any) -> tuple[object, object]:

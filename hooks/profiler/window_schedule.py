@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -12,12 +13,14 @@ from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.guard import write_message
+from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
 
+_WATCHDOG_S = 20.0
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -103,6 +106,18 @@ class WindowSchedule:
             write_message(f"the window {window.steps} is lost: {error}")
         finally:
             window.discard()
+
+    def close_at_exit(self, completed_steps: int, *, failed: bool) -> None:
+        """Close an open window as the interpreter ends, within some seconds where the training failed."""
+        if not failed:
+            self.close(completed_steps)
+            compress_queue()
+        elif self.is_open:
+            watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
+            watchdog.daemon = True
+            watchdog.start()
+            self.close(completed_steps, after_failure=True)
+            watchdog.cancel()
 
     def discard(self) -> None:
         """Leave nothing running and write nothing."""

@@ -86,6 +86,11 @@ class SaveTimer:
         """End the capture after a failure."""
         self._process.abandon(reason)
 
+    @property
+    def stalled_ns(self) -> int:
+        """How long saves have stalled the running step so far."""
+        return self._step.stalled_ns
+
     @hook_entry
     def run_guarded(
         self, action: Callable[_Arguments, _Value], *args: _Arguments.args, **kwargs: _Arguments.kwargs
