@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.constants import GB, KB, MB
-from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.report import Column, Json, Row, Section, in_unit, percent
 
 _MODES = {True: "asynchronous", False: "blocking", None: None}
 #: The smallest size that is shown in a unit.
 _UNITS = ((GB // 10, "GB", GB), (MB // 10, "MB", MB), (0, "kB", KB))
+#: Columns that are left out where no row has a value: a log or a typed time states few of them.
+_OPTIONAL = ("Checkpoint", "Ranks", "Files", "Share of the run (%)", "Slowest rank", "In the background (s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class SaveTimes:
             Column(f"{unit}/s", 2),
             Column("Mode"),
         )
-        rows = tuple(
+        rows: tuple[Row, ...] = tuple(
             (
                 save.step,
                 None if save.path is None else save.path.rstrip("/").rpartition("/")[2],
@@ -141,4 +143,10 @@ class SaveTimes:
             )
             for save in self.saves
         )
-        return (Section("Saves", columns, rows, self.notes),)
+        shown = [
+            index
+            for index, column in enumerate(columns)
+            if column.heading not in _OPTIONAL or any(row[index] is not None for row in rows)
+        ]
+        columns = tuple(columns[index] for index in shown)
+        return (Section("Saves", columns, tuple(tuple(row[index] for index in shown) for row in rows), self.notes),)
