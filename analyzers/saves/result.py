@@ -114,7 +114,7 @@ class SaveTimes:
         """One row a checkpoint."""
         largest = max((save.size_bytes or 0 for save in self.saves), default=0)
         unit, unit_bytes = next((name, size) for least, name, size in _UNITS if largest >= least)
-        columns = (
+        columns: tuple[Column, ...] = (
             Column("After step"),
             Column("Checkpoint"),
             Column("Ranks"),
