@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import sys
+from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
@@ -20,14 +21,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import perfscope
-from perfscope.errors import PerfscopeError
+from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-# typer keeps its classes of contexts and parameters private.
+# typer keeps its classes of contexts, errors and parameters private.
 Context: TypeAlias = Any
+TyperError: TypeAlias = Any
 Parameter: TypeAlias = Any
 
 COMMANDS = (
@@ -47,6 +49,8 @@ COMMANDS = (
 
 
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
+#: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
+_TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 class Command(TyperCommand):
@@ -69,6 +73,19 @@ class CommandGroup(TyperGroup):
         for parameter in self.params:
             _convert_plainly(parameter)
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Context, list[str]]:
+        """Find the command that was typed.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            suggestion = _suggest(args[0], COMMANDS)
+            raise UsageError(
+                f"there is no command {args[0]!r}{suggestion}", hint=None if suggestion else "perfscope --help"
+            )
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Context) -> list[str]:
         """Name the commands in the order of a first use."""
@@ -98,6 +115,29 @@ class CommandGroup(TyperGroup):
         if isinstance(outcome, Outcome):
             end(outcome, quiet=bool(ctx.params.get("quiet")))
         return outcome
+
+
+def _in_one_line(error: TyperError) -> PerfscopeError:
+    """A usage error of typer in our form; where nothing was typed, it is the help text."""
+    message: str = error.message.rstrip(".")
+    context = error.ctx
+    if not message or "\n" in message:  # rich has printed it, or it has no rich
+        sys.stdout.write(message)
+        raise SystemExit(ExitCode.USAGE)
+    typed = getattr(error, "option_name", None)
+    if typed is not None and context is not None:
+        options = [option for parameter in context.command.params for option in parameter.opts]
+        message += _suggest(typed, options)
+    elif context is not None:
+        message = error.format_message().rstrip(".").replace("Value error, ", "")
+    command = "perfscope" if context is None else context.command_path
+    hint = None if "did you mean" in message.lower() else f"{command} --help"
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _suggest(typed: str, names: Iterable[str]) -> str:
+    matches = get_close_matches(typed, list(names))
+    return f": did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def _convert_plainly(parameter: Parameter) -> Parameter:
@@ -185,7 +225,7 @@ def _die_by(number: int) -> None:
 def main() -> None:
     """Run the command line; a PerfscopeError becomes one line and its hint."""
     try:
-        app()
+        code = _run()
     except PerfscopeError as error:
         sys.stderr.write(f"perfscope: {error.problem}\n")
         if error.hint:
@@ -195,3 +235,15 @@ def main() -> None:
         # The reader of a pipe went away; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    raise SystemExit(code)
+
+
+def _run() -> int:
+    """Run the command line without typer's frames around its errors; returns the exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        return ExitCode.FAILED
+    except _TYPER_USAGE_ERROR as error:
+        raise _in_one_line(error) from None
+    return code if isinstance(code, int) else ExitCode.OK

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from perfscope.errors import UsageError
+from perfscope.errors import SourceError
 
 _ENDINGS = {".out", ".log", ".txt", ".err"}
 _DIGITS = re.compile(r"(\d+)")
@@ -16,7 +16,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
     """Every named file, and every log below every named folder, in natural order.
 
     Raises:
-        UsageError: A path does not exist.
+        SourceError: A path does not exist.
     """
     logs: dict[Path, None] = {}
     for path in paths:
@@ -25,7 +25,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
         elif path.exists():
             logs[path] = None
         else:
-            raise UsageError(f"{path} does not exist")
+            raise SourceError(path, "does not exist")
     return list(logs)
 
 

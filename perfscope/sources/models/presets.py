@@ -33,5 +33,7 @@ def find_preset(name: str) -> ModelDescription | None:
         entry = tomllib.loads(text)
         if key == preset or key in entry.get("aliases", ()):
             model, notes = to_transformer(entry["config"], preset)
-            return ModelDescription(model, f"the preset {preset} ({entry['source']})", notes)
+            return ModelDescription(
+                model, f"the preset {preset} ({entry['source']})", notes, seq_len=entry.get("seq_len")
+            )
     return None

@@ -16,10 +16,9 @@ from perfscope import wire
 from perfscope.wire.passes import MicroBatchRecord
 
 _Record = TypeVar("_Record")
-_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord | wire.EndRecord]] = {
+_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord]] = {
     "window": wire.WindowRecord,
     "note": wire.NoteRecord,
-    "end": wire.EndRecord,
 }
 
 decode_step = msgspec.json.Decoder(wire.StepRecord).decode
@@ -27,7 +26,7 @@ decode_checkpoint = msgspec.json.Decoder(wire.CheckpointRecord).decode
 decode_micro_batch = msgspec.json.Decoder(MicroBatchRecord).decode
 
 
-def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord | wire.EndRecord:
+def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord:
     """A line of ``events.jsonl``.
 
     Raises:

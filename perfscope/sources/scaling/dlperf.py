@@ -45,7 +45,8 @@ def read_protocol(paths: Iterable[Path], protocol: Protocol) -> tuple[list[Proto
         The runs, and notes on files that are not logs of the benchmark.
 
     Raises:
-        UsageError: A path does not exist, or no folder holds such logs.
+        SourceError: A path does not exist.
+        UsageError: No folder holds such logs.
     """
     runs: list[ProtocolRun] = []
     notes: list[str] = []
@@ -84,7 +85,7 @@ def _find_logs(paths: Iterable[Path]) -> list[Path]:
     logs: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path} does not exist")
+            raise SourceError(path, "does not exist")
         logs.update(dict.fromkeys(sorted(path.rglob("*.log"), key=natural_order) if path.is_dir() else [path]))
     return list(logs)
 

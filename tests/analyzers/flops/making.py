@@ -45,10 +45,10 @@ def by_name(document: dict[str, Any], group: str = "conventions") -> dict[str, d
     return {each["name"]: each for each in document[group]}
 
 
-def refused(*words: str | Path | float) -> str:
+def refused(*words: str | Path | float, code: int = 2) -> str:
     """The line that a command which must be refused says, without a traceback."""
     ended = ask(*words)
-    assert ended.code == 2, (ended.code, ended.stdout, ended.stderr)
+    assert ended.code == code, (ended.code, ended.stdout, ended.stderr)
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
     return ended.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.scaling import dlperf
-from perfscope.errors import MissingInput, UsageError
+from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.tables.scaling import ClusterSize, LoggedSpeed, ProtocolRun
 from tests.analyzers.scaling.benchmark import (
@@ -141,7 +141,7 @@ def test_other_files_are_named(tmp_path: Path) -> None:
 def test_nothing_to_read_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no log of the protocol"):
         mxnet(tmp_path)
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(SourceError, match="does not exist"):
         mxnet(tmp_path / "none")
 
 

@@ -215,5 +215,5 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     assert "is not JSON" in refused("tflops", "--model", tmp_path / "broken.json", *STEP)
     assert "not a JSON object" in refused("tflops", "--model", tmp_path / "list.json", *STEP)
-    assert "does not exist" in refused("tflops", "--model", tmp_path / "none.json", *STEP)
-    assert "no config.json" in refused("tflops", "--model", tmp_path, *STEP)
+    assert "does not exist" in refused("tflops", "--model", tmp_path / "none.json", *STEP, code=1)
+    assert "no config.json" in refused("tflops", "--model", tmp_path, *STEP, code=1)
