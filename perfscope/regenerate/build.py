@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +21,6 @@ from perfscope.report import Report
 Answer: TypeAlias = Callable[[Sequence[str], Path], Report]
 
 _MARKER = b"<!-- perfscope:"
-_PLAIN_WORD = re.compile(r"[\w./:=,%+@-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def _build_block(page: Page, block: Block, answer: Answer, commits: Commits) -> 
     except PerfscopeError as error:
         problem = f"line {block.line}: the block cannot be regenerated: {error.problem}"
         raise SourceError(page.path, problem, hint=error.hint) from None
-    command = "perfscope " + " ".join(word if _PLAIN_WORD.fullmatch(word) else f"'{word}'" for word in block.words)
+    command = f"perfscope {shlex.join(block.words)}"
     content = f"\n{text}\n{_footer(sources, command)}\n\n"
     cells, lines = compare_contents(block, content)
     return BuiltBlock(block, command, content, cells, lines)

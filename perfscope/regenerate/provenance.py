@@ -1,8 +1,8 @@
 """The files that a block was built from: the git name of their contents, and the commit that last changed them.
 
 The name of a blob is a hash of the content alone, so it is the same in a fresh clone, a shallow one and an archive
-without git. The commit is looked up when the content changes and kept until then, so that committing a report, a rebase
-or a shallow clone cannot make it stale.
+without git. The commit is looked up when the content changes, where the report says that there is none, and where the
+history does not hold the one that it states; else it is kept, so that a shallow clone cannot make a report stale.
 """
 
 from __future__ import annotations
@@ -72,9 +72,18 @@ def describe_sources(paths: Sequence[str], folder: Path, stated: Mapping[str, So
 def _describe_source(path: str, folder: Path, stated: Source | None) -> Source:
     files = _list_files(folder / path)
     blob = _blob(folder / path, files)
-    is_unchanged = stated is not None and stated.blob == blob
-    commit = stated.commit if stated is not None and is_unchanged else last_commit(folder / path)
-    return Source(path, len(files), blob, commit)
+    if stated is not None and stated.blob == blob and not _is_known_wrong(folder / path, stated.commit):
+        return Source(path, len(files), blob, stated.commit)
+    return Source(path, len(files), blob, last_commit(folder / path))
+
+
+def _is_known_wrong(path: Path, commit: str) -> bool:
+    """Whether git can tell that a stated commit is not one of this history; a shallow clone cannot."""
+    if commit == NOT_COMMITTED:
+        return True
+    if _git(path, "rev-parse", "--is-shallow-repository") != "false":
+        return False
+    return _git(path, "merge-base", "--is-ancestor", commit, "HEAD") is None
 
 
 def _list_files(path: Path) -> list[Path]:

@@ -231,20 +231,38 @@ class TestBlocks:
         assert path.read_text().endswith("<!-- /perfscope -->\n\nMore text.\n")
         assert subprocess.check_output(["git", "hash-object", "raw.csv"], cwd=tmp_path, text=True)[:12] == blob
 
-    def test_building_twice_gives_the_same_bytes_whatever_git_says_by_then(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_building_twice_gives_the_same_bytes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "raw.csv").write_text(RAW)
         path = write_report(tmp_path, "report table raw.csv")
         run(capsys, "report", "build", path)
         first = path.read_bytes()
         assert NOT_COMMITTED.encode() in first
-        commit = make_repository(tmp_path)
         run(capsys, "report", "build", path)
         assert path.read_bytes() == first
-        run(capsys, "report", "build", path, "--commits")
+
+    def test_a_file_that_is_committed_by_now_makes_the_report_stale_until_it_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        path = write_report(tmp_path, "report table raw.csv")
+        run(capsys, "report", "build", path)
+        commit = make_repository(tmp_path)
+        assert check(capsys, path).code == 3
+        run(capsys, "report", "build", path)
         assert commit[:12].encode() in path.read_bytes()
         assert check(capsys, path).code == 0
+
+    def test_a_commit_that_the_history_does_not_hold_is_looked_up_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "raw.csv").write_text(RAW)
+        commit = make_repository(tmp_path)
+        path = write_report(tmp_path, "report table raw.csv")
+        run(capsys, "report", "build", path)
+        path.write_text(path.read_text().replace(commit[:12], "0123456789ab"))
+        assert check(capsys, path).code == 3
+        run(capsys, "report", "build", path)
+        assert f"commit `{commit[:12]}`" in path.read_text()
 
     def test_a_changed_file_that_is_not_committed_has_no_commit(self, tmp_path: Path) -> None:
         (tmp_path / "raw.csv").write_text(RAW)
@@ -329,7 +347,7 @@ class TestBlocks:
             ("bubble --pp 4 -o out.svg", "writes a file"),
             ("checkpoint nowhere", "does not exist"),
             ("checkpoint --size 52Q", "is not a model size"),
-            ("checkpoint --nonsense", "No such option: --nonsense"),
+            ("checkpoint --nonsense", "o such option: --nonsense"),
             ("checkpoint --size 7B :: Nonsense", "there is no section 'Nonsense'"),
             ("checkpoint --size 7B --format json", "a block holds markdown"),
             ("checkpoint 'x", "the command cannot be read"),
