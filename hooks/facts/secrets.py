@@ -12,8 +12,13 @@ _SECRET_NAME = re.compile(
     r"|(^|[_.-])key([_.-]|$)|(api|access|secret|private|ssh|license|encryption)[_-]?key",
     re.I,
 )
+#: Tokens by their makers' forms. A path can begin like one (``hf_finetuned/``, ``sk-experiment-long-name-1/``), but its
+#: words are short, or of letters of one case, where a token holds a long part of letters and digits, or of both cases.
+_RANDOM_PART = r"(?<![A-Za-z0-9])(?=[A-Za-z0-9]*(?:[0-9][A-Za-z]|[A-Za-z][0-9]|[a-z][A-Z]))[A-Za-z0-9]{12}"
 _SECRET_VALUE = re.compile(
-    r"\b((hf_|sk-|gh[opsu]_|github_pat_|xox[abprs]-|AKIA|ASIA|glpat-|wandb_|npm_|pypi-|dckr_pat_)[A-Za-z0-9_-]{8,}"
+    rf"\b((?:sk-|gh[oprsu]_|github_pat_|xox[abeprs]-|glpat-|wandb_|npm_|pypi-|dckr_pat_)(?=[\w-]*?{_RANDOM_PART})[\w-]+"
+    r"|hf_(?!transformers)[A-Za-z0-9]{12,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
 )
 _URL_USER = re.compile(r"(\w+://)[^/\s@]+@")

@@ -53,6 +53,13 @@ def test_a_config_survives_both_ways_of_travelling() -> None:
         (["--train-tokens", "260B"], ["--train-tokens", "260B"]),
         (["https://me:pw@host/x"], ["https://[redacted]@host/x"]),
         (["hf_abcdefghijkl"], ["[redacted]"]),
+        (["--out", "hf_finetuned/"], ["--out", "hf_finetuned/"]),
+        (["sk-experiment-long-name-1/"], ["sk-experiment-long-name-1/"]),
+        (["runs/hf_trainer_gpt2_small/x", "sk-learn-experiments-2024-run3"],) * 2,
+        (["ASIA-pacific-region", "npm_package_lock_version", "wandb_offline_runs_2024"],) * 2,
+        (["sk-proj-AbC123dEf456gh-i_789"], ["[redacted]"]),
+        (["x/ghp_16C7e42F292c6912E7710c838347Ae178B4a"], ["x/[redacted]"]),
+        (["AKIAIOSFODNN7EXAMPLE", "glpat-abcDEF123456xyz7890z"], ["[redacted]", "[redacted]"]),
     ],
 )
 def test_secrets_in_arguments_are_not_kept(arguments: list[str], kept: list[str]) -> None:
