@@ -25,6 +25,7 @@ class PredictionReport:
         target: The micro-batches that a target throughput takes; absent without a target.
         has_times: False where the times are the default proportions, which have no unit.
         drawing: The schedule in characters.
+        assumed: What was assumed for times that were not set, as sentences.
     """
 
     setup: Setup
@@ -34,6 +35,7 @@ class PredictionReport:
     target: ThroughputTarget | None
     has_times: bool
     drawing: str
+    assumed: tuple[str, ...] = ()
 
     @property
     def fraction_of_total(self) -> Fraction | None:
@@ -141,6 +143,7 @@ class PredictionReport:
                 "Without times, the forward pass, the input gradient and the weight gradient are assumed to take "
                 "equally long."
             )
+        notes += self.assumed
         if self.simulated is None:
             notes.append("Too large to simulate: closed form only.")
         elif self.simulated.timeline.section != self.simulated.timeline.period:

@@ -180,3 +180,15 @@ def test_the_command_starts_without_numpy() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_times_that_are_assumed_beside_typed_ones_are_said() -> None:
+    text = bubble(pp=2, microbatches=4, forward="10ms,30ms").output()
+    assert "- The backward pass is assumed to take 20 ms, 60 ms: 2 x forward.\n" in text
+    assert "- Half of the backward pass is assumed to be the weight gradient (--weight).\n" in text
+    assert "- Transfers between stages are assumed to take no time (--transfer).\n" in text
+
+
+def test_times_that_are_all_typed_assume_nothing() -> None:
+    times = {"forward": "10ms", "backward": "10ms", "weight": "9ms", "transfer": "1ms"}
+    assert "is assumed to" not in bubble(pp=4, microbatches=8, **times).output()

@@ -51,4 +51,4 @@ def bubble(
         raise UsageError(
             "--tp and --dp describe which ranks of a run form a pipeline", hint="a prediction needs neither"
         )
-    return predict_bubble(pipeline.to_setup(times), target.parse(), drawing, format, has_times=times.are_given)
+    return predict_bubble(pipeline.to_setup(times), target.parse(), drawing, format, times)

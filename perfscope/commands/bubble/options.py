@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -11,11 +12,11 @@ from typing import Annotated
 import typer
 
 from perfscope.commands.options.common import require_positive
-from perfscope.constants import NS_PER_MS
+from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, require_possible
 from perfscope.schedules.prediction import PassTimes, Setup
-from perfscope.units import parse_duration_ns
+from perfscope.units import format_seconds, parse_duration_ns
 
 _DEFAULT_CHUNKS = 2
 _DEFAULT_FORWARD_NS = NS_PER_MS
@@ -90,6 +91,24 @@ class TimeOptions:
             weight = tuple(time // 2 for time in backward)
         transfer = _parse_times(stages, "--transfer", self.transfer) if self.transfer else (0,) * stages
         return PassTimes(forward, backward, weight, transfer)
+
+    def list_assumptions(self, times: PassTimes) -> tuple[str, ...]:
+        """What was assumed for the times that were not typed, where others were, as sentences."""
+        if self.forward is None:
+            return ()
+        assumptions = []
+        if self.backward is None:
+            assumptions.append(f"The backward pass is assumed to take {_list_times(times.backward)}: 2 x forward.")
+        if self.weight is None:
+            assumptions.append("Half of the backward pass is assumed to be the weight gradient (--weight).")
+        if self.transfer is None:
+            assumptions.append("Transfers between stages are assumed to take no time (--transfer).")
+        return tuple(assumptions)
+
+
+def _list_times(times_ns: Sequence[int]) -> str:
+    """The time of every stage, once where they are equal."""
+    return ", ".join(format_seconds(time_ns / NS_PER_S) for time_ns in dict.fromkeys(times_ns))
 
 
 @dataclass(frozen=True, slots=True)

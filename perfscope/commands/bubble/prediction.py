@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from perfscope.commands.bubble.drawing import headline, write_charts
-from perfscope.commands.bubble.options import DrawingOptions
+from perfscope.commands.bubble.options import DrawingOptions, TimeOptions
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -31,8 +31,7 @@ def predict_bubble(
     target: tuple[Fraction, Fraction] | None,
     drawing: DrawingOptions,
     output_format: Format,
-    *,
-    has_times: bool,
+    times: TimeOptions,
 ) -> Outcome:
     """Predict the bubble of a setup.
 
@@ -41,7 +40,7 @@ def predict_bubble(
         target: The measured and the target throughput.
         drawing: Where the schedule is drawn.
         output_format: Format of the report.
-        has_times: Whether the user set times.
+        times: The times of passes, as typed.
 
     Raises:
         UsageError: The setup is too large to simulate, and its closed form does not apply.
@@ -58,7 +57,8 @@ def predict_bubble(
         simulated=simulated,
         alternatives=list_alternatives(setup),
         target=find_target(setup, *target) if target else None,
-        has_times=has_times,
+        has_times=times.are_given,
+        assumed=times.list_assumptions(setup.times),
         drawing=to_text(charts[0], drawing.width) if charts else "",
     )
     report = Report(
