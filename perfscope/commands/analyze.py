@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +14,7 @@ import typer
 from perfscope.analyzers.cost.result import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.engine.execution import Backend, Execution, available_processors
+from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
@@ -26,7 +29,7 @@ _TRACES, _EXECUTION = "Traces", "Execution"
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="RUN_DIR | TRACE...", help="A run's folder, or traces: files, folders, patterns, URLs."),
+    typer.Argument(metavar="RUN_DIR... | TRACE...", help="Folders of runs, or traces: files, folders, patterns, URLs."),
 ]
 Only = Annotated[
     str | None, typer.Option(help="Analyzers to run, separated by commas: breakdown,idle.", show_default="all")
@@ -81,12 +84,13 @@ def analyze(
     )
     # The workers of a running scheduler have a working folder of their own.
     locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
-    analysis = run_analyzers(locations, plan)
+    analyses = [run_analyzers(group, plan) for group in split_into_runs(locations)]
+    report = to_report(analyses[0]) if len(analyses) == 1 else to_reports(analyses)
     return Outcome(
-        to_report(analysis),
+        report,
         format,
-        notes=tuple(f"warning: {line}" for line in analysis.damage),
-        exit_code=ExitCode.DAMAGED_INPUT if analysis.damage else ExitCode.OK,
+        notes=tuple(f"warning: {line}" for line in report.warnings),
+        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
 
 
@@ -135,8 +139,26 @@ def to_report(analysis: Analysis) -> Report:
         sections.append(_skipped_section(analysis))
     title = "Where the time went"
     if analysis.run and analysis.run.command:
-        title = f"{title}: {' '.join(analysis.run.command)}"
+        title = f"{title}: {shlex.join(analysis.run.command)}"
     return Report(title, data, tuple(sections), analysis.damage)
+
+
+def to_reports(analyses: Sequence[Analysis]) -> Report:
+    """Write the analyses of several runs as one document, each apart: nothing is compared or added up."""
+    reports = [to_report(analysis) for analysis in analyses]
+    names = [_name_of(analysis) for analysis in analyses]
+    sections = tuple(
+        replace(section, title=f"{name}: {section.title}")
+        for name, report in zip(names, reports, strict=True)
+        for section in report.sections
+    )
+    data: dict[str, Json] = {"schema": "perfscope/analyses/1", "analyses": [report.data for report in reports]}
+    warnings = tuple(f"{name}: {line}" for name, report in zip(names, reports, strict=True) for line in report.warnings)
+    return Report(f"Where the time went: {len(reports)} runs, each apart", data, sections, warnings)
+
+
+def _name_of(analysis: Analysis) -> str:
+    return analysis.inputs[0] if analysis.run else "traces"
 
 
 def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ def _sections(collected: Sequence[CollectedPart], clocks: Sequence[Clock], run_d
         for part in collected
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
-    next_command = f"`perfscope analyze {run_dir}` reads the merged run."
+    next_command = f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."
     sections = [Section("Parts", columns, tuple(rows), notes=(next_command,))]
     if clocks:
         sections.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -232,15 +233,20 @@ def _summarize_run(run_dir: Path) -> list[str]:
 
 
 def _list_viewers(run_dir: Path) -> list[str]:
-    lines = [f"report: perfscope analyze {_shorten_path(run_dir)}"]
+    lines = [f"report: perfscope analyze {_quote_path(run_dir)}"]
     traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
     if traces:
         most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
         lines += [
             f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
-            f"TensorBoard: tensorboard --logdir {_shorten_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
+            f"TensorBoard: tensorboard --logdir {_quote_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
         ]
     return lines
+
+
+def _quote_path(path: Path) -> str:
+    """A path for a command that a reader copies into a shell."""
+    return shlex.quote(_shorten_path(path))
 
 
 def _shorten_path(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.sources.runs.run import is_run, read_run
-from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces
+from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces, is_url
 from perfscope.tables.run import Run
 from perfscope.wire import TRACES_FOLDER
 
@@ -40,6 +40,29 @@ class Inputs:
         existing = {Path(trace).name.removesuffix(".gz") for trace in self.traces}
         missing = [window for window in self.run.windows if window.trace not in existing]
         return [f"rank {window.rank}: its trace {TRACES_FOLDER}/{window.trace} is missing" for window in missing]
+
+
+def split_into_runs(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, ...]]:
+    """The paths of each run, and those of all traces together; a run that is typed twice counts once.
+
+    A folder of runs stands for the runs in it. Traces are of one job, whichever folders they are in.
+    """
+    runs: dict[Path, str] = {}
+    traces: list[str] = []
+    for path in paths:
+        location = os.fspath(path)
+        folders = _find_runs(location)
+        runs.update((folder.resolve(), os.fspath(folder)) for folder in folders if folder.resolve() not in runs)
+        traces += [] if folders else [location]
+    return [*((folder,) for folder in runs.values()), *([tuple(traces)] if traces else [])]
+
+
+def _find_runs(location: str) -> list[Path]:
+    """The run that a path is, or the runs that a folder holds."""
+    path = Path(location)
+    if is_url(location) or not path.is_dir():
+        return []
+    return [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
 
 
 def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:

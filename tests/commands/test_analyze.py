@@ -106,3 +106,33 @@ def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Pat
     )
     ended = run_program([sys.executable, "-c", program, "analyze", "--only", "breakdown", trace], cwd=tmp_path)
     assert ended.stderr.splitlines() == ["[]"]
+
+
+def test_two_runs_are_answered_for_each_apart_and_the_same_run_once(tmp_path: Path) -> None:
+    other = ROOT / "fixtures" / "runs" / "h200_zero2"
+    words = ("analyze", "--only", "steps", "--format", "json")
+    single = json.loads(perfscope(*words, REAL_RUN, cwd=tmp_path).stdout)
+    twice = json.loads(perfscope(*words, REAL_RUN, f"{REAL_RUN}/", cwd=tmp_path).stdout)
+    assert twice == single
+    both = json.loads(perfscope(*words, REAL_RUN, other, cwd=tmp_path).stdout)
+    assert both["schema"] == "perfscope/analyses/1"
+    assert both["warnings"] == single.pop("warnings") == []
+    assert both["analyses"][0] == single
+    assert both["analyses"][1]["results"] == json.loads(perfscope(*words, other, cwd=tmp_path).stdout)["results"]
+
+
+def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
+    for name in ("h200_zero1", "h200_zero2"):
+        shutil.copytree(ROOT / "fixtures" / "runs" / name, tmp_path / "runs" / name)
+    ended = perfscope("analyze", "--only", "steps", "runs", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.startswith("# Where the time went: 2 runs, each apart\n")
+    assert "## runs/h200_zero1: Steps" in ended.stdout
+    assert "## runs/h200_zero2: Steps" in ended.stdout
+
+
+def test_the_command_of_the_title_is_quoted_for_a_shell(run: Path) -> None:
+    description = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(description | {"command": ["python", "my train.py", "--x=$HOME"]}))
+    title = perfscope("analyze", "--only", "steps", run, cwd=run.parent).stdout.splitlines()[0]
+    assert title == "# Where the time went: python 'my train.py' '--x=$HOME'"
