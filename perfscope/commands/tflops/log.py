@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step
 from perfscope.analyzers.flops.log_match import AllowedRange, LogMatch, match_log
-from perfscope.analyzers.logs.setup import Overrides, stated_setup
+from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
+from perfscope.commands.options.model import ModelChoice, choose_description
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.training import DEFAULT_SEQ_LEN
 from perfscope.commands.tflops.comparison import Comparison
@@ -45,16 +46,18 @@ class StepLog(NamedTuple):
     Attributes:
         log: The table.
         model: The model that the log describes; None where it does not print all dimensions.
+        choice: The model, with the size that ``perfscope logs`` reports; None where the log states neither.
     """
 
     log: JobLog
     model: ModelDescription | None
+    choice: ModelChoice | None
 
     def supply(self, inputs: StepInputs) -> StepInputs:
         """Take missing values from the log; the same ones as ``perfscope logs`` reports.
 
         Raises:
-            UsageError: The log has no iteration line, and no time was typed.
+            UsageError: The log has no iteration line, and no time was typed; or nothing states the number of GPUs.
         """
         log = self.log
         setup = stated_setup(log, Overrides())
@@ -69,6 +72,8 @@ class StepLog(NamedTuple):
             dtype=Dtype(str(dtype.value)) if dtype else None,
         )
         inputs = inputs.fill_missing(supplied, log.path)
+        if inputs.step_ns is not None and inputs.gpus is None and determine_setup(log, Overrides()).gpus is None:
+            raise UsageError("--gpus is missing", hint=f"{log.path} does not state the number of GPUs")
         if inputs.step_ns is not None:
             return inputs
         if rate is None:
@@ -111,7 +116,23 @@ def read_step_log(path: Path) -> StepLog:
             f"{path} is not a log of a known framework: it has neither printed arguments nor iteration lines",
             hint="docs/logs.md lists the frameworks",
         )
-    return StepLog(log, read_log_model(log))
+    model = read_log_model(log)
+    return StepLog(log, model, _choose_model(log, model))
+
+
+def _choose_model(log: JobLog, model: ModelDescription | None) -> ModelChoice | None:
+    """The model of a log; its number of parameters is the same as in ``perfscope logs``."""
+    setup = stated_setup(log, Overrides())
+    if setup.parameters is None:
+        return choose_description(model) if model else None
+    if model is None:
+        origin = f"the size that {log.path} states ({setup.parameters_source})"
+        return ModelChoice(setup.parameters, setup.parameters, None, origin)
+    choice = choose_description(model)
+    is_dense = choice.active_parameters == choice.total_parameters
+    return (
+        choice._replace(active_parameters=setup.parameters, total_parameters=setup.parameters) if is_dense else choice
+    )
 
 
 def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
