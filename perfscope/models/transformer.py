@@ -169,8 +169,10 @@ class ModelDescription(NamedTuple):
         transformer: The dimensions.
         origin: The source of the dimensions, as a phrase for reports.
         notes: What was assumed or is not counted.
+        seq_len: Tokens in a sequence of its pre-training; None where unknown.
     """
 
     transformer: Transformer
     origin: str
     notes: tuple[str, ...] = ()
+    seq_len: int | None = None

@@ -227,3 +227,40 @@ def test_a_plan_that_cannot_be_is_one_clear_line(words: tuple[object, ...], said
 def test_a_speed_above_the_peak_is_warned_of() -> None:
     document = answer("plan", "--model", "13B", "--tokens", "260B", "--gpus", 1, "--gpu", "a100-40", "--days", 1)
     assert any("above the dense bf16 peak" in line for line in document["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        (("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm"), "Fits with ZeRO 1, checkpointing none, "),
+        (("--model", "llama3-70b", "--gpus", 8, "--gpu", "h100-sxm"), "Does not fit: at least "),
+        (
+            ("--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm", "--zero", 0, "--seq-len", 65536),
+            "Does not fit as typed, at least ",
+        ),
+        (("--model", "llama3-8b", "--gpus", 8), "Does it fit? Give --gpu"),
+    ],
+)
+def test_the_first_line_answers_whether_it_fits(words: tuple[str | int, ...], verdict: str) -> None:
+    document, title = answer("plan", *words), ask("plan", *words).stdout.splitlines()[0]
+    assert title.startswith(f"# {verdict}")
+    assert document["verdict"].startswith(verdict)
+    fits = {row["fits"] for row in document["memory"]}
+    assert verdict.startswith("Fits") == (True in fits)
+    if document["fits"] is not None:
+        assert bool(document["fits"]) == (not verdict.startswith("Does not fit:"))
+
+
+def test_a_named_model_takes_the_sequences_of_its_pre_training_and_says_so() -> None:
+    document = answer("plan", "--model", "llama3-8b", "--gpus", 8)
+    assert document["assumptions"]["seq_len"] == 8192
+    assert "sequence length 8192, that of the model's pre-training (--seq-len)" in document["assumed"]
+    assert "sequences of 8192 tokens" in ask("plan", "--model", "llama3-8b", "--gpus", 8).stdout.splitlines()[0]
+    assert answer("plan", "--model", "llama3-8b", "--gpus", 8, "--seq-len", 512)["assumptions"]["seq_len"] == 512
+    unknown = answer("plan", "--model", "llama3.2-1b", "--gpus", 8)
+    assert "sequence length 1024 (--seq-len)" in unknown["assumed"]
+
+
+def test_tflops_says_which_sequences_the_pre_training_took() -> None:
+    document = answer("tflops", "--model", "llama3-8b", "--gbs", 1, "--time", 1)
+    assert "sequence length 1024 (--seq-len); the model's pre-training took 8192" in document["assumed"]

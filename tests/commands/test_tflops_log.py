@@ -200,8 +200,8 @@ def test_logs_that_do_not_tell_the_model_are_refused(tmp_path: Path, broken: str
 
 
 def test_a_log_without_arguments_does_not_make_a_model() -> None:
-    assert "no Megatron arguments" in refused("tflops", "--model", H200_LOG, "--gbs", 1, "--time", 1)
-    assert "which model?" in refused("tflops", "--log", H200_LOG)
+    assert "no Megatron arguments" in refused("tflops", "--model", H200_LOG, "--gbs", 1, "--time", 1, code=1)
+    assert "which model?" in refused("tflops", "--log", H200_LOG, "--gpus", 4)
 
 
 @pytest.mark.parametrize("kind", ["gzip", "UTF-16", "labels of a launcher", "a quotation"])
@@ -227,9 +227,13 @@ def test_a_log_is_read_in_every_wrapping(tmp_path: Path, kind: str) -> None:
 def test_a_log_of_another_framework_supplies_what_it_states(tmp_path: Path) -> None:
     log = tmp_path / "neox.log"
     log.write_text("".join(neox(n, 4000.0, 8.0) for n in (1, 2, 3)))
-    document = answer("tflops", "--log", log, "--size", "20B", "--gbs", 32)
+    document = answer("tflops", "--log", log, "--size", "20B", "--gbs", 32, "--gpus", 8)
     assert document["inputs"]["time_s"] == 4
     assert (document["log"]["framework"], document["log"]["label"]) == ("gpt-neox", "approx flops per GPU")
+
+
+def test_gpus_that_a_log_does_not_state_are_not_assumed() -> None:
+    assert "does not state the number of GPUs" in refused("tflops", "--log", H200_LOG, "--size", "1B")
 
 
 def test_a_log_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class ModelChoice(NamedTuple):
         transformer: The dimensions; None where only a size was typed.
         origin: Where the model comes from, as a phrase for reports.
         notes: What was assumed.
+        seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
     """
 
     active_parameters: int
@@ -59,6 +60,7 @@ class ModelChoice(NamedTuple):
     transformer: Transformer | None
     origin: str
     notes: tuple[str, ...] = ()
+    seq_len: int | None = None
 
 
 def choose_model(
@@ -103,7 +105,14 @@ def choose_model(
 def choose_description(description: ModelDescription) -> ModelChoice:
     """The choice of a model whose dimensions are known."""
     model = description.transformer
-    return ModelChoice(active_parameters(model), total_parameters(model), model, description.origin, description.notes)
+    return ModelChoice(
+        active_parameters(model),
+        total_parameters(model),
+        model,
+        description.origin,
+        description.notes,
+        description.seq_len,
+    )
 
 
 def _find_model(text: str) -> ModelDescription | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -56,6 +57,7 @@ def plan(
         choice = run.choose_model()
     else:
         choice = choose_model(model, dimensions, inputs.seq_len)
+    inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan, run.compare(training_plan) if run else None)
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

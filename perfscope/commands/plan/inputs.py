@@ -102,6 +102,7 @@ class PlanInputs:
         peak: The GPU and the data type; None for what is not known.
         offload: States that are kept off the GPU.
         read: What was read from files, one phrase for each value.
+        model_seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
     """
 
     gpus: int
@@ -112,6 +113,7 @@ class PlanInputs:
     peak: PeakOptions
     offload: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
+    model_seq_len: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (*self.training._asdict().items(), *self.layout._asdict().items()):
@@ -121,7 +123,9 @@ class PlanInputs:
     @property
     def seq_len(self) -> int:
         """Tokens in a sequence, with the default."""
-        return self.training.seq_len or DEFAULT_SEQ_LEN
+        if self.training.seq_len is not None:
+            return self.training.seq_len
+        return self.model_seq_len or DEFAULT_SEQ_LEN
 
     @property
     def checkpointing(self) -> Checkpointing:

@@ -70,6 +70,27 @@ def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
     )
 
 
+def describe_fit(plan: Plan) -> str:
+    """Answer whether the model fits: as typed, in another layout, or not; for the title."""
+    if plan.peak.gpu is None:
+        return "Does it fit? Give --gpu"
+    limit = format_bytes(plan.peak.gpu.memory_bytes)
+    for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
+        if _fits(memory, plan.peak):
+            return f"Fits with {_describe_layout(memory)}, {format_bytes(memory.total)} of {limit}"
+    least = min(memory.total for memory in plan.memory)
+    if not plan.fitting:
+        return f"Does not fit: at least {format_bytes(least)}, and a GPU has {limit}"
+    fitting = _describe_layout(plan.fitting[0])
+    return f"Does not fit as typed, at least {format_bytes(least)} of {limit}; fits with {fitting}"
+
+
+def _describe_layout(memory: Memory) -> str:
+    layout = memory.layout
+    degrees = [f"{name} {size}" for name, size in (("TP", layout.tensor), ("PP", layout.pipeline)) if size > 1]
+    return ", ".join((*degrees, f"ZeRO {layout.zero}", f"checkpointing {layout.checkpointing}"))
+
+
 def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
     """The memory of the typed layouts."""
     notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfscope.commands.options.peaks import Peak
+from perfscope.commands.options.training import describe_assumed_seq_len
 from perfscope.commands.plan.calculation import Plan
 from perfscope.commands.plan.duration_sections import describe_duration, duration_data, duration_sections
 from perfscope.commands.plan.inputs import PlanInputs
 from perfscope.commands.plan.memory_sections import (
     checkpoint_data,
     checkpoint_section,
+    describe_fit,
     fitting_section,
     memory_data,
     memory_section,
@@ -57,6 +59,7 @@ def to_report(plan: Plan, comparison: RunComparison | None = None) -> Report:
         "run": comparison.data if comparison else None,
         "assumptions": _assumptions_data(inputs, peak),
         "assumed": list(assumptions),
+        "verdict": describe_fit(plan),
         "read": list(inputs.read),
     }
     sections: list[Section] = []
@@ -103,7 +106,7 @@ def _list_assumptions(plan: Plan) -> tuple[str, ...]:
     if inputs.training.checkpointing is None:
         lines.append(f"activation checkpointing {inputs.checkpointing} for the duration (--checkpointing)")
     if inputs.training.seq_len is None:
-        lines.append(f"sequence length {inputs.seq_len} (--seq-len)")
+        lines.append(describe_assumed_seq_len(inputs.seq_len, inputs.model_seq_len))
     if inputs.layout.micro_batch is None:
         lines.append(f"micro-batch {DEFAULT_MICRO_BATCH} (--micro-batch)")
     lines.append(f"{inputs.memory.attention} attention (--attention), {inputs.memory.optimizer} (--optimizer)")
@@ -116,11 +119,12 @@ def _title(plan: Plan) -> str:
     choice, duration = plan.choice, plan.duration
     model = choice.transformer.name if choice.transformer else format_parameters(choice.active_parameters)
     gpus = f"{plan.inputs.gpus} {plan.peak.gpu.name if plan.peak.gpu else 'GPUs'}"
+    question = f"{describe_fit(plan)}: {model} on {gpus}, sequences of {plan.inputs.seq_len} tokens"
     if duration.seconds is None or duration.tokens is None:
-        return f"{model} on {gpus}"
+        return question
     return (
-        f"{describe_duration(duration.seconds)} on {gpus} at {duration.tflops_per_gpu:.1f} TFLOPs per GPU: "
-        f"{model}, {format_parameters(duration.tokens)} tokens"
+        f"{question}; {describe_duration(duration.seconds)} at {duration.tflops_per_gpu:.1f} TFLOPs per GPU "
+        f"for {format_parameters(duration.tokens)} tokens"
     )
 
 

@@ -6,7 +6,7 @@ from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.dimensions import Dimensions
 from perfscope.commands.options.groups import expand_groups
-from perfscope.commands.options.model import ModelOptions, choose_model
+from perfscope.commands.options.model import ModelChoice, ModelOptions, choose_model
 from perfscope.commands.options.peaks import PeakOptions, resolve_peak
 from perfscope.commands.options.training import DEFAULT_CHECKPOINTING, DEFAULT_SEQ_LEN, TrainingOptions
 from perfscope.commands.tflops.inputs import StepInputs, supply_from_deepspeed_config
@@ -49,9 +49,12 @@ def tflops(
         inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
     if trace:
         inputs = trace.supply(inputs)
-    choice = choose_model(model, dimensions, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
+    if log and log.choice and model == ModelOptions() and not dimensions.typed:
+        choice = log.choice
+    else:
+        choice = choose_model(model, dimensions, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
     answer = Answer(
-        throughput=_compute_throughput(inputs, choice.active_parameters),
+        throughput=_compute_throughput(inputs, choice),
         choice=choice,
         inputs=inputs,
         peak=resolve_peak(peak._replace(dtype=inputs.dtype)),
@@ -62,14 +65,14 @@ def tflops(
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
 
 
-def _compute_throughput(inputs: StepInputs, parameters: int) -> Throughput:
+def _compute_throughput(inputs: StepInputs, choice: ModelChoice) -> Throughput:
     for option, value in (("--gbs", inputs.samples), ("--time", inputs.step_ns)):
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")
     assert inputs.samples is not None
     assert inputs.step_ns is not None
     return Throughput(
-        parameters=parameters,
+        parameters=choice.active_parameters,
         samples=require_positive("--gbs", inputs.samples),
         step_ns=inputs.step_ns,
         gpus=require_positive("--gpus", DEFAULT_GPUS if inputs.gpus is None else inputs.gpus),

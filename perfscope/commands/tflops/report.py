@@ -11,6 +11,7 @@ from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.model_dimensions import UNNAMED
 from perfscope.commands.options.peaks import Peak
+from perfscope.commands.options.training import describe_assumed_seq_len
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.hardware import fastest_gpu
@@ -193,7 +194,7 @@ def _list_assumptions(answer: Answer) -> tuple[str, ...]:
     throughput, inputs = answer.throughput, answer.inputs
     values = (
         (inputs.gpus, f"{throughput.gpus} GPUs (--gpus)"),
-        (inputs.seq_len, f"sequence length {throughput.seq_len} (--seq-len)"),
+        (inputs.seq_len, describe_assumed_seq_len(answer.throughput.seq_len, answer.choice.seq_len)),
         (inputs.checkpointing, f"activation checkpointing {throughput.checkpointing} (--checkpointing)"),
     )
     lines = [line for value, line in values if value is None]
