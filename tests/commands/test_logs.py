@@ -107,9 +107,7 @@ def test_too_high_a_figure_is_doubted(sweep: Path) -> None:
     assert "there is a bug in the calculation" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["none.log"], [".", "--gpus", "0"], [".", "--warmup", "-1"], [".", "--size", "52Q"], []]
-)
+@pytest.mark.parametrize("arguments", [[".", "--gpus", "0"], [".", "--warmup", "-1"], [".", "--size", "52Q"], []])
 def test_wrong_usage_is_2(sweep: Path, arguments: list[str]) -> None:
     assert logs(sweep, *arguments).code == 2
 
