@@ -304,8 +304,8 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
         notes.append(
-            f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported, and its row "
-            "is the whole window, in which the number of steps may differ from rank to rank."
+            f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported. "
+            "Its row is the whole window, in which the number of steps may differ from rank to rank."
         )
     return (*notes, *_step_notes(ranks))
 

@@ -10,25 +10,25 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope.hooks.config import Config, read_config
-from perfscope.hooks.facts import identity, sharding
+from perfscope.hooks.facts import identity, startup
 from perfscope.hooks.facts.device_memory import DeviceMemory
-from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.facts.model_watch import ModelWatch
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry, write_message
 from perfscope.hooks.introspection import is_grad_enabled
-from perfscope.hooks.profiler.compress import compress_queue
+from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
+from perfscope.hooks.rank_position import RankPosition
 from perfscope.hooks.step_source import StepSource
+from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.passes import Pass, PassTimer, TimedPass
 from perfscope.hooks.timers.saves import SaveTimer
-from perfscope.wire import StepRecord
+from perfscope.wire import EndRecord, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
-_WATCHDOG_S = 20.0
 
 
-class Capture:
+class Capture(RankPosition):
     """One process's capture.
 
     Attributes:
@@ -47,17 +46,19 @@ class Capture:
         pid: The process it belongs to; a forked child has none.
         steps: Completed training steps.
         hook_ns: Time that the hooks took since the last step boundary.
-        files: The files of the rank.
         save_timer: Times checkpoint saves.
+        activities: Times validation, generation and compilation.
     """
 
     def __init__(self, config: Config) -> None:
+        startup.note_hooked()
         self.dead = False
         self.pid = os.getpid()
         self.steps = 0
         self.hook_ns = 0
-        self.files = RankFiles(config)
+        super().__init__(RankFiles(config))
         self.save_timer = SaveTimer(self)
+        self.activities = ActivityTimer(self)
         self._source = StepSource()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
@@ -67,7 +68,7 @@ class Capture:
         self._passes = PassTimer()
         self._memory = DeviceMemory()
         self._model = ModelWatch()
-        self._layout = Layout()
+        reserve_variable()
         atexit.register(self.finish)
 
     @classmethod
@@ -94,6 +95,8 @@ class Capture:
         """An optimizer cleared its gradients: the first step has begun, at an unknown time."""
         if self.steps == 0:
             self._open_first_window()
+        elif self.is_training_thread():
+            self.activities.end_evaluation(time.monotonic_ns())
 
     @hook_entry
     def on_step_begin(self) -> None:
@@ -101,11 +104,15 @@ class Capture:
         self._begin_training()
 
     @hook_entry
-    def on_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """A wrapped model is about to run forward on one micro-batch."""
-        if is_grad_enabled():
-            self._begin_training()
-            self._facts.add_forward(args, kwargs)
+    def on_forward(
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool = True
+    ) -> Callable[[], None] | None:
+        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything."""
+        if self.activities.is_evaluation(has_gradients=is_grad_enabled(), in_training_mode=in_training_mode):
+            return self._on_evaluation(time.monotonic_ns())
+        self._begin_training()
+        self._facts.add_forward(args, kwargs)
+        return None
 
     @hook_entry
     def on_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -116,9 +123,35 @@ class Capture:
     @hook_entry
     def on_batch_loaded(self, batch: object, wait_ns: int) -> None:
         """A data loader returned a batch."""
-        if is_grad_enabled():
-            self._begin_training()
+        now_ns = time.monotonic_ns()
+        if not is_grad_enabled() or self.activities.is_in_call:
+            self._on_evaluation(now_ns - wait_ns, wait_ns)
+            return
+        if self._has_step_begun:
+            self.activities.on_batch(now_ns - wait_ns, wait_ns)
             self._facts.add_batch(batch, wait_ns)
+        else:
+            self.activities.on_first_batch(now_ns - wait_ns, now_ns)
+            self._begin_training()
+            self._facts.add_batch(batch, 0)
+
+    @hook_entry
+    def on_loader_started(self, wait_ns: int) -> None:
+        """The iterator of a data loader was made, and its workers started."""
+        began_ns = time.monotonic_ns() - wait_ns
+        if not is_grad_enabled() or self.activities.is_in_call:
+            self._on_evaluation(began_ns, wait_ns)
+        elif self._has_step_begun:
+            self.activities.on_batch(began_ns, wait_ns)
+            self._facts.add_wait(wait_ns)
+        else:
+            self.activities.on_first_batch(began_ns, began_ns + wait_ns)
+
+    @hook_entry
+    def on_loader_ended(self, wait_ns: int) -> None:
+        """A data loader had no more batches, and its workers ended."""
+        if self.is_training_thread() and not self.activities.on_loader_end(time.monotonic_ns(), wait_ns):
+            self._facts.add_wait(wait_ns if self._has_step_begun else 0)
 
     @hook_entry
     def on_optimizer_step(self, optimizer: object) -> None:
@@ -215,60 +248,23 @@ class Capture:
             self._model.add_part(part)
 
     @hook_entry
-    def on_model_call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        """The model that the search after the first step returned is about to run."""
-        if self._model.on_forward():
+    def on_model_call(
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
+    ) -> Callable[[], None] | None:
+        """The model that the search after the first step returned is about to run; see ``on_forward``."""
+        if in_training_mode and self._model.on_forward():
             self._describe_model()
-        self.on_forward(args, kwargs)
+        return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
 
     @hook_entry
     def on_recompute(self) -> None:
         """A part of the model is about to run so that its activations are recomputed."""
         self._model.on_recompute()
 
-    # The rank and its position.
-
-    @hook_entry
-    def on_process_group(self) -> None:
-        """torch.distributed knows the rank."""
-        if not identity.is_daemon_process():
-            self.files.claim()
-
-    @hook_entry
-    def adopt_process_group(self) -> None:
-        """Learn the rank of a group that was there before the capture."""
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            self.files.claim()
-
     @hook_entry
     def on_process_group_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
         self._windows.close(self.steps)
-
-    @hook_entry
-    def set_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
-        """A framework states this rank's coordinates in all process groups, and their sizes, by axis."""
-        self._layout.set_framework_layout(coordinates, sizes)
-        self._write_layout()
-
-    @hook_entry
-    def set_axis(self, axis: str, index: int, size: int) -> None:
-        """A wrapper works on one axis of parallelism: this rank's index among how many."""
-        self._layout.set_axis(axis, index, size)
-        self._write_layout()
-
-    @hook_entry
-    def set_mesh(self, mesh: Any) -> None:
-        """A mesh of ranks is used."""
-        self._layout.set_mesh(mesh, identity.rank_and_world_size()[1])
-        self._write_layout()
-
-    @hook_entry
-    def set_tensor_mesh(self, mesh: Any) -> None:
-        """Tensor parallelism splits a module over a mesh of one dimension."""
-        sharding.add_tensor_mesh(mesh)
-        self.set_axis("tp", int(mesh.get_local_rank()), int(mesh.size()))
 
     # The capture itself.
 
@@ -280,20 +276,12 @@ class Capture:
     @hook_entry
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
-        failed = hasattr(sys, "last_exc") or hasattr(sys, "last_type")
         self._write_passes()
         self.save_timer.finish()
-        if not failed:
-            self._windows.close(self.steps)
-            compress_queue()
-            return
-        if not self._windows.is_open:
-            return
-        watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
-        watchdog.daemon = True
-        watchdog.start()
-        self._windows.close(self.steps, after_failure=True)
-        watchdog.cancel()
+        self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
+        if self.files.claimed_rank() is not None:
+            spans = tuple(self.activities.take_step().spans)
+            self.files.claim().write_event(EndRecord(time.monotonic_ns(), spans or None))
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
@@ -310,11 +298,26 @@ class Capture:
             write_message(f"the profiler could not be stopped: {error!r}")
         call_safely(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
+    @property
+    def _has_step_begun(self) -> bool:
+        """Whether the running step is not the first one, or a hook saw the first one begin."""
+        return self._step_started_ns is not None or self.steps > 0
+
     def _begin_training(self) -> None:
-        """The first step begins here, unless an earlier hook saw it begin."""
-        if self._step_started_ns is None and self.steps == 0:
+        """The running step shows that it trains; the first step begins here, unless an earlier hook saw it begin."""
+        if not self._has_step_begun:
+            self.activities.on_first_step()
             self._open_first_window()
             self._step_started_ns = time.monotonic_ns()
+        if self.is_training_thread():
+            self.activities.on_training()
+
+    def _on_evaluation(self, began_ns: int, wait_ns: int = 0) -> Callable[[], None] | None:
+        """The training thread validates; returns what to call at the end of a forward pass."""
+        if not self.is_training_thread():
+            return None
+        self._facts.data_wait_ns -= self.activities.on_evaluation(began_ns, wait_ns)
+        return self.activities.on_evaluation_forward_end
 
     def _open_first_window(self) -> None:
         if not self._has_begun:
@@ -330,13 +333,15 @@ class Capture:
             self.note("this process runs optimizer steps for other workers by RPC: the workers count them")
 
     def _write_step(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
-        facts = self._facts
+        facts, began_ns = self._facts, self._step_started_ns
+        activities = self.activities.take_step()
         save_ns, draining = self.save_timer.take_step_times()
+        peaks = self._memory.read_peaks()
         record = StepRecord(
             step=self.steps,
             end_ns=now_ns,
             source=boundary,
-            wall_ns=None if self._step_started_ns is None else now_ns - self._step_started_ns - (save_ns or 0),
+            wall_ns=None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns,
             window=self._windows.label,
             skipped=stated.skipped or None,
             micro_batches=stated.micro_batches or len(facts.passes) or facts.micro_batches or None,
@@ -347,9 +352,11 @@ class Capture:
             data_wait_ns=facts.data_wait_ns if facts.has_loader else None,
             save_ns=save_ns,
             draining=draining,
-            hook_ns=self.hook_ns,
+            **activities.fields(began_ns),
+            hook_ns=self.hook_ns + self.save_timer.take_hook_ns() + self.activities.take_hook_ns(),
             loss_scale=stated.loss_scale,
-            **self._memory.read_peaks(),
+            memory_peak_bytes=peaks.get("memory_peak_bytes"),
+            memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
         )
         if self.steps == 1:
             self.files.update_rank()
@@ -360,9 +367,6 @@ class Capture:
         """Write the passes of the steps that the device is done with."""
         for record in self._passes.pop_finished():
             self.files.claim().write_micro_batches(record)
-
-    def _write_layout(self) -> None:
-        self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))
 
     def _describe_model(self) -> None:
         record, error = call_safely(lambda: self._model.record(self.on_model_call))

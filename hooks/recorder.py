@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from perfscope import wire
-from perfscope.wire import CheckpointRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
 
@@ -55,8 +55,8 @@ class Recorder:
             self._checkpoints = _open_to_append(os.path.join(self._folder, wire.CHECKPOINTS_FILE))
         _write(self._checkpoints, wire.to_line(record))
 
-    def write_event(self, record: WindowRecord | NoteRecord) -> None:
-        """Write a finished window or a note.
+    def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
+        """Write a finished window, a note or the end of the process.
 
         Raises:
             OSError: The disk is full or gone.

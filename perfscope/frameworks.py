@@ -45,7 +45,9 @@ FRAMEWORK_HOOKS = (
     FrameworkHooks(
         "torch",
         watches=(
+            "torch",
             "torch._dynamo",
+            "torch._dynamo.callback",
             "torch.amp.grad_scaler",
             "torch.autograd.profiler",
             "torch.distributed.distributed_c10d",
@@ -87,6 +89,33 @@ FRAMEWORK_HOOKS = (
             "torch.distributed.checkpoint.filesystem",
             "torch.distributed.checkpoint.state_dict_saver",
             "torch.serialization",
+        ),
+    ),
+    FrameworkHooks("safetensors", watches=("safetensors.numpy", "safetensors.torch")),
+    FrameworkHooks(
+        "transformers",
+        watches=("transformers.modeling_utils", "transformers.tokenization_utils_base", "transformers.trainer"),
+    ),
+    FrameworkHooks("accelerate", watches=("accelerate.accelerator",)),
+    FrameworkHooks(
+        "lightning",
+        watches=(
+            "lightning.fabric.fabric",
+            "lightning.fabric.plugins.io.torch_io",
+            "lightning.pytorch.trainer.trainer",
+            "lightning_fabric.fabric",
+            "lightning_fabric.plugins.io.torch_io",
+            "pytorch_lightning.trainer.trainer",
+        ),
+    ),
+    FrameworkHooks(
+        "evaluations",
+        watches=(
+            "lightning.pytorch.loops.evaluation_loop",
+            "pytorch_lightning.loops.evaluation_loop",
+            "torchtitan.components.validate",
+            "transformers.generation.utils",
+            "transformers.trainer",
         ),
     ),
     FrameworkHooks(

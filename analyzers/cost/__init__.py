@@ -51,7 +51,15 @@ def analyze(run: Run) -> Cost:
             for steps in ranges
         ),
         marks_passes=bool(run.micro_batches),
+        detached=_is_detached(run.windows),
+        attached_because=tuple(sorted({window.attached_because for window in run.windows if window.attached_because})),
     )
+
+
+def _is_detached(windows: Sequence[Window]) -> bool | None:
+    """Whether every window left the device's launches as it found them; None where a window does not say so."""
+    states = [window.detached for window in windows]
+    return None if not states or None in states else all(states)
 
 
 def _steady_around(tables: Sequence[Steps], step: int) -> tuple[float | None, float | None]:

@@ -85,6 +85,8 @@ class Cost:
         hooks_s: Median time that the hooks took in a steady-state step and at its boundary; absent where unknown.
         windows: Every window, in order.
         marks_passes: Whether the hooks mark the passes of micro-batches on the device.
+        detached: Whether CUPTI was detached at the end of every window; absent where that is unknown.
+        attached_because: Why it was not.
     """
 
     before_s: float | None
@@ -93,6 +95,8 @@ class Cost:
     hooks_s: float | None
     windows: tuple[WindowCost, ...]
     marks_passes: bool = False
+    detached: bool | None = None
+    attached_because: tuple[str, ...] = ()
 
     @property
     def largest_distortion(self) -> float | None:
@@ -108,6 +112,8 @@ class Cost:
             "undisturbed_s": self.steady_s,
             "hooks_s": self.hooks_s,
             "windows": [window.data() for window in self.windows],
+            "cupti_detached": self.detached,
+            "cupti_attached_because": list(self.attached_because),
         }
 
     def sections(self) -> tuple[Section, ...]:
@@ -154,6 +160,15 @@ class Cost:
         elif self.windows and self.steady_s is not None:
             side = "after" if self.before_s is None else "before"
             notes.append(f"All steady-state steps are {side} the first window, so there is nothing to compare with.")
+        if self.detached:
+            notes.append(
+                "CUPTI was detached at the end of every window: later launches of kernels do not pass through it."
+            )
+        elif self.detached is False:
+            notes.append(
+                "CUPTI stayed attached after a window, which slows every later launch of a kernel: "
+                f"{'; '.join(self.attached_because) or 'unknown reason'}."
+            )
         if self.hooks_s is not None and self.steady_s:
             share = self.hooks_s / (self.steady_s + self.hooks_s)
             waits = "; timing a pass waits where the device's launch queue is full" if self.marks_passes else ""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
 
 
@@ -94,15 +95,7 @@ def covered(spans: Spans, rows: Bool | Int64) -> Intervals:
 
 def union(start: Int64, end: Int64) -> Intervals:
     """The moments that any of the intervals covers; they may overlap, touch and be empty, in any order."""
-    is_proper = start < end
-    start, end = start[is_proper], end[is_proper]
-    if not len(start):
-        return Intervals()
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    opens = np.concatenate([[True], start[1:] > reach[:-1]])
-    closes = np.concatenate([opens[1:], [True]])
-    return Intervals(start[opens], reach[closes])
+    return Intervals(*merge_spans(start, end))
 
 
 def _intersect(first: Intervals, second: Intervals) -> Intervals:

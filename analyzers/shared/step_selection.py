@@ -49,7 +49,8 @@ def steps_with_save(steps: Steps) -> Bool:
 
 def steps_beside_save(steps: Steps) -> Bool:
     """Steps that ran while an asynchronous save was writing, and that nothing else affected."""
-    return np.asarray(steps.draining & ~present(steps.save_ns) & (steps.window == "") & (steps.step > 1))
+    is_stalled = present(steps.save_ns) | steps.stalled_elsewhere
+    return np.asarray(steps.draining & ~is_stalled & (steps.window == "") & (steps.step > 1))
 
 
 def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> dict[int, int]:

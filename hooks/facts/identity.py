@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_arguments
+from perfscope.hooks.facts.startup import describe_startup
 from perfscope.wire import RankRecord
 
 #: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher that runs inside an
@@ -91,6 +92,7 @@ def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> Rank
         argv=tuple(redact_arguments(sys.argv)),
         run_id=run_id,
         rendezvous=_rendezvous(),
+        **describe_startup(),
         **_describe_device(torch),
     )
 

@@ -10,15 +10,21 @@ import functools
 import gc
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perfscope.hooks.introspection import is_compiling, subclasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
-    ModelCall: TypeAlias = Callable[[tuple[object, ...], dict[str, object]], None]
+    class ModelCall(Protocol):
+        """What a call of the model is reported to; it returns what to call at the call's end, if anything."""
+
+        def __call__(
+            self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
+        ) -> Callable[[], None] | None:
+            """The model is about to run."""
+
 
 #: A module that holds fewer of the optimizer's parameters is not the model.
 _SMALLEST_SHARE = 0.5
@@ -58,7 +64,7 @@ def _count(module: Any, parameters: set[int]) -> int:
 
 
 def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall) -> bool:
-    """Report each call of a model while it trains; whether that is possible.
+    """Report each call of a model; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
     in compiled code is left alone: it would have to be compiled again.
@@ -86,12 +92,13 @@ def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: Mod
     def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
         if is_compiling() or getattr(_thread, "is_in_model", False) or not any(self is model() for model in references):
             return original(self, *args, **kwargs)
-        if self.training:
-            on_call(args, kwargs)
+        on_end = on_call(args, kwargs, in_training_mode=self.training)
         _thread.is_in_model = True
         try:
             return original(self, *args, **kwargs)
         finally:
             _thread.is_in_model = False
+            if on_end is not None:
+                on_end()
 
     owner.__call__ = reporting_call

@@ -93,10 +93,14 @@ class StepFacts:
         if kind == "F":
             self.passes.add(microbatch)
 
-    def add_batch(self, batch: Any, wait_ns: int) -> None:
-        """Count one batch of a data loader."""
+    def add_wait(self, wait_ns: int) -> None:
+        """Training waited for a data loader."""
         self.has_loader = True
         self.data_wait_ns += wait_ns
+
+    def add_batch(self, batch: Any, wait_ns: int) -> None:
+        """Count one batch of a data loader."""
+        self.add_wait(wait_ns)
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         self.loaded.add((ids, batch))
 

@@ -6,12 +6,15 @@ for each micro-batch, so a step is what moves ``engine.global_steps``.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.wrapping import time_pass, whole_number, wrap_entries, wrap_functions, wrap_saves
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import is_grad_enabled, subclasses
+from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,9 +34,11 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
         _report_groups(capture, engine)
 
     def forward(engine: Any, *args: object, **kwargs: object) -> RunningHook:
-        if value_or_none(lambda: engine.training):
-            capture.on_forward(args, kwargs)
+        in_training_mode = bool(value_or_none(lambda: engine.training))
+        on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode)
         yield
+        if on_end is not None:
+            on_end()
 
     def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         steps, skipped_steps = _counters(engine)
@@ -82,7 +87,10 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
             loss_scale=value_or_none(lambda: _loss_scale(engine)),
         )
 
-    wrap_functions(module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch})
+    evaluate = time_call(capture, VALIDATION)
+    wrap_functions(
+        module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch, "eval_batch": evaluate}
+    )
 
 
 def _counters(engine: Any) -> tuple[object, object]:
@@ -156,7 +164,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time ``DeepSpeedEngine.save_checkpoint``; its checkpoint engine may write beside training."""
 
     def save_checkpoint(timer: SaveTimer, engine: Any, *args: object, **kwargs: object) -> RunningHook:
-        path = kwargs.get("save_dir", args[0] if args else None)
+        path = value_or_none(lambda: _checkpoint_folder(engine, args, kwargs))
         writer: Any = getattr(engine, "checkpoint_engine", None)
         is_decoupled = value_or_none(lambda: bool(writer.is_decoupled())) or False
         with timer.saving("deepspeed", path, is_asynchronous=is_decoupled):
@@ -170,6 +178,13 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module.DeepSpeedEngine, capture, {"save_checkpoint": save_checkpoint})
     if hasattr(module.DeepSpeedEngine, "_commit_decoupled_checkpoint"):
         wrap_saves(module.DeepSpeedEngine, capture, {"_commit_decoupled_checkpoint": commit})
+
+
+def _checkpoint_folder(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The folder that ``save_checkpoint(save_dir, tag)`` writes to."""
+    folder: Any = kwargs.get("save_dir", args[0] if args else None)
+    tag = kwargs.get("tag", args[1] if len(args) > 1 else None)
+    return os.path.join(folder, f"global_step{engine.global_steps}" if tag is None else str(tag))
 
 
 PATCHES: Patches = {

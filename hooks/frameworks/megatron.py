@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import argument, whole_number, wrap_functions
+from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -79,6 +81,8 @@ def patch_training(module: ModuleType, capture: Capture) -> None:
             capture.on_step_end("megatron", module, **_step_facts(module, result))
 
     wrap_functions(module, capture, {"train_step": train_step})
+    if hasattr(module, "evaluate_and_print_results"):
+        wrap_functions(module, capture, {"evaluate_and_print_results": time_call(capture, VALIDATION)})
 
 
 def _exits_before_update(result: object) -> bool:
@@ -182,13 +186,16 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     first_chunk: list[int] = []
 
     def forward(wrapper: Any, *args: object, **kwargs: object) -> RunningHook:
+        on_end = None
         if wrapper.training:
             if not first_chunk:
                 first_chunk.append(id(wrapper))
             capture.set_model(wrapper)
-            if first_chunk[0] == id(wrapper):
-                capture.on_forward(args, kwargs)
+        if not wrapper.training or first_chunk[0] == id(wrapper):
+            on_end = capture.on_forward(args, kwargs, in_training_mode=wrapper.training)
         yield
+        if on_end is not None:
+            on_end()
 
     wrap_functions(module._BaseDataParallel, capture, {"forward": forward})
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
-from perfscope.hooks.frameworks.torch_saves import size_of_results
-from perfscope.hooks.frameworks.wrapping import wrap_saves
+from perfscope.hooks.frameworks.torch_saves import report_results
+from perfscope.hooks.frameworks.wrapping import argument, whole_number, wrap_saves
 from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
@@ -18,11 +19,16 @@ if TYPE_CHECKING:
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
     """Time Megatron-LM's ``save_checkpoint``; the other modules of Megatron take it from this one by name."""
+    original = module.save_checkpoint
 
-    def save_checkpoint(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
+    def save_checkpoint(timer: SaveTimer, *args: object, **kwargs: object) -> RunningHook:
         arguments = value_or_none(getattr(module, "get_args", lambda: None))
         is_asynchronous = bool(getattr(arguments, "async_save", None))
-        with timer.saving("megatron", getattr(arguments, "save", None), is_asynchronous=is_asynchronous):
+        path = getattr(arguments, "save", None)
+        iteration = whole_number(argument(original, "iteration", args, kwargs))
+        if path is not None and iteration is not None:
+            path = os.path.join(path, f"iter_{iteration:07d}")
+        with timer.saving("megatron", path, is_asynchronous=is_asynchronous):
             if getattr(arguments, "ckpt_format", None) == "torch":
                 timer.on_write(0)  # with torch.save alone, and some ranks write nothing
             yield
@@ -40,11 +46,11 @@ def patch_queue(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_writer(module: ModuleType, capture: Capture) -> None:
-    """Learn the bytes that this rank writes with Megatron-core's own writer, which writes in other processes."""
+    """Learn the files that this rank writes with Megatron-core's own writer, which writes in other processes."""
 
-    def retrieve_write_results(timer: SaveTimer, _writer: object) -> RunningHook:
+    def retrieve_write_results(timer: SaveTimer, writer: object) -> RunningHook:
         results = yield
-        timer.on_write(value_or_none(lambda: size_of_results(results)))
+        report_results(timer, writer, results)
 
     wrap_saves(module.FileSystemWriterAsync, capture, {"retrieve_write_results": retrieve_write_results})
 

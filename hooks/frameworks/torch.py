@@ -6,6 +6,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.facts.startup import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import wrap_functions
 from perfscope.hooks.guard import value_or_none
@@ -52,6 +53,26 @@ def wrap_step(optimizer_class: Any, capture: Capture) -> None:
     optimizer_class.step.hooked = True  # else torch would wrap it once more
 
 
+def patch_torch(_module: ModuleType, _capture: Capture) -> None:
+    """Note when torch was loaded: this runs when its own code has run."""
+    note_torch_loaded()
+
+
+def patch_compilation(module: ModuleType, capture: Capture) -> None:
+    """Time torch.compile. Callbacks could be registered instead, but ``torch.compiler.reset`` clears those."""
+
+    def begin(_handler: object, *_args: object) -> RunningHook:
+        yield
+        capture.activities.on_compile_begin()
+
+    def end(_handler: object, *_args: object) -> RunningHook:
+        capture.activities.on_compile_end()
+        yield
+
+    hooks = {"run_start_callbacks": begin, "run_end_callbacks": end}
+    wrap_functions(module.CompilationCallbackHandler, capture, hooks)
+
+
 def patch_dynamo(module: ModuleType, _capture: Capture) -> None:
     """Count steps inside compiled functions."""
     report_compiled_steps(module.disable)
@@ -79,14 +100,24 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
-    """Time every wait for a batch."""
+    """Time every wait for a batch, and for the workers of a loader to start."""
 
     def next_batch(_iterator: object) -> RunningHook:
         began_ns = time.monotonic_ns()
-        batch = yield
+        try:
+            batch = yield
+        except GeneratorExit:
+            capture.on_loader_ended(time.monotonic_ns() - began_ns)
+            raise
         capture.on_batch_loaded(batch, time.monotonic_ns() - began_ns)
 
+    def start_workers(_loader: object) -> RunningHook:
+        began_ns = time.monotonic_ns()
+        yield
+        capture.on_loader_started(time.monotonic_ns() - began_ns)
+
     wrap_functions(module._BaseDataLoaderIter, capture, {"__next__": next_batch})
+    wrap_functions(module.DataLoader, capture, {"__iter__": start_workers})
 
 
 def patch_process_groups(module: ModuleType, capture: Capture) -> None:
@@ -132,7 +163,9 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
 
 
 PATCHES: Patches = {
+    "torch": {"noting when torch is loaded": patch_torch},
     "torch._dynamo": {"counting compiled optimizer steps": patch_dynamo},
+    "torch._dynamo.callback": {"timing torch.compile": patch_compilation},
     "torch.amp.grad_scaler": {"counting GradScaler iterations": patch_grad_scaler},
     "torch.autograd.profiler": {"detecting other profilers": patch_profiler},
     "torch.distributed.distributed_c10d": {"detecting the rank": patch_process_groups},

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import argument, wrap_saves
 from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.timers.written_files import size_of_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -28,7 +31,7 @@ def patch_torch_save(module: ModuleType, capture: Capture) -> None:
         start = value_or_none(lambda: _position(target))
         with timer.saving("torch.save", value_or_none(lambda: _path(target))):
             yield
-            timer.on_write(value_or_none(lambda: _written_bytes(target, start)))
+            report_file(timer, target, start)
 
     wrap_saves(module, capture, {"save": save})
 
@@ -49,12 +52,18 @@ def _position(target: Any) -> int | None:
     return position if isinstance(position, int) else None
 
 
-def _written_bytes(target: Any, start: int | None) -> int | None:
-    """How many bytes were written since the position ``start``; None where it is unknown."""
-    if isinstance(target, (str, os.PathLike)):
-        return os.path.getsize(target) if os.path.isfile(target) else None
-    end = _position(target)
-    return None if start is None or end is None or end < start else end - start
+def report_file(timer: SaveTimer, target: Any, start: int | None = 0) -> None:
+    """Report what was written: to a path, or to a file object from the position ``start`` on."""
+    path = value_or_none(lambda: _path(target))
+    if isinstance(target, (str, os.PathLike)) and path is not None:
+        timer.on_file(path)
+        return
+    end = value_or_none(lambda: _position(target))
+    size = None if start is None or end is None or end < start else end - start
+    if path is None or start != 0 or size is None:
+        timer.on_write(size)
+    else:
+        timer.on_file(path, size)
 
 
 def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
@@ -67,11 +76,19 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
     def async_save(timer: SaveTimer, *_args: object, **kwargs: object) -> RunningHook:
         with timer.saving("dcp", _checkpoint_path(kwargs), is_asynchronous=True) as timed_save:
             result = yield
-        upload: Any = getattr(result, "upload_completion", result)
-        if timed_save is not None and hasattr(upload, "add_done_callback"):
-            upload.add_done_callback(lambda future: timer.on_drained(timed_save, failed=_has_failed(future)))
+        if timed_save is not None:
+            _watch_future(
+                getattr(result, "upload_completion", result),
+                lambda future: timer.on_drained(timed_save, failed=_has_failed(future)),
+            )
+            _watch_future(getattr(result, "staging_completion", None), lambda _: timer.on_staged(timed_save))
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
+
+
+def _watch_future(future: Any, on_done: Callable[[Any], None]) -> None:
+    if hasattr(future, "add_done_callback"):
+        future.add_done_callback(on_done)
 
 
 def _checkpoint_path(kwargs: dict[str, object]) -> object:
@@ -84,25 +101,49 @@ def _has_failed(future: Any) -> bool:
 
 
 def patch_storage_writer(module: ModuleType, capture: Capture) -> None:
-    """Learn the bytes that this rank writes with torch.distributed.checkpoint's own writer."""
+    """Learn the files that this rank writes with torch.distributed.checkpoint's own writer."""
 
-    def write_data(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
-        size_bytes = None
+    def write_data(timer: SaveTimer, writer: Any, *_args: object, **_kwargs: object) -> RunningHook:
+        results = None
         save = timer.on_writer_begin()
         try:
             future = yield
-            size_bytes = value_or_none(lambda: size_of_results(future.value()) if future.done() else None)
+            results = value_or_none(lambda: future.value() if future.done() else None)
         finally:
-            timer.on_writer_end(save, size_bytes)
+            timer.on_writer_end(save)
+            if save is not None:
+                report_results(timer, writer, results)
+
+    def finish(timer: SaveTimer, writer: Any, *_args: object, **_kwargs: object) -> RunningHook:
+        yield
+        path = value_or_none(lambda: os.path.join(writer.path, ".metadata"))
+        if path is not None and os.path.isfile(path):
+            timer.on_file(path)
 
     writer_class = getattr(module, "_FileSystemWriter", None) or module.FileSystemWriter
-    wrap_saves(writer_class, capture, {"write_data": write_data})
+    wrap_saves(writer_class, capture, {"write_data": write_data, "finish": finish})
 
 
-def size_of_results(results: Any) -> int | None:
-    """The bytes of a list of torch's WriteResult; None where one of them does not state them."""
-    sizes = [getattr(result, "size_in_bytes", None) for result in results] if isinstance(results, list) else [None]
-    return None if None in sizes else sum(int(size) for size in sizes if size is not None)
+def report_results(timer: SaveTimer, writer: Any, results: Any) -> None:
+    """Report the files of a list of torch's WriteResult, which may lack names or sizes."""
+    if not isinstance(results, list):
+        timer.on_write(None)
+        return
+    timer.on_write(0)
+    sizes: dict[str, int] = {}
+    for result in results:
+        size = getattr(result, "size_in_bytes", None)
+        name = value_or_none(functools.partial(_result_path, writer, result))
+        if name is None or size is None:
+            timer.on_write(size)
+        else:
+            sizes[name] = sizes.get(name, 0) + int(size)
+    for name, size in sizes.items():
+        timer.on_file(name, size_of_file(name) or size)
+
+
+def _result_path(writer: Any, result: Any) -> str:
+    return str(os.path.join(writer.path, result.storage_data.relative_path))
 
 
 PATCHES: Patches = {

@@ -62,8 +62,10 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
         is_root = not is_compiling() and value_or_none(lambda: self._state_ctx.iter_forward_root is None)
         result = original(self, root, args, kwargs)
-        if is_root and value_or_none(lambda: root.training):
-            capture.run_guarded(lambda: _report_fsdp2(capture, root, args, kwargs))
+        if is_root:
+            in_training_mode = value_or_none(lambda: root.training)
+            report = _report_fsdp2 if in_training_mode else _report_evaluation
+            capture.run_guarded(lambda: report(capture, root, args, kwargs))
         return result
 
     state_class._root_pre_forward = root_pre_forward
@@ -77,12 +79,14 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
         if is_compiling() or getattr(_thread, "is_in_forward", False) or not is_root(self):
             return original(self, *args, **kwargs)
         capture.set_model(self)
-        capture.on_forward(args, kwargs)
+        on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True))
         _thread.is_in_forward = True
         try:
             return original(self, *args, **kwargs)
         finally:
             _thread.is_in_forward = False
+            if on_end is not None:
+                on_end()
 
     wrapper_class.forward = forward
 
@@ -109,6 +113,10 @@ def _report_fsdp2(capture: Capture, root: Any, args: Any, kwargs: Any) -> None:
             capture.set_mesh(largest)
     capture.set_model(root)
     capture.on_forward(args, kwargs)
+
+
+def _report_evaluation(capture: Capture, _root: Any, args: Any, kwargs: Any) -> None:
+    capture.on_forward(args, kwargs, in_training_mode=False)
 
 
 PATCHES: Patches = {

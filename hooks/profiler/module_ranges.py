@@ -44,12 +44,19 @@ class ModuleRanges:
 
     def stop(self) -> None:
         """Leave no hook and no open range behind."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._remove_hooks()
         while self._open_ranges:
             self._open_ranges.pop()[1].__exit__(None, None, None)
         self._names.clear()
+
+    def forget(self) -> None:
+        """Mark nothing more in a forked child; the open ranges are its parent's."""
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _on_forward(self, module: Module, _inputs: object) -> None:
         torch = sys.modules["torch"]

@@ -23,6 +23,7 @@ from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.compress import start_compressing
+from perfscope.hooks.profiler.cupti import CuptiDetachment
 from perfscope.hooks.selection import StepWindow
 from perfscope.wire.traces import TraceMetadata
 
@@ -60,7 +61,7 @@ class ProfilerWindow:
 
         options = {"activities": find_light_activities(torch)} if steps.is_light else _options_of_operators(config)
         self.profiler = torch.profiler.profile(
-            schedule=schedule, experimental_config=_make_trace_only_config(torch), **options
+            schedule=schedule, experimental_config=_make_trace_only_config(torch, config), **options
         )
         self.profiler.step_num = next_step
         self.profiler.current_action = schedule(next_step)
@@ -68,10 +69,12 @@ class ProfilerWindow:
             self.profiler._prev_schedule_action = self.profiler.current_action
         self._current_step = next_step
         self._is_running = False
+        self._cupti = CuptiDetachment(torch)
 
     def start(self) -> None:
         """Begin the warm-up step."""
         self._is_running = True
+        self._cupti.prepare()
         self.profiler.start()
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
@@ -101,8 +104,7 @@ class ProfilerWindow:
         if not hasattr(inner, "_ensure_function_events"):
             # Older versions of torch turn every event into a Python object as they stop; a trace needs none of them.
             inner._parse_kineto_results = lambda *_args, **_kwargs: []
-        self._is_running = False
-        self.profiler.stop()
+        self._cupti.stop(self._stop_profiler)
         return self._export(self.profiler.export_chrome_trace, began_ns, completed_steps)
 
     def finish_after_failure(self, rank: wire.RankRecord, completed_steps: int) -> wire.WindowRecord:
@@ -114,14 +116,23 @@ class ProfilerWindow:
         self._add_metadata(rank)
         began_ns = time.monotonic_ns()
         self._is_running = False
+        self._cupti.cancel()
         return self._export(sys.modules["torch"].autograd._disable_profiler().save, began_ns, completed_steps)
 
     def discard(self) -> None:
         """Stop a running profiler and write nothing: an active profiler would crash the interpreter's end."""
-        if self._is_running:
-            self._is_running = False
-            self.profiler.stop()
-        self._release_memory()
+        try:
+            if self._is_running:
+                self._cupti.stop(self._stop_profiler)
+        finally:
+            if self._is_running:
+                self._is_running = False
+                self.profiler.stop()
+            self._release_memory()
+
+    def _stop_profiler(self) -> None:
+        self._is_running = False
+        self.profiler.stop()
 
     def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> wire.WindowRecord:
         """Write the trace of a profiler that was stopped."""
@@ -145,6 +156,8 @@ class ProfilerWindow:
             rss_before_bytes=self._rss_before_bytes,
             rss_after_bytes=read_resident_bytes(),
             activities=self.steps.activities,
+            detached=self._cupti.is_detached,
+            attached_because=None if self._cupti.is_detached is None else self._cupti.attached_because,
         )
 
     def _release_memory(self) -> None:
@@ -219,8 +232,10 @@ def read_resident_bytes() -> int | None:
         return None
 
 
-def _make_trace_only_config(torch: Any) -> object:
+def _make_trace_only_config(torch: Any, config: Config) -> object:
     """Let newer versions of torch keep nothing but what a trace needs, which makes stopping shorter."""
+    if config.stack:
+        return None  # torch would print a warning that it does not do both
     try:
         return torch._C._profiler._ExperimentalConfig(trace_only=True)
     except (AttributeError, TypeError):

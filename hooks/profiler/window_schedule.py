@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -12,11 +13,14 @@ from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.guard import write_message
+from perfscope.hooks.profiler.compress import compress_queue
+from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
 
+_WATCHDOG_S = 20.0
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -103,6 +107,18 @@ class WindowSchedule:
         finally:
             window.discard()
 
+    def close_at_exit(self, completed_steps: int, *, failed: bool) -> None:
+        """Close an open window as the interpreter ends, within some seconds where the training failed."""
+        if not failed:
+            self.close(completed_steps)
+            compress_queue()
+        elif self.is_open:
+            watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
+            watchdog.daemon = True
+            watchdog.start()
+            self.close(completed_steps, after_failure=True)
+            watchdog.cancel()
+
     def discard(self) -> None:
         """Leave nothing running and write nothing."""
         if self._is_changing:  # a hook failed inside the profiler's own start, which stopping it now would break
@@ -145,6 +161,7 @@ class WindowSchedule:
             steps = replace(steps, activities=wire.OPERATORS)
         window = ProfilerWindow(steps, self._config, next_step)
         self._window = window  # before it starts, so that a failure in there discards it
+        protect_children(self._on_fork)
         window.start()
         if next_step == steps.first:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
@@ -163,6 +180,12 @@ class WindowSchedule:
             self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
             return
         self._pending.insert(0, light)
+
+    def _on_fork(self) -> None:
+        """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
+        self._ranges.forget()
+        if self._window is not None:
+            stop_recording(with_stack=self._config.stack and not self._window.steps.is_light)
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from perfscope.hooks.timers.written_files import WrittenFiles
 from perfscope.wire import CheckpointRecord
 
 
@@ -18,9 +19,12 @@ class Save:
         is_asynchronous: Whether writing goes on beside training.
         is_stalling: Whether it began in the thread that trains, which waits until the call returns.
         end_ns: When training could go on; None while it is stalled.
-        size_bytes: What this process is known to have written; None before anything was reported.
-        is_size_known: False once something was written whose size is unknown.
-        is_in_writer: Inside a storage writer, which reports the bytes of all that is saved in it.
+        staged_ns: When the state was copied beside training; None where it was not.
+        is_drained: Whether an asynchronous save was seen to end.
+        drained_ns: When it was complete on disk; None where it was not seen, or failed.
+        waits: When training waited for its end, later.
+        files: What this process is known to have written.
+        is_in_writer: Inside a storage writer, which reports all that is saved in it.
     """
 
     source: str
@@ -30,28 +34,28 @@ class Save:
     is_asynchronous: bool
     is_stalling: bool
     end_ns: int | None = None
-    size_bytes: int | None = None
-    is_size_known: bool = True
+    staged_ns: int | None = None
+    is_drained: bool = False
+    drained_ns: int | None = None
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    files: WrittenFiles = field(default_factory=WrittenFiles)
     is_in_writer: bool = False
 
-    def add_bytes(self, size_bytes: int | None) -> None:
-        """Count what was written; None where its size is unknown, and with it that of the save."""
-        if size_bytes is None:
-            self.is_size_known = False
-        else:
-            self.size_bytes = (self.size_bytes or 0) + size_bytes
-
-    def record(self, end_ns: int, drained_ns: int | None) -> CheckpointRecord:
-        """Describe the save once training could go on, and, where that was seen, once it lay on disk."""
+    def record(self, end_ns: int) -> CheckpointRecord:
+        """Describe the save, which stalled training until ``end_ns``."""
         return CheckpointRecord(
             start_ns=self.start_ns,
             end_ns=end_ns,
             source=self.source,
             step=self.step,
             path=self.path,
-            size_bytes=self.size_bytes if self.is_size_known else None,
+            size_bytes=self.files.size_bytes,
             asynchronous=self.is_asynchronous,
-            drained_ns=drained_ns,
+            drained_ns=self.drained_ns,
+            files=self.files.named(),
+            file_count=self.files.count,
+            staged_ns=self.staged_ns,
+            waits=tuple(self.waits) or None,
         )
 
 

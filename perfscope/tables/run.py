@@ -31,6 +31,8 @@ class Window:
     release_ns: int | None = None
     rss_before_bytes: int | None = None
     rss_after_bytes: int | None = None
+    detached: bool | None = None
+    attached_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SaveTiming:
-    """One save as one rank measured it, or as one log states it.
+    """One call that saved, as one rank measured it, or one save as a log states it.
 
     Attributes:
-        number: Which save of its rank or log it is, from 0.
+        number: Which one of its process or log it is, from 0.
         rank: The rank; absent for a log.
         step: The training step after which it was saved; absent where unknown.
         blocked_ns: How long it stalled training; absent where it was not timed.
@@ -18,7 +18,14 @@ class SaveTiming:
         size_bytes: What was written; absent where unknown.
         asynchronous: Whether training continued while files were written; absent where unknown.
         source: What measured the time.
-        path: The destination; absent where unknown.
+        path: The destination, a file or a folder; absent where unknown.
+        attempt: 0 for the rank's first process in the run, 1 after a restart.
+        host: The machine; absent where unknown.
+        stalls_ns: The intervals in which it stalled training, on a wall clock that all ranks share: its call, and
+            waits for its end; empty for a log.
+        staged_ns: From the start of the save until the state was copied beside training; absent where it was not.
+        files: Path and size of each file; absent where unknown. Empty where it is certain that none was written.
+        file_count: How many files were written; absent where unknown.
     """
 
     number: int
@@ -30,6 +37,12 @@ class SaveTiming:
     asynchronous: bool | None
     source: str
     path: str | None = None
+    attempt: int = 0
+    host: str | None = None
+    stalls_ns: tuple[tuple[int, int], ...] = ()
+    staged_ns: int | None = None
+    files: tuple[tuple[str, int | None], ...] | None = None
+    file_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +50,12 @@ class Saves:
     """Every save of a run.
 
     Attributes:
-        timings: One entry a save and rank.
-        training_ns: Time from the first step of the run to its last, saves included; absent where unknown.
+        timings: One entry a call and rank, or a save of a log.
+        training_ns: Time from the beginning of the run's first step to the end of its last step or save; absent where
+            unknown.
+        ranks: The ranks of the run; empty for a log.
     """
 
     timings: tuple[SaveTiming, ...]
     training_ns: int | None
+    ranks: tuple[int, ...] = ()

@@ -37,6 +37,7 @@ class Steps:
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
         save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
         draining: An asynchronous checkpoint save was writing during the step.
+        stalled_elsewhere: A checkpoint save stalled this step on another rank, for which this one waits.
         hook_ns: Time that perfscope's hooks took; masked where unknown.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """
@@ -56,6 +57,7 @@ class Steps:
     data_wait_ns: MaskedInt64
     save_ns: MaskedInt64
     draining: Bool
+    stalled_elsewhere: Bool
     hook_ns: MaskedInt64
     memory_peak_bytes: MaskedInt64
 
@@ -68,7 +70,7 @@ class Steps:
 
         Steps beside an asynchronous save are included where there are hardly any others: some jobs always save.
         """
-        unstalled = (self.window == "") & (self.step > 1) & ~present(self.save_ns)
+        unstalled = (self.window == "") & (self.step > 1) & ~present(self.save_ns) & ~self.stalled_elsewhere
         without_save = unstalled & ~self.draining
         return np.asarray(without_save if without_save.sum() >= FEWEST_STEPS else unstalled, np.bool_)
 

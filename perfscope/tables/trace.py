@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.tables.activity import ThreadSpans
 from perfscope.tables.columns import Bool, Int64, to_frame
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Events(Flag):
         CALLS: Calls into the CUDA (HIP, XPU) runtime and driver, launches among them.
         ANNOTATIONS: Ranges that user code and frameworks marked: ``ProfilerStep#N``, ``nccl:all_reduce``.
         OPERATORS: Operators of the framework, such as ``aten::mm``.
+        OPERATOR_TIMES: When threads were inside operators, for ``Trace.in_operators``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
     """
 
@@ -45,6 +47,7 @@ class Events(Flag):
     ANNOTATIONS = auto()
     OPERATORS = auto()
     PRODUCTS = auto()
+    OPERATOR_TIMES = auto()
 
 
 NO_EVENTS = Events(0)
@@ -210,6 +213,7 @@ class Trace:
         operators: Operators of the framework; empty unless they were requested.
         groups: Process groups, by name.
         collectives: The profiler's metadata of communication kernels.
+        in_operators: When threads were inside operators; absent unless they or the operators were requested.
         products: Matrix products; absent unless they were requested.
         damage: What is lost or doubtful, as sentences.
     """
@@ -228,6 +232,7 @@ class Trace:
     operators: HostSpans
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
+    in_operators: ThreadSpans | None = None
     products: Products | None = None
     damage: tuple[str, ...] = ()
 

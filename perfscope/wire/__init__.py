@@ -8,9 +8,9 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step
-    RUN/ranks/00000/events.jsonl     one WindowRecord or NoteRecord per event
+    RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
-    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per checkpoint save
+    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators
     RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
@@ -28,6 +28,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
@@ -65,6 +66,13 @@ WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
 
+#: Kinds of spans: forward passes without gradients, text that a model generates, torch.compile, and the wait for the
+#: first batch, which is over when the first step begins.
+VALIDATION = "validation"
+GENERATION = "generation"
+COMPILATION = "compilation"
+FIRST_BATCH = "first_batch"
+
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
     """Name the folder of a rank's process; ``attempt`` counts the processes that had the rank before.
@@ -85,6 +93,22 @@ def parse_rank_folder(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
+class Span(NamedTuple):
+    """A stretch of a process's time that is not a training step's own work.
+
+    Attributes:
+        kind: ``validation``, ``generation``, ``compilation`` or ``first_batch``.
+        start_ns: When it began, on the host's monotonic clock.
+        end_ns: When it ended.
+        wait_ns: How much of it was spent waiting for data loaders.
+    """
+
+    kind: str
+    start_ns: int
+    end_ns: int
+    wait_ns: int = 0
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One completed training step of one rank.
@@ -92,7 +116,7 @@ class StepRecord:
     Attributes:
         step: The number of the training step, from 1.
         end_ns: When it completed, on the host's monotonic clock.
-        wall_ns: Host time since the previous step boundary, without exports, without ``save_ns`` and without the hook
+        wall_ns: Host time since the previous step boundary, without exports, ``save_ns``, ``no_grad_ns`` and the hook
             at the boundary itself; absent where that boundary was not seen.
         source: What marks the step boundary: ``deepspeed``, ``optimizer`` and so on.
         window: ``warmup``, ``profiled`` or ``export`` (the step after a window); absent outside windows.
@@ -104,6 +128,10 @@ class StepRecord:
         data_wait_ns: Time spent waiting for the data loader.
         save_ns: How long checkpoint saves blocked training in the step; absent where none did.
         draining: True where an asynchronous checkpoint save was still being written during the step.
+        no_grad_ns: Time of validation and generation in the step, without saves inside; absent where there was none.
+        gap_ns: From the end of the hook at the previous boundary to the first sign of the step: a batch is asked for,
+            or the model runs with gradients; absent where there was no such sign.
+        spans: Validation, generation and compilation that ended in the step, in the order of their ends.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
         loss_scale: The loss scale, where it can be read without a synchronisation.
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
@@ -124,6 +152,9 @@ class StepRecord:
     data_wait_ns: int | None = None
     save_ns: int | None = None
     draining: bool | None = None
+    no_grad_ns: int | None = None
+    gap_ns: int | None = None
+    spans: tuple[Span, ...] | None = None
     hook_ns: int | None = None
     loss_scale: float | None = None
     iteration: int | None = None
@@ -148,6 +179,9 @@ class WindowRecord:
         rss_before_bytes: Resident memory of the process before the profiler was started.
         rss_after_bytes: Resident memory of the process after the trace was written.
         activities: ``operators`` or ``light``; absent in runs that were made before there were light windows.
+        detached: Whether CUPTI, which slows every launch of a kernel, was detached from the process at the end of the
+            window; absent where the process uses no CUDA device.
+        attached_because: Why it was not.
     """
 
     first_step: int
@@ -162,6 +196,8 @@ class WindowRecord:
     rss_before_bytes: int | None = None
     rss_after_bytes: int | None = None
     activities: str | None = None
+    detached: bool | None = None
+    attached_because: str | None = None
     kind: str = "window"
 
 
@@ -174,18 +210,37 @@ class NoteRecord:
 
 
 @dataclass(frozen=True)
+class EndRecord:
+    """The end of a process that ended by itself; a process that was killed writes none.
+
+    Attributes:
+        end_ns: When the interpreter was about to end, on the host's monotonic clock.
+        spans: What ended behind the last step; see StepRecord.
+    """
+
+    end_ns: int
+    spans: tuple[Span, ...] | None = None
+    kind: str = "end"
+
+
+@dataclass(frozen=True)
 class CheckpointRecord:
-    """One checkpoint save of one rank.
+    """One outermost call of one rank that saved a checkpoint or a part of one.
 
     Attributes:
         start_ns: When it began to block training, on the host's monotonic clock.
         end_ns: When training could go on.
-        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp``.
+        source: What was timed: ``deepspeed``, ``megatron``, ``torch.save``, ``dcp`` and so on.
         step: The training step after which it was saved.
-        path: Where it was written to.
-        size_bytes: Bytes that this process wrote, as far as its writers report them; absent where none does.
+        path: Where it was written to: a file or a folder.
+        size_bytes: Bytes that this process wrote, as far as its writers report them; absent where one does not.
         asynchronous: True where writing goes on while training continues.
         drained_ns: When an asynchronous save was complete on disk.
+        files: Path and size of each file that this process wrote, as far as its writers name them; empty where it is
+            certain that it wrote none; absent where unknown, or where there are very many.
+        file_count: How many files it wrote; absent where unknown.
+        staged_ns: When an asynchronous save had copied the state, where that went on beside training, too.
+        waits: Intervals in which training waited for the end of an asynchronous save, later than ``end_ns``.
     """
 
     start_ns: int
@@ -196,6 +251,10 @@ class CheckpointRecord:
     size_bytes: int | None = None
     asynchronous: bool | None = None
     drained_ns: int | None = None
+    files: tuple[tuple[str, int | None], ...] | None = None
+    file_count: int | None = None
+    staged_ns: int | None = None
+    waits: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +281,9 @@ class RankRecord:
         argv: The command line of the process, without secrets.
         run_id: The id that ``perfscope profile`` gave the run.
         rendezvous: Address at which the ranks met, ``HOST:PORT``, where the launcher reports it.
+        started_ns: When the process was started, on the monotonic clock, to the system's clock tick of 10 ms.
+        torch_loaded_ns: When torch was imported; absent where the capture was not there yet.
+        hooked_ns: When training first called a hook: a process group, an engine, an optimizer or a loader is in use.
     """
 
     rank: int
@@ -243,6 +305,9 @@ class RankRecord:
     argv: tuple[str, ...] = ()
     run_id: str | None = None
     rendezvous: str | None = None
+    started_ns: int | None = None
+    torch_loaded_ns: int | None = None
+    hooked_ns: int | None = None
 
 
 #: One encoder for all records, because it is used at each step of a training.
@@ -250,7 +315,14 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=asdi
 
 
 def to_line(
-    record: StepRecord | WindowRecord | MicroBatchRecord | NoteRecord | CheckpointRecord | RankRecord | ModelRecord,
+    record: StepRecord
+    | WindowRecord
+    | MicroBatchRecord
+    | NoteRecord
+    | EndRecord
+    | CheckpointRecord
+    | RankRecord
+    | ModelRecord,
 ) -> bytes:
     """Encode a record as one line, without the fields that are unknown."""
     fields = {name: value for name, value in vars(record).items() if value is not None}

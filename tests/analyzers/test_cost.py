@@ -69,6 +69,29 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     assert "6-7" in text
 
 
+@pytest.mark.parametrize(
+    ("states", "detached", "words"),
+    [
+        ([True, True], True, "CUPTI was detached at the end of every window"),
+        ([True, False], False, "CUPTI stayed attached after a window"),
+        ([True, None], None, None),
+    ],
+)
+def test_whether_a_window_left_anything_behind_is_said(
+    states: list[bool | None], detached: bool | None, words: str | None, tmp_path: Path
+) -> None:
+    windows = [
+        replace(WINDOW, detached=state, attached_because="as the test says" if state is False else None)
+        for state in states
+    ]
+    result = cost.analyze(read_run(write_run(tmp_path, windows, STEPS)))
+    assert result.data()["cupti_detached"] is detached  # type: ignore[index,call-overload]
+    notes = [note for section in result.sections() for note in section.notes if "CUPTI" in note]
+    assert [note for note in notes if words is not None and words in note] == notes
+    assert len(notes) == (0 if words is None else 1)
+    assert any("as the test says" in note for note in notes) == (detached is False)
+
+
 def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     nothing = cost.analyze(read_run(write_run(tmp_path / "a", [], {1: {}, 2: {"wall_ns": 5}})))

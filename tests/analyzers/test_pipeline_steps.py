@@ -108,7 +108,7 @@ def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
         windows,
         windows == "x",
         *(nothing,) * 6,
-        windows == "x",
+        *(windows == "x",) * 2,
         *(nothing,) * 2,
     )
     found = analyze(_run(records, (steps,)))

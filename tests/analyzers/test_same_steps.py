@@ -87,7 +87,7 @@ def test_without_marks_the_row_is_the_window_and_that_is_said(tmp_path: Path) ->
     assert (data["ranks"][0]["marked"], data["ranks"][0]["outside"], data["all_marked"]) == (None, None, None)
     table = result.sections()[0]
     assert [row[1] for row in table.rows] == ["whole window", "5", None]
-    assert any("its row is the whole window" in note for note in table.notes)
+    assert any("Its row is the whole window" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(

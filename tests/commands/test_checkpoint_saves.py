@@ -39,19 +39,26 @@ class TestSaves:
         )
         answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_zero1", "--run", run_dir, "--format", "json")
         saves = answer.data["results"]["saves"]
-        assert saves["blocked_share"] == pytest.approx(0.04)  # 4 s of the 100 s from the first step to the last
+        assert saves["blocked_share"] == pytest.approx(4 / 110)  # from the save to the end of the last step
         assert saves["saves"] == [
             {
                 "step": 5,
                 "ranks": 2,
                 "blocked_s": 4.0,
+                "blocked_share": pytest.approx(4 / 110),
                 "slowest_rank": 1,
+                "background_s": None,
+                "staged_s": None,
                 "drained_s": None,
+                "files": None,
                 "bytes": 8 * second,
                 "gb_per_s": 2.0,
                 "asynchronous": None,
                 "source": "deepspeed",
                 "path": None,
+                "writing_ranks": [0, 1],
+                "waiting_ranks": [],
+                "absent_ranks": [],
             }
         ]
 
@@ -62,7 +69,7 @@ class TestSaves:
         answer = run(capsys, "checkpoint", run_dir)
         assert "1 checkpoint save" in answer.out
         assert "blocking" in answer.out
-        assert "Saves stalled training for 4.0% of the run." in answer.out
+        assert "Saves stalled training for 3.6% of the run: 4.000 s of 110.000 s." in answer.out
         analyzed = run(capsys, "analyze", run_dir, "--only", "saves", "--format", "json").data["results"]["saves"]
         assert run(capsys, "checkpoint", run_dir, "--format", "json").data["results"]["saves"] == analyzed
         assert analyzed["saves"][0]["gb_per_s"] == 2.0

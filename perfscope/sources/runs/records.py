@@ -16,9 +16,10 @@ from perfscope import wire
 from perfscope.wire.passes import MicroBatchRecord
 
 _Record = TypeVar("_Record")
-_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord]] = {
+_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord | wire.EndRecord]] = {
     "window": wire.WindowRecord,
     "note": wire.NoteRecord,
+    "end": wire.EndRecord,
 }
 
 decode_step = msgspec.json.Decoder(wire.StepRecord).decode
@@ -26,7 +27,7 @@ decode_checkpoint = msgspec.json.Decoder(wire.CheckpointRecord).decode
 decode_micro_batch = msgspec.json.Decoder(MicroBatchRecord).decode
 
 
-def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord:
+def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord | wire.EndRecord:
     """A line of ``events.jsonl``.
 
     Raises:

@@ -14,20 +14,19 @@ from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.records import (
-    decode_checkpoint,
     decode_event,
     decode_step,
     read_object,
     read_rank_record,
     read_records,
 )
+from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
 from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.run import Rank, Run, Window
-from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
 
@@ -61,7 +60,7 @@ class _Process:
     windows: tuple[Window, ...]
     micro_batches: tuple[MicroBatches, ...]
     model: Model | None
-    saves: tuple[SaveTiming, ...]
+    saves: ProcessSaves
 
 
 def read_run(path: Path) -> Run:
@@ -81,21 +80,20 @@ def read_run(path: Path) -> Run:
     ]
     ranks = tuple(process.rank for process in processes if process.rank is not None)
     steps = tuple(process.steps for process in processes if process.steps is not None)
-    saves = tuple(save for process in processes for save in process.saves)
     damage += _missing_ranks(ranks)
     return Run(
         path=str(path),
         command=_command(facts),
         exit_status=_exit_status(facts),
         ranks=ranks,
-        steps=steps,
+        steps=mark_stalled_elsewhere(steps),
         windows=tuple(window for process in processes for window in process.windows),
         damage=tuple(damage),
         gpus=gpus,
         gpu_notes=gpu_notes,
         micro_batches=tuple(passes for process in processes for passes in process.micro_batches),
         models=tuple(process.model for process in processes if process.model is not None),
-        saves=Saves(saves, _training_ns(steps)) if saves else None,
+        saves=to_saves([process.saves for process in processes], steps),
     )
 
 
@@ -131,7 +129,6 @@ def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
 
 def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSamples], damage: list[str]) -> _Process:
     steps = read_records(folder / wire.STEPS_FILE, decode_step, damage)
-    saves = read_records(folder / wire.CHECKPOINTS_FILE, decode_checkpoint, damage)
     micro_batches = read_micro_batches(folder, rank, attempt, damage)
     events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
     notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
@@ -141,7 +138,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         windows=tuple(_to_window(rank, event) for event in events if isinstance(event, wire.WindowRecord)),
         micro_batches=micro_batches,
         model=read_model_record(folder, rank, damage),
-        saves=tuple(_to_save(number, rank, record) for number, record in enumerate(saves)),
+        saves=read_process_saves(folder, rank, attempt, damage),
     )
 
 
@@ -191,6 +188,7 @@ def _to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> St
         data_wait_ns=masked([record.data_wait_ns for record in records]),
         save_ns=masked([record.save_ns for record in records]),
         draining=np.asarray([bool(record.draining) for record in records], np.bool_),
+        stalled_elsewhere=np.zeros(len(records), np.bool_),
         hook_ns=masked([record.hook_ns for record in records]),
         memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
     )
@@ -210,23 +208,6 @@ def _to_window(rank: int, record: wire.WindowRecord) -> Window:
         release_ns=record.release_ns,
         rss_before_bytes=record.rss_before_bytes,
         rss_after_bytes=record.rss_after_bytes,
+        detached=record.detached,
+        attached_because=record.attached_because,
     )
-
-
-def _to_save(number: int, rank: int, record: wire.CheckpointRecord) -> SaveTiming:
-    return SaveTiming(
-        number=number,
-        rank=rank,
-        step=record.step,
-        blocked_ns=record.end_ns - record.start_ns,
-        drained_ns=None if record.drained_ns is None else record.drained_ns - record.start_ns,
-        size_bytes=record.size_bytes,
-        asynchronous=record.asynchronous,
-        source=record.source,
-        path=record.path,
-    )
-
-
-def _training_ns(tables: Sequence[Steps]) -> int | None:
-    """From the first step's end to the last one's, of the process that trained longest; None where none did."""
-    return max((int(table.end_ns[-1] - table.end_ns[0]) for table in tables), default=0) or None

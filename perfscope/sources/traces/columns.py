@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
+from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int8, Int32, Work, distinct
@@ -58,9 +59,11 @@ class Columns:
         self.groups: dict[str, tuple[str, str, int]] = {}
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
         self._requested = requested
+        self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
         self._device: list[_Block] = []
+        self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
     def add(self, events: Iterable[AnyEvent]) -> None:
@@ -75,7 +78,8 @@ class Columns:
                 by_category.setdefault(event.cat, []).append(event)
         for category, members in by_category.items():
             kind = KIND.get(category)
-            if kind is None or kind not in self._requested:
+            is_requested = kind in self._requested if kind else False
+            if kind is None or not (is_requested or (kind is Events.OPERATORS and self._needs_operator_times)):
                 continue
             if kind is Events.DEVICE:
                 self._add_device(members, DEVICE_CATEGORIES[category])
@@ -104,6 +108,23 @@ class Columns:
         """One of the host's tables, in the order of start."""
         names, *columns = _in_order(self._host[kind], width=7, by=1)
         return HostSpans(names.astype(np.int32, copy=False), *columns)
+
+    def operators(self) -> HostSpans:
+        """The operators, where they are requested; those that were collected for their times alone are left out."""
+        operators = self.host_spans(Events.OPERATORS)
+        return operators if Events.OPERATORS in self._requested else operators.take(np.zeros(0, np.int64))
+
+    def add_operator_times(self, spans: ThreadSpans) -> None:
+        """Add when threads were inside operators."""
+        self._operator_times.append(spans)
+
+    def in_operators(self) -> ThreadSpans | None:
+        """When threads were inside operators; None where neither these times nor the operators are requested."""
+        if not self._requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
+            return None
+        operators = self.host_spans(Events.OPERATORS)
+        own = ThreadSpans(operators.start_ns, operators.end_ns, operators.thread)
+        return join_spans([*self._operator_times, own])
 
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)

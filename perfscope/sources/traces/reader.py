@@ -23,6 +23,7 @@ from perfscope.sources.traces.decoding import EventDecoder, has_no_time, list_de
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     AnyEvent,
@@ -112,9 +113,11 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
             raise DoesNotFit
         first = head.index(b"{", start)
         finder = ProductFinder() if Events.PRODUCTS in events else None
-        scanner = Scanner(layout, events, finder)
-        columns = Columns(events)
         fits = times_fit_doubles(head, start)
+        needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
+        times = OperatorTimes() if fits and needs_times_alone else None
+        scanner = Scanner(layout, events, finder, times)
+        columns = Columns(events)
         of_device: EventDecoder[AnyEvent] = EventDecoder(
             Event if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )
@@ -140,6 +143,10 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         for decoder in (of_device, of_host)
         if decoder.lost
     )
+    if times:
+        columns.add_operator_times(times.spans())
+        if times.lost:
+            raise DoesNotFit
     products = finder.products() if finder else None
     return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
 
@@ -244,7 +251,8 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         device=columns.device_events(),
         calls=columns.host_spans(Events.CALLS),
         annotations=columns.host_spans(Events.ANNOTATIONS),
-        operators=columns.host_spans(Events.OPERATORS),
+        operators=columns.operators(),
+        in_operators=columns.in_operators(),
         groups=_groups(info, columns),
         collectives=tuple(columns.collectives),
         names=tuple(columns.names),

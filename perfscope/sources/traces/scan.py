@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.traces.layout import Layout
+from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import KIND
 from perfscope.tables.columns import Bool, Int64
@@ -113,6 +114,8 @@ class Scanner:
         layout: How the exporter writes.
         requested: The kinds of events to find.
         products: Finds matrix products among the operators; absent where they are not requested.
+        operator_times: Finds when threads were inside operators; absent where the operators themselves are requested,
+            or their times are not.
         rest: The text behind the last separator so far; in the end the last event and what follows the list.
         events: How many events were passed.
     """
@@ -120,6 +123,7 @@ class Scanner:
     layout: Layout
     requested: Events
     products: ProductFinder | None = None
+    operator_times: OperatorTimes | None = None
     rest: bytes = b""
     events: int = 0
     _kinds: npt.NDArray[np.uint8] = field(init=False)
@@ -127,7 +131,7 @@ class Scanner:
     def __post_init__(self) -> None:
         self._kinds = np.zeros(1 << 16, np.uint8)
         for name, kind in KIND.items():
-            if kind in self.requested:
+            if kind in self.requested or (kind is Events.OPERATORS and Events.OPERATOR_TIMES in self.requested):
                 first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
                 self._kinds[first << 8 | second] = kind.value
 
@@ -188,7 +192,10 @@ class Scanner:
         host = np.flatnonzero((kinds == Events.CALLS.value) | (kinds == Events.ANNOTATIONS.value))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         host_texts = block.cut(starts[host], stops[host])
-        if len(operators):
+        if self.operator_times is not None:
+            inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
+            self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
+        elif len(operators):
             host_texts += self._shortened(block, rows[operators], stops[operators])
         return EventTexts(block.cut(starts[device], stops[device]), host_texts)
 

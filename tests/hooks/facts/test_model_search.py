@@ -115,17 +115,23 @@ def test_a_head_that_is_trained_alone_is_found_with_its_model(tiny: type[Tiny]) 
     assert chain == [model, model.head]
 
 
-def test_calls_are_reported_once_and_in_training_alone(tiny: type[Tiny]) -> None:
+def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) -> None:
     model, stranger = tiny(), tiny()
     around = Around(model)
-    calls: list[tuple[Any, Any]] = []
-    assert report_calls(torch, [around, model], lambda args, kwargs: calls.append((args, kwargs)))
+    calls: list[tuple[Any, Any, bool]] = []
+    report_calls(
+        torch, [around, model], lambda args, kwargs, *, in_training_mode: calls.append((args, kwargs, in_training_mode))
+    )
     ids = torch.zeros(2, 3, dtype=torch.long)
     around(ids)
     model(ids=ids)
     stranger(ids)
     around.eval()(ids)
-    assert [(len(args), list(kwargs)) for args, kwargs in calls] == [(1, []), (0, ["ids"])]
+    assert [(len(args), list(kwargs), is_training) for args, kwargs, is_training in calls] == [
+        (1, [], True),
+        (0, ["ids"], True),
+        (1, [], False),
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -134,7 +140,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
     tiny.__qualname__ = tiny.__name__ = "Tiny_"
     model = tiny()
     state = dict(vars(model))
-    report_calls(torch, [model], lambda _args, _kwargs: None)
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None)
     assert vars(model) == state
     file = io.BytesIO()
     torch.save(model, file)
@@ -153,7 +159,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
 def test_an_error_in_the_model_stays_its_own(tiny: type[Tiny]) -> None:
     model = tiny()
     calls: list[int] = []
-    report_calls(torch, [model], lambda _args, _kwargs: calls.append(1))
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1))
     for _ in range(2):
         with pytest.raises(IndexError):
             model(torch.full((1, 1), 99))
@@ -166,12 +172,12 @@ def test_compiled_code_is_left_alone(tiny: type[Tiny], monkeypatch: pytest.Monke
     compiled = torch.compile(tiny(), backend="eager")
     chain = find_model(torch, optimizer_of(compiled))
     assert [type(module).__name__ for module in chain] == ["OptimizedModule", "Tiny"]
-    assert report_calls(torch, chain, lambda _args, _kwargs: calls.append(1))
+    assert report_calls(torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1))
     assert tiny.__call__ is nn.Module.__call__
     compiled(torch.zeros(2, 3, dtype=torch.long))
     assert calls == [1]
     monkeypatch.setattr(model_search, "_has_compiled", lambda _torch: True)
-    assert not report_calls(torch, [tiny()], lambda _args, _kwargs: None)
+    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None)
 
 
 @pytest.fixture

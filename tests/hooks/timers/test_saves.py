@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import threading
+import time
 import types
 from concurrent.futures import Future
 from importlib import import_module
@@ -43,8 +44,11 @@ def test_every_way_of_saving_is_timed_with_its_bytes_and_no_step_pays_for_it(tmp
         ("dcp", 6, "saved/dcp", False),
         ("dcp", 8, "saved/async", True),
     ]
-    files = ["whole.pt", "open.pt", "dcp/__0_0.distcp", "async/__0_0.distcp"]
-    assert [save["size_bytes"] for save in saves] == [(tmp_path / "saved" / file).stat().st_size for file in files]
+    files = [["whole.pt"], ["open.pt"], *([f"{name}/.metadata", f"{name}/__0_0.distcp"] for name in ("dcp", "async"))]
+    sizes = [[(f"saved/{file}", (tmp_path / "saved" / file).stat().st_size) for file in group] for group in files]
+    assert [[tuple(file) for file in save["files"]] for save in saves] == sizes
+    assert [save["size_bytes"] for save in saves] == [sum(size for _, size in group) for group in sizes]
+    assert [save["file_count"] for save in saves] == [1, 1, 2, 2]
     assert saves[3]["drained_ns"] >= saves[3]["end_ns"]
     steps = step_lines(tmp_path / "RUN")
     held = {line["step"]: line["save_ns"] for line in steps if "save_ns" in line}
@@ -87,7 +91,9 @@ def torch_save(obj: bytes, f: Any) -> None:
 def test_megatrons_asynchronous_save_ends_when_its_queue_is_empty(capture: Capture, tmp_path: Path) -> None:
     options = types.SimpleNamespace(save=str(tmp_path / "checkpoints"), async_save=True, ckpt_format="torch_dist")
     unfinished = [1]
-    training = patched("megatron.training.checkpointing", save_checkpoint=lambda *_: "saved", get_args=lambda: options)
+    training = patched(
+        "megatron.training.checkpointing", save_checkpoint=lambda iteration, *_: "saved", get_args=lambda: options
+    )
     queue = patched(
         "megatron.training.async_utils",
         maybe_finalize_async_save=lambda blocking=False: None,
@@ -106,7 +112,7 @@ def test_megatrons_asynchronous_save_ends_when_its_queue_is_empty(capture: Captu
     queue.maybe_finalize_async_save(blocking=True)
     (save,) = lines(tmp_path)
     assert (save["source"], save["step"], save["size_bytes"], save["asynchronous"]) == ("megatron", 7, 7, True)
-    assert save["path"] == options.save
+    assert save["path"] == f"{options.save}/iter_0000007"
     assert save["start_ns"] <= save["end_ns"] <= save["drained_ns"]
 
 
@@ -192,3 +198,62 @@ def test_an_object_that_answers_no_question_is_saved_to_as_without_us(capture: C
 def test_the_key_in_a_signed_url_is_not_kept() -> None:
     assert redact_path("https://me:pw@host/a?X-Amz-Signature=abc") == "https://[redacted]@host/a?[redacted]"
     assert redact_path("/a/step?3") == "/a/step?3"
+
+
+def test_the_time_of_the_hooks_around_a_save_is_time_of_the_hooks_in_its_step(
+    capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")  # what a step records is asked of it
+    serialization = patched("torch.serialization", save=torch_save)
+    recorder = capture.files.claim()
+    write = recorder.write_checkpoint
+
+    def write_slowly(record: Any) -> None:
+        time.sleep(0.05)
+        write(record)
+
+    monkeypatch.setattr(recorder, "write_checkpoint", write_slowly)
+    capture.on_step_end("optimizer", capture)
+    for path in (tmp_path / "a.pt", tmp_path / "b.pt"):
+        serialization.save(b"123", path)
+    capture.on_step_end("optimizer", capture)
+    capture.on_step_end("optimizer", capture)
+    hook_ns = [line["hook_ns"] for line in step_lines(tmp_path)]
+    assert 100_000_000 <= hook_ns[1] < 200_000_000
+    assert hook_ns[2] < 50_000_000
+    assert all(save["end_ns"] - save["start_ns"] < 50_000_000 for save in lines(tmp_path))
+
+
+def test_a_background_that_ends_before_its_call_is_recorded_once(capture: Capture, tmp_path: Path) -> None:
+    timer = capture.save_timer
+
+    def write() -> None:
+        with timer.saving("lightning", "a.ckpt"):
+            timer.on_file("a.ckpt", 3)
+        timer.on_written_beside("lightning", "a.ckpt", failed=False)
+
+    with timer.saving("lightning", "a.ckpt", is_asynchronous=True):
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+        assert lines(tmp_path) == []
+    (save,) = lines(tmp_path)
+    assert save["start_ns"] <= save["drained_ns"] <= save["end_ns"]
+    assert (save["files"], save["size_bytes"]) == ([["a.ckpt", 3]], 3)
+    assert capture.save_timer.take_step_times()[1] is True
+    assert capture.save_timer.take_step_times()[1] is None
+
+
+def test_waiting_for_an_asynchronous_save_is_an_interval_of_its_own(capture: Capture, tmp_path: Path) -> None:
+    timer = capture.save_timer
+    with timer.saving("megatron", "a", is_asynchronous=True):
+        pass
+    waiting = timer.waiting_for("megatron", lambda: True)
+    next(waiting)
+    time.sleep(0.01)
+    with pytest.raises(StopIteration):
+        next(waiting)
+    (save,) = lines(tmp_path)
+    ((began_ns, ended_ns),) = save["waits"]
+    assert save["end_ns"] <= began_ns <= ended_ns - 10_000_000
+    assert timer.take_step_times()[0] == save["end_ns"] - save["start_ns"] + ended_ns - began_ns

@@ -1,0 +1,209 @@
+"""What each checkpoint of a run cost: files, bytes, how long it stalled training, and how fast it was written.
+
+A checkpoint stalls training for as long as its slowest rank. Its speed is the bytes of all files over that time, or,
+where training continues while files are written, over the time until all are on disk. Bytes in the page cache count as
+bytes on disk. The share of the run unites the stalls of all ranks and checkpoints, so it is never above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from perfscope.analyzers.saves.grouping import find_folder, group_by_checkpoint, is_text
+from perfscope.analyzers.saves.result import Save, SaveTimes
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.constants import NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.report import in_unit
+from perfscope.tables.run import Run
+from perfscope.tables.saves import Saves, SaveTiming
+from perfscope.units import format_count, format_ranges
+
+_NO_SAVE = "no checkpoint save was timed"
+
+
+def analyze(run: Run) -> SaveTimes:
+    """Summarize the checkpoint saves that the hooks timed in a run.
+
+    Raises:
+        MissingInput: The run saved no checkpoint that a hook timed.
+    """
+    if run.saves is None:
+        raise MissingInput(_NO_SAVE)
+    return summarize_saves(run.saves)
+
+
+def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTimes:
+    """Combine the timings of each checkpoint.
+
+    Args:
+        saves: The timings.
+        checkpoint_bytes: Size of a checkpoint, for saves whose own size is not known.
+
+    Raises:
+        MissingInput: Nothing was timed.
+    """
+    groups = group_by_checkpoint(saves.timings)
+    checkpoints = [group for group in groups if not _holds_text_alone(group)]
+    if not checkpoints:
+        raise MissingInput(_NO_SAVE)
+    stalls_ns = _added_stalls_ns(checkpoints)
+    run_ns = saves.training_ns
+    is_possible = run_ns is None or None in stalls_ns or sum(stall or 0 for stall in stalls_ns) <= run_ns
+    blocked_ns = None if None in stalls_ns else sum(stall or 0 for stall in stalls_ns)
+    shares = [None if stall is None or not run_ns or not is_possible else stall / run_ns for stall in stalls_ns]
+    summaries = tuple(
+        _summarize(group, share, saves.ranks, checkpoint_bytes)
+        for group, share in zip(checkpoints, shares, strict=True)
+    )
+    return SaveTimes(
+        saves=summaries,
+        blocked_s=in_unit(blocked_ns, NS_PER_S),
+        run_s=in_unit(run_ns, NS_PER_S),
+        blocked_share=blocked_ns / run_ns if blocked_ns is not None and run_ns and is_possible else None,
+        notes=tuple(_notes(summaries, groups, blocked_ns, run_ns)),
+    )
+
+
+def _holds_text_alone(timings: Sequence[SaveTiming]) -> bool:
+    """Whether all that was written are configurations or a tokenizer: no state of training, so no checkpoint."""
+    names = [name for timing in timings for name, _ in timing.files or ()]
+    return bool(names) and all(is_text(name) for name in names) and all(timing.files is not None for timing in timings)
+
+
+def _added_stalls_ns(checkpoints: Sequence[Sequence[SaveTiming]]) -> list[int | None]:
+    """What each checkpoint adds to the time in which saves stalled any rank; None where that was not timed."""
+    own = [_stalls(timing.stalls_ns for timing in group) for group in checkpoints]
+    united = list(accumulate(own, lambda first, second: first | second, initial=Intervals()))
+    added = [after.measure - before.measure for before, after in pairwise(united)]
+    return [
+        stall if any(timing.stalls_ns for timing in group) else _longest_ns(group)
+        for stall, group in zip(added, checkpoints, strict=True)
+    ]
+
+
+def _stalls(stalls_ns: Iterable[tuple[tuple[int, int], ...]]) -> Intervals:
+    edges = np.asarray([edge for stalls in stalls_ns for edge in stalls], np.int64).reshape(-1, 2)
+    return union(edges[:, 0], edges[:, 1])
+
+
+def _longest_ns(group: Sequence[SaveTiming]) -> int | None:
+    return max((timing.blocked_ns for timing in group if timing.blocked_ns is not None), default=None)
+
+
+def _summarize(
+    timings: Sequence[SaveTiming],
+    blocked_share: float | None,
+    ranks: Sequence[int],
+    checkpoint_bytes: int | None,
+) -> Save:
+    processes: dict[int | None, list[SaveTiming]] = {}
+    for timing in timings:
+        processes.setdefault(timing.rank, []).append(timing)
+    blocked_ns = {rank: sum(timing.blocked_ns or 0 for timing in own) for rank, own in processes.items()}
+    is_timed = any(timing.blocked_ns is not None for timing in timings)
+    slowest = max(blocked_ns, key=lambda rank: blocked_ns[rank])
+    modes = {timing.asynchronous for timing in timings if timing.asynchronous is not None}
+    writes = {rank: _has_written(own) for rank, own in processes.items()}
+    files, size_bytes = _count_files(timings)
+    return Save(
+        step=next((timing.step for timing in timings if timing.step is not None), None),
+        ranks=len(processes) - (None in processes),
+        blocked_s=blocked_ns[slowest] / NS_PER_S if is_timed else None,
+        blocked_share=blocked_share,
+        slowest_rank=slowest if is_timed else None,
+        background_s=_longest_s(
+            None if timing.drained_ns is None else max(0, timing.drained_ns - _call_ns(timing)) for timing in timings
+        ),
+        staged_s=_longest_s(timing.staged_ns for timing in timings),
+        drained_s=_longest_s(timing.drained_ns for timing in timings),
+        files=files,
+        size_bytes=checkpoint_bytes if size_bytes is None else size_bytes,
+        asynchronous=any(modes) if modes else None,
+        source=", ".join(dict.fromkeys(timing.source for timing in timings)),
+        path=_find_path(timings),
+        writing_ranks=tuple(rank for rank in sorted(r for r in writes if r is not None) if writes[rank]),
+        waiting_ranks=tuple(rank for rank in sorted(r for r in writes if r is not None) if writes[rank] is False),
+        absent_ranks=tuple(rank for rank in ranks if rank not in processes),
+    )
+
+
+def _call_ns(timing: SaveTiming) -> int:
+    """How long the call itself stalled training, without later waits."""
+    if timing.stalls_ns:
+        return timing.stalls_ns[0][1] - timing.stalls_ns[0][0]
+    return timing.blocked_ns or 0
+
+
+def _longest_s(times_ns: Iterable[int | None]) -> float | None:
+    return in_unit(max((time_ns for time_ns in times_ns if time_ns is not None), default=None), NS_PER_S)
+
+
+def _has_written(timings: Sequence[SaveTiming]) -> bool | None:
+    """Whether a rank wrote files of a checkpoint; None where that is unknown."""
+    if any(timing.files or timing.size_bytes for timing in timings):
+        return True
+    return False if all(timing.files is not None for timing in timings) else None
+
+
+def _count_files(timings: Sequence[SaveTiming]) -> tuple[int | None, int | None]:
+    """Number and bytes of all files, each of a host counted once; None where unknown."""
+    named = {(timing.host, name): size for timing in timings if timing.files is not None for name, size in timing.files}
+    unnamed = [timing for timing in timings if timing.files is None]
+    counts = [timing.file_count for timing in unnamed]
+    sizes = [*named.values(), *(timing.size_bytes for timing in unnamed)]
+    count = None if None in counts else len(named) + sum(number or 0 for number in counts)
+    return count, None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _find_path(timings: Sequence[SaveTiming]) -> str | None:
+    """The destination where there is only one, else the folder of all."""
+    paths = {timing.path for timing in timings if timing.path is not None}
+    if len(paths) == 1:
+        return paths.pop()
+    return next((find_folder(timing) for timing in timings if timing.path is not None), None)
+
+
+def _notes(
+    saves: Sequence[Save], groups: Sequence[Sequence[SaveTiming]], blocked_ns: int | None, run_ns: int | None
+) -> Iterable[str]:
+    sources = dict.fromkeys(timing.source for group in groups for timing in group)
+    yield f"Timed by {', '.join(sources)}; page caches count as disk."
+    if blocked_ns is not None and run_ns:
+        if blocked_ns <= run_ns:
+            yield (
+                f"Saves stalled training for {blocked_ns / run_ns:.1%} of the run: {blocked_ns / NS_PER_S:.3f} s of "
+                f"{run_ns / NS_PER_S:.3f} s."
+            )
+        else:
+            yield (
+                f"The share of the run is left out: saves took {blocked_ns / NS_PER_S:.3f} s, and the run only "
+                f"{run_ns / NS_PER_S:.3f} s."
+            )
+    yield from _on_ranks(saves)
+    left_out = len(groups) - len(saves)
+    if left_out:
+        yield f"{format_count(left_out, 'save')} of configurations or tokenizers alone are not listed."
+
+
+def _on_ranks(saves: Sequence[Save]) -> Iterable[str]:
+    """Which ranks waited for others, and which took no part."""
+    for ranks in dict.fromkeys(save.waiting_ranks for save in saves if save.waiting_ranks and save.writing_ranks):
+        waited = [save for save in saves if save.waiting_ranks == ranks and save.writing_ranks]
+        yield (
+            f"{_name(ranks)} wrote nothing in {format_count(len(waited), 'save')} and waited for the others "
+            f"inside, up to {max(save.blocked_s or 0 for save in waited):.3f} s."
+        )
+    for ranks in dict.fromkeys(save.absent_ranks for save in saves if save.absent_ranks):
+        absent = [save for save in saves if save.absent_ranks == ranks]
+        yield (
+            f"{_name(ranks)} took no part in {format_count(len(absent), 'save')}: at the next collective they wait "
+            "until the others are done."
+        )
+
+
+def _name(ranks: Sequence[int]) -> str:
+    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_ranges(ranks)}"

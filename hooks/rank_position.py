@@ -1,0 +1,65 @@
+"""What frameworks report of a process's position: its rank, its process groups, its axes of parallelism."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.facts import identity, sharding
+from perfscope.hooks.facts.layout import Layout
+from perfscope.hooks.guard import hook_entry
+
+if TYPE_CHECKING:
+    from perfscope.hooks.rank_files import RankFiles
+
+
+class RankPosition:
+    """The position of one process; its methods are safe to call from training.
+
+    Attributes:
+        files: The files of the rank.
+    """
+
+    def __init__(self, files: RankFiles) -> None:
+        self.files = files
+        self._layout = Layout()
+
+    @hook_entry
+    def on_process_group(self) -> None:
+        """torch.distributed knows the rank."""
+        if not identity.is_daemon_process():
+            self.files.claim()
+
+    @hook_entry
+    def adopt_process_group(self) -> None:
+        """Learn the rank of a group that was there before the capture."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self.files.claim()
+
+    @hook_entry
+    def set_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
+        """A framework states this rank's coordinates in all process groups, and their sizes, by axis."""
+        self._layout.set_framework_layout(coordinates, sizes)
+        self._write_layout()
+
+    @hook_entry
+    def set_axis(self, axis: str, index: int, size: int) -> None:
+        """A wrapper works on one axis of parallelism: this rank's index among how many."""
+        self._layout.set_axis(axis, index, size)
+        self._write_layout()
+
+    @hook_entry
+    def set_mesh(self, mesh: Any) -> None:
+        """A mesh of ranks is used."""
+        self._layout.set_mesh(mesh, identity.rank_and_world_size()[1])
+        self._write_layout()
+
+    @hook_entry
+    def set_tensor_mesh(self, mesh: Any) -> None:
+        """Tensor parallelism splits a module over a mesh of one dimension."""
+        sharding.add_tensor_mesh(mesh)
+        self.set_axis("tp", int(mesh.get_local_rank()), int(mesh.size()))
+
+    def _write_layout(self) -> None:
+        self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))

@@ -1,0 +1,187 @@
+"""One row a checkpoint, over all of its files and ranks; its share of the run is a union of intervals."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.saves import analyze, summarize_saves
+from perfscope.analyzers.saves.result import SaveTimes
+from perfscope.errors import MissingInput
+from perfscope.sources.runs.run import read_run
+from perfscope.tables.saves import Saves, SaveTiming
+from tests.conftest import ROOT
+
+SECOND = 10**9
+
+
+def record(start: float, end: float, path: str, *, source: str = "torch.save", step: int = 2, **more: Any) -> Any:
+    fields = {"start_ns": int(start * SECOND), "end_ns": int(end * SECOND), "source": source, "step": step}
+    files = more.pop("files", [[path, 100]])
+    known = {} if files is None else {"files": files, "file_count": len(files), "size_bytes": sum(s for _, s in files)}
+    return {**fields, "path": path, "asynchronous": False, **known, **more}
+
+
+def write_run(folder: Path, records: dict[int, list[Any]], hosts: dict[int, tuple[str, int]] | None = None) -> Path:
+    """A run of 10 steps of 1 s; each host has a clock of its own."""
+    (folder / "run.json").write_text('{"command": ["train"]}')
+    for rank, lines in records.items():
+        host, offset_ns = (hosts or {}).get(rank, ("h", 0))
+        place = folder / "ranks" / f"{rank:05d}"
+        place.mkdir(parents=True)
+        who = {"rank": rank, "world_size": len(records), "host": host, "pid": 1, "python": "3.12"}
+        clock = {"wall_ns": 10**18 + 300 * rank, "monotonic_ns": offset_ns}  # not read at quite the same moment
+        (place / "rank.json").write_text(json.dumps({**who, **clock}))
+        (place / "checkpoints.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        steps = [
+            {"step": n, "end_ns": n * SECOND + offset_ns, "source": "optimizer", "wall_ns": SECOND}
+            for n in range(1, 11)
+        ]
+        (place / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return folder
+
+
+def times(tmp_path: Path, records: dict[int, list[Any]]) -> SaveTimes:
+    return analyze(read_run(write_run(tmp_path, records)))
+
+
+def test_files_of_one_folder_between_two_steps_are_one_checkpoint(tmp_path: Path) -> None:
+    first = [record(2, 2.1, "out/a/model.pt"), record(2.1, 2.3, "out/a/optim.pt"), record(2.3, 2.4, "out/b/model.pt")]
+    later = [record(5, 5.2, "out/a/model.pt", step=5), record(5.5, 5.7, "out/a/model.pt", step=5)]
+    saves = times(tmp_path, {0: first + later}).saves
+    assert [(save.step, save.path, save.files) for save in saves] == [
+        (2, "out/a", 2),
+        (2, "out/b/model.pt", 1),
+        (5, "out/a/model.pt", 1),
+        (5, "out/a/model.pt", 1),  # the same file once more is another checkpoint
+    ]
+    assert saves[0].blocked_s == pytest.approx(0.3)
+    assert saves[0].size_bytes == 200
+    assert saves[0].bytes_per_s == pytest.approx(200 / 0.3)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("ckpt/step-2/model", "ckpt/step-2/optim"),
+        ("ckpt/step-2", "ckpt/step-2/optimizer_0"),
+        ("ckpt/step-2/rank0/model.pt", "ckpt/step-2/rank_1/model.pt"),
+        ("ckpt/step-2/mp_rank_00_001/model_optim_rng.pt", "ckpt/step-2/mp_rank_00_002/model_optim_rng.pt"),
+    ],
+)
+def test_folders_of_parts_and_of_ranks_belong_to_one_checkpoint(tmp_path: Path, paths: tuple[str, str]) -> None:
+    sources = ["torch.save" if path.endswith(".pt") else "dcp" for path in paths]
+    lines = [
+        record(2 + n, 2.5 + n, path, source=source, files=[[path if source != "dcp" else f"{path}/__0_0.distcp", 7]])
+        for n, (path, source) in enumerate(zip(paths, sources, strict=True))
+    ]
+    (save,) = times(tmp_path, {0: lines}).saves
+    assert (save.path, save.files, save.size_bytes) == ("ckpt/step-2", 2, 14)
+
+
+def test_ranks_that_write_the_same_file_count_it_once_and_ranks_that_wait_are_named(tmp_path: Path) -> None:
+    inside: dict[str, Any] = {"source": "transformers", "files": []}
+    result = times(
+        tmp_path,
+        {
+            0: [record(2, 4, "out", source="transformers", files=[["out/model.safetensors", 50]])],
+            1: [record(2, 4.5, "out", **inside)],
+            2: [record(2, 4.25, "out", **inside)],
+            3: [record(2, 3, "out/model.safetensors", files=[["out/model.safetensors", 50]])],
+            4: [],
+        },
+    )
+    (save,) = result.saves
+    assert (save.ranks, save.files, save.size_bytes) == (4, 1, 50)
+    assert (save.blocked_s, save.slowest_rank) == (2.5, 1)
+    assert (save.writing_ranks, save.waiting_ranks, save.absent_ranks) == ((0, 3), (1, 2), (4,))
+    notes = " ".join(result.notes)
+    assert "Ranks 1-2 wrote nothing in 1 save and waited for the others inside, up to 2.500 s." in notes
+    assert "Rank 4 took no part in 1 save" in notes
+
+
+def test_the_share_is_a_union_of_the_stalls_of_all_ranks_on_one_clock(tmp_path: Path) -> None:
+    """Against a slow oracle: every millisecond of the run is asked whether any rank was stalled in it."""
+    generator = random.Random(5)
+    records: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    offsets = {0: ("a", 0), 1: ("a", 0), 2: ("b", 10**15)}
+    stalled: set[int] = set()
+    for rank, lines in records.items():
+        for number in range(6):
+            start_ms = generator.randrange(1000, 9000)
+            end_ms = start_ms + generator.randrange(1500)
+            wait_ms = (end_ms + 100, end_ms + 100 + generator.randrange(300))
+            clock_ms = offsets[rank][1] // 10**6 / 1000
+            line = record(start_ms / 1000, end_ms / 1000, f"out/{number}.pt", step=number, files=[[f"{rank}", 1]])
+            waits = [[moment_ms * 10**6 for moment_ms in wait_ms]]
+            shifted = {key: line[key] + int(clock_ms * SECOND) for key in ("start_ns", "end_ns")}
+            shifted_waits = [[moment + int(clock_ms * SECOND) for moment in wait] for wait in waits]
+            lines.append({**line, **shifted, "waits": shifted_waits})
+            stalled.update(range(start_ms, end_ms), range(*wait_ms))
+    result = analyze(read_run(write_run(tmp_path, records, offsets)))
+    end_ms = max(10_000, max(stalled) + 1)
+    assert result.blocked_share == pytest.approx(len(stalled) / end_ms, abs=1e-6)
+    assert result.blocked_s == pytest.approx(len(stalled) / 1000, abs=1e-5)
+    assert sum(save.blocked_share or 0 for save in result.saves) == pytest.approx(result.blocked_share)
+    assert len(result.saves) == 6
+
+
+def test_a_save_after_the_last_step_never_makes_the_share_more_than_the_run() -> None:
+    result = analyze(read_run(ROOT / "fixtures" / "runs" / "h200_megatron_tp2"))
+    assert result.run_s is not None
+    assert result.blocked_share is not None
+    assert result.run_s == pytest.approx(21.0, abs=0.01)  # from the first step to the end of the last save
+    assert 0.48 < result.blocked_share < 0.49
+    assert [save.ranks for save in result.saves] == [2, 2]
+
+
+def test_a_share_that_cannot_be_is_left_out() -> None:
+    timing = SaveTiming(0, None, 5, 10 * SECOND, None, 100, asynchronous=False, source="the log's timer")
+    result = summarize_saves(Saves((timing,), 4 * SECOND))
+    assert result.blocked_share is None
+    assert result.saves[0].blocked_share is None
+    assert "The share of the run is left out: saves took 10.000 s, and the run only 4.000 s." in result.notes
+
+
+def test_what_goes_on_beside_training_is_apart(tmp_path: Path) -> None:
+    beside: dict[str, Any] = {"source": "dcp", "asynchronous": True}
+    (save,) = times(
+        tmp_path,
+        {
+            0: [record(2, 2.5, "out", **beside, files=[["out/0", 3]], staged_ns=3 * SECOND, drained_ns=7 * SECOND)],
+            1: [record(2, 3, "out", **beside, files=[["out/1", 5]], drained_ns=6 * SECOND)],
+        },
+    ).saves
+    assert (save.blocked_s, save.slowest_rank, save.staged_s) == (1.0, 1, 1.0)
+    assert (save.background_s, save.drained_s, save.bytes_per_s) == (4.5, 5.0, 1.6)
+    assert (save.files, save.size_bytes, save.asynchronous) == (2, 8, True)
+
+
+def test_a_tokenizer_alone_is_no_checkpoint(tmp_path: Path) -> None:
+    alone = record(1, 1.1, "out/tokenizer", source="transformers", step=0, files=[["out/tokenizer/tokenizer.json", 9]])
+    result = times(tmp_path, {0: [alone, record(2, 3, "out/model.pt")]})
+    assert [save.path for save in result.saves] == ["out/model.pt"]
+    assert "1 save of configurations or tokenizers alone are not listed." in result.notes
+
+
+def test_only_tokenizers_are_no_save(tmp_path: Path) -> None:
+    alone = record(1, 1.1, "out/tokenizer", source="transformers", step=0, files=[["out/tokenizer/tokenizer.json", 9]])
+    with pytest.raises(MissingInput):
+        times(tmp_path, {0: [alone]})
+
+
+def test_a_step_that_waits_for_a_save_of_another_rank_is_not_steady(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {0: [record(2, 4, "out/model.pt")], 1: []})
+    for rank, extra in ((0, {"save_ns": 2 * SECOND}), (1, {"wall_ns": 3 * SECOND})):
+        file = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        steps[2].update(extra)
+        file.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    saving, waiting = read_run(folder).steps
+    assert waiting.step[waiting.stalled_elsewhere].tolist() == [3]
+    assert not saving.stalled_elsewhere.any()
+    assert saving.step[~saving.steady].tolist() == waiting.step[~waiting.steady].tolist() == [1, 3]

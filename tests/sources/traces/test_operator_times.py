@@ -1,0 +1,121 @@
+"""The moments of operators, converted many at once, are those of the operators decoded one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.activity import join_spans
+from perfscope.tables.trace import BASIC_EVENTS, Events
+from tests.conftest import ROOT
+from tests.sources.traces.making import LAYOUTS, Event, kernel, kineto, span, write
+
+NAMES = ["aten::mm", "autograd::engine::evaluate_function: {lambda}", 'odd "ts": 5, {"args": {', "x"]
+TRACES = ROOT / "fixtures" / "traces"
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> Event:
+    start = draw(st.sampled_from([0, 7, 10**9, 4_363_044_294_431_264, 8_000_000_000_000_001])) + draw(
+        st.integers(0, 10**6)
+    )
+    event = span("cpu_op", draw(st.sampled_from(NAMES)), start, start + draw(st.integers(0, 10**10)))
+    event["tid"] = draw(st.sampled_from([1, 2593, 12345678, 4_294_967_297]))
+    if draw(st.booleans()):
+        event["args"] = {"External id": draw(st.integers(1, 9)), "Input Dims": [[2, 3]]}
+    return event
+
+
+def moments(path: Path, events: Events) -> list[tuple[int, int, int]]:
+    spans = read_trace(path, events).in_operators
+    assert spans is not None
+    return list(zip(spans.thread.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True))
+
+
+def by_hand(events: list[Event]) -> list[tuple[int, int, int]]:
+    """What the operators of each thread cover, one interval after the other."""
+    covered: dict[int, list[list[int]]] = {}
+    for event in sorted(events, key=lambda event: int(event["ts"].strip("@"))):
+        start = int(event["ts"].strip("@"))
+        end = start + int(event["dur"].strip("@"))
+        spans = covered.setdefault(event["tid"], [])
+        if start == end:
+            continue
+        if spans and start <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], end)
+        else:
+            spans.append([start, end])
+    return [(thread, start, end) for thread in sorted(covered) for start, end in covered[thread]]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=st.lists(operators(), max_size=30), layout=st.sampled_from(LAYOUTS))
+def test_every_layout_and_every_length_of_a_time_gives_the_same_moments(
+    tmp_path: Path, made: list[Event], layout: Any
+) -> None:
+    path = write(tmp_path / "rank0.json", [kernel("gemm", 0, 10), *made], layout)
+    expected = by_hand(made)
+    assert moments(path, BASIC_EVENTS | Events.OPERATOR_TIMES) == expected
+    assert moments(path, BASIC_EVENTS | Events.OPERATORS) == expected
+
+
+@pytest.mark.parametrize("trace", ["single/rank0.pt.trace.json.gz", "ddp4/rank1.pt.trace.json.gz"])
+def test_real_traces_have_the_same_moments_with_and_without_their_operators(trace: str) -> None:
+    alone = moments(TRACES / trace, BASIC_EVENTS | Events.OPERATOR_TIMES)
+    assert len(alone) > 100
+    assert alone == moments(TRACES / trace, BASIC_EVENTS | Events.OPERATORS)
+
+
+def test_operators_themselves_are_not_read_for_their_times(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "rank0.json", [kernel("gemm", 0, 10), span("cpu_op", "aten::mm", 5, 9), kernel("x", 20, 30)]
+    )
+    assert len(read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES).operators) == 0
+    assert read_trace(path, BASIC_EVENTS).in_operators is None
+
+
+@pytest.mark.parametrize("end", [0.4, 0.7])
+def test_of_a_trace_that_is_cut_off_the_operators_before_the_cut_count(tmp_path: Path, end: float) -> None:
+    events = [
+        kernel("gemm", 0, 10),
+        *(span("cpu_op", "aten::mm", 100 * start, 100 * start + 50) for start in range(50)),
+    ]
+    path = write(tmp_path / "rank0.json", events)
+    text = path.read_bytes()
+    path.write_bytes(text[: int(end * len(text))])
+    trace = read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES)
+    assert trace.damage
+    assert trace.in_operators is not None
+    assert 10 < len(trace.in_operators) < 50
+    assert np.array_equal(trace.in_operators.start_ns, 100 * np.arange(len(trace.in_operators)))
+
+
+def test_of_older_exporters_the_moments_are_exact_too(tmp_path: Path) -> None:
+    """Microseconds since 1970 do not fit a double to the nanosecond."""
+    start = 1_700_000_000_000_000_123
+    path = write(
+        tmp_path / "rank0.json", [kernel("gemm", start, start + 10), span("cpu_op", "aten::mm", start, start + 7)]
+    )
+    assert "1700000000000000.123" in json.dumps(path.read_text())
+    assert moments(path, BASIC_EVENTS | Events.OPERATOR_TIMES) == [(100, start, start + 7)]
+
+
+def test_no_spans_join_to_none() -> None:
+    assert len(join_spans([])) == 0
+
+
+def test_a_made_trace_is_read_as_many_rows_at_once(tmp_path: Path) -> None:
+    """More operators than one batch holds, on two threads, nested."""
+    events = []
+    for number in range(20_000):
+        event = span("cpu_op", "aten::mm", 10**12 + 1000 * number, 10**12 + 1000 * number + 700 - 600 * (number % 2))
+        events.append({**event, "tid": 5 + number % 2, "args": {"External id": 1}})
+    path = write(tmp_path / "rank0.json", [kernel("gemm", 10**12, 10**12 + 10), *events], kineto)
+    assert moments(path, BASIC_EVENTS | Events.OPERATOR_TIMES) == by_hand(events)
