@@ -22,6 +22,7 @@ def attach(
     flops: bool = False,
     modules: bool = False,
     nvml_hz: float = 5.0,
+    step_optimizer: int | str | None = None,
 ) -> None:
     """Capture this process as ``perfscope profile`` would; a second call, or a call under that command, has no effect.
 
@@ -39,9 +40,11 @@ def attach(
         flops: Let torch estimate the operators' FLOPs.
         modules: Mark every forward of a module with its name.
         nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
+        step_optimizer: Which of several optimizers ends a training step: its number in the order in which they first
+            step, from 1, or ``"every"``; the rhythm of their steps decides where it is None.
 
     Raises:
-        ValueError: ``steps``, ``ranks`` or ``window`` cannot be read.
+        ValueError: ``steps``, ``ranks``, ``window`` or ``step_optimizer`` cannot be read.
         OSError: The folder cannot be created.
     """
     # Imported here, because every process below `perfscope profile` imports this package, and most of them never train.
@@ -58,4 +61,5 @@ def attach(
         flops=flops,
         modules=modules,
         nvml_hz=nvml_hz,
+        step_optimizer=step_optimizer,
     )

@@ -24,14 +24,15 @@ from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.rank_position import RankPosition
+from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.passes import Pass, PassTimer, TimedPass
 from perfscope.hooks.timers.saves import SaveTimer
-from perfscope.wire import EndRecord, StepRecord
+from perfscope.wire import EndRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
 _Value = TypeVar("_Value")
@@ -59,7 +60,8 @@ class Capture(RankPosition):
         super().__init__(RankFiles(config))
         self.save_timer = SaveTimer(self)
         self.activities = ActivityTimer(self)
-        self._source = StepSource()
+        self._source = StepSource(config.step_optimizer)
+        self._rows = StepRows()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
         self._windows = WindowSchedule(config, self.files)
@@ -93,10 +95,17 @@ class Capture(RankPosition):
     @hook_entry
     def on_gradients_cleared(self) -> None:
         """An optimizer cleared its gradients: the first step has begun, at an unknown time."""
+        self._facts.has_cleared = True
         if self.steps == 0:
             self._open_first_window()
         elif self.is_training_thread():
             self.activities.end_evaluation(time.monotonic_ns())
+
+    @hook_entry
+    def on_optimizer_built(self, optimizer: object) -> None:
+        """An optimizer was built, after training began or shortly before."""
+        self._facts.has_cleared = True
+        self._source.add_optimizer(optimizer)
 
     @hook_entry
     def on_step_begin(self) -> None:
@@ -161,7 +170,7 @@ class Capture(RankPosition):
             return
         self._facts.optimizer_steps += 1
         self._model.on_optimizer_step(optimizer)
-        if self._source.name in (None, "optimizer"):
+        if self._source.counts("optimizer"):
             self.on_step_end("optimizer", optimizer)
 
     @hook_entry
@@ -174,21 +183,18 @@ class Capture(RankPosition):
     def on_step_end(self, boundary: str, emitter: object, **stated: Any) -> None:
         """One of a framework's objects reached a step boundary; the rest are fields of StatedStep."""
         now_ns = time.monotonic_ns()
-        if not self._source.on_boundary(boundary, emitter):
+        sizes = self._source.on_boundary(
+            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
+        )
+        if sizes is None:
             return
-        self.files.claim()
-        self.steps += 1
-        if self._source.has_moved:
-            self._source.has_moved = False
-            self.note(
-                f"from step {self.steps} on, another {boundary} counts the steps: training alternates between several"
-            )
-        self._write_step(now_ns, boundary, StatedStep(**stated))
-        self._facts = StepFacts()
-        self._passes.end_step(self.steps)
-        self._write_passes()
+        self._add_boundary(now_ns, boundary, StatedStep(**stated))
+        self._complete_steps(sizes)
         window_began_ns = time.monotonic_ns()
-        self._windows.on_step_end(self.steps)
+        if not self._source.is_settled and not self._windows.is_recording:
+            self._windows.hold()
+        elif sizes:
+            self._windows.on_step_end(self.steps)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
 
@@ -276,6 +282,7 @@ class Capture(RankPosition):
     @hook_entry
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
+        self._complete_steps(self._source.finish())
         self._write_passes()
         self.save_timer.finish()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
@@ -332,36 +339,44 @@ class Capture(RankPosition):
             self._is_rpc_server = True
             self.note("this process runs optimizer steps for other workers by RPC: the workers count them")
 
-    def _write_step(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
-        facts, began_ns = self._facts, self._step_started_ns
-        activities = self.activities.take_step()
+    def _add_boundary(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
+        """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""
+        began_ns, activities = self._step_started_ns, self.activities.take_step()
         save_ns, draining = self.save_timer.take_step_times()
-        peaks = self._memory.read_peaks()
-        record = StepRecord(
-            step=self.steps,
-            end_ns=now_ns,
-            source=boundary,
-            wall_ns=None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns,
-            window=self._windows.label,
-            skipped=stated.skipped or None,
-            micro_batches=stated.micro_batches or len(facts.passes) or facts.micro_batches or None,
-            iteration=stated.iteration,
-            samples=stated.samples or facts.work.samples or None,
-            tokens=stated.tokens or facts.work.tokens or None,
-            global_samples=stated.global_samples,
-            data_wait_ns=facts.data_wait_ns if facts.has_loader else None,
-            save_ns=save_ns,
-            draining=draining,
-            **activities.fields(began_ns),
-            hook_ns=self.hook_ns + self.save_timer.take_hook_ns() + self.activities.take_hook_ns(),
-            loss_scale=stated.loss_scale,
-            memory_peak_bytes=peaks.get("memory_peak_bytes"),
-            memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
+        self._rows.add(
+            ReachedBoundary(
+                end_ns=now_ns,
+                source=boundary,
+                wall_ns=None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns,
+                window=self._windows.label,
+                stated=stated,
+                facts=self._facts,
+                save_ns=save_ns,
+                draining=draining,
+                activities=activities,
+                gap_ns=activities.gap_ns(began_ns),
+                hook_ns=self.hook_ns + self.save_timer.take_hook_ns() + self.activities.take_hook_ns(),
+            )
         )
-        if self.steps == 1:
+        self._facts = StepFacts()
+        if self._source.waits:
+            self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
+            self._passes.discard_current()
+
+    def _complete_steps(self, sizes: Sequence[int]) -> None:
+        """Write the training steps that are complete; each is so many of the boundaries that wait."""
+        if not sizes:
+            return
+        is_first = self.steps == 0
+        self.steps += len(sizes)
+        if is_first:
             self.files.update_rank()
             self._describe_model()
-        self.files.claim().write_step(record)
+        self._rows.write(self.files.claim(), sizes, self.steps, **self._memory.read_peaks())
+        self._passes.end_step(self.steps)
+        self._write_passes()
+        for text in self._rows.pop_notes(self._source.pop_note()):
+            self.note(text)
 
     def _write_passes(self) -> None:
         """Write the passes of the steps that the device is done with."""

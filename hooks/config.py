@@ -32,6 +32,8 @@ class Config:
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
         run_id: Identifies the run on hosts that share no file system.
         window: What is recorded of the chosen steps on a GPU.
+        step_optimizer: Which optimizer ends a training step, in the order in which they first step, or ``"every"``;
+            None where their rhythm decides.
     """
 
     run_dir: str
@@ -46,6 +48,7 @@ class Config:
     nvml_path: str | None = None
     run_id: str | None = None
     window: WindowChoice = WindowChoice.OPERATORS
+    step_optimizer: int | str | None = None
 
     def to_json(self) -> str:
         """Write the configuration for another process."""

@@ -24,6 +24,7 @@ class Recorder:
         self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
+        self._pending_steps: int | None = None
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
 
@@ -34,6 +35,21 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         _write(self._steps, wire.to_line(record))
+
+    def write_pending_step(self, record: StepRecord) -> None:
+        """Write a step that may be a part of another one, so that it is not lost where the process is killed.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if self._pending_steps is None:
+            self._pending_steps = _open_to_append(os.path.join(self._folder, wire.PENDING_STEPS_FILE))
+        _write(self._pending_steps, wire.to_line(record))
+
+    def clear_pending_steps(self) -> None:
+        """The pending steps are known, and written or dropped."""
+        if self._pending_steps is not None:
+            os.ftruncate(self._pending_steps, 0)
 
     def write_micro_batches(self, record: MicroBatchRecord) -> None:
         """Write the passes of one training step; the first call creates the file.

@@ -19,6 +19,8 @@ _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 DEFAULT_WINDOWS = "4-6"
 
 
+#: How the option ``--step-optimizer`` says that each outermost step of an optimizer is a training step.
+EVERY = "every"
 #: Between a window and its light one are the step after the export, and a warm-up step.
 _STEPS_BEFORE_LIGHT = 2
 
@@ -48,6 +50,14 @@ class StepWindow:
         """The light window of as many steps that follows this one."""
         first = self.last + _STEPS_BEFORE_LIGHT + 1
         return StepWindow(first, first + self.last - self.first, wire.LIGHT)
+
+    def delayed(self, steps: int) -> StepWindow:
+        """The window so many steps later.
+
+        >>> str(StepWindow(4, 6).delayed(2))
+        '6-8'
+        """
+        return StepWindow(self.first + steps, self.last + steps, self.activities)
 
     def leaves_room_for(self, following: StepWindow) -> bool:
         """Whether a step is left for the warm-up of another window."""
@@ -117,3 +127,19 @@ def parse_ranks(text: str) -> frozenset[int]:
             raise ValueError(f"{text!r} names no ranks: write ranks such as 0,4-6")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)
+
+
+def parse_step_optimizer(text: str) -> int | str:
+    """Read which optimizer ends a training step: its number, in the order in which they first step, or ``every``.
+
+    >>> parse_step_optimizer("2"), parse_step_optimizer("every")
+    (2, 'every')
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if text == EVERY:
+        return EVERY
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is neither the number of an optimizer, which count from 1, nor {EVERY!r}")
+    return int(text)

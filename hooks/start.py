@@ -7,6 +7,7 @@ of the imported frameworks is loaded.
 from __future__ import annotations
 
 import os
+import weakref
 from importlib import import_module
 
 from perfscope.hooks.guard import call_safely, write_message
@@ -33,6 +34,7 @@ class LateCapture:
         self.capture: Capture | None = None
         self.boot_dir: str | None = None
         self._has_failed = False
+        self._built: list[weakref.ref[object]] = []
 
     def begin(self, config: Config | None = None) -> Capture:
         """Make this process's capture, unless there is one: a process has one profiler.
@@ -44,12 +46,23 @@ class LateCapture:
             from perfscope.hooks.capture import Capture  # not at the top: only a process that trains may pay for it
 
             self.capture = Capture.from_boot_dir(self.boot_dir or "") if config is None else Capture(config)
+            built, self._built = self._built, []
+            for read in built:
+                if (optimizer := read()) is not None:
+                    self.capture.on_optimizer_built(optimizer)
         return self.capture
 
     @property
     def save_timer(self) -> SaveTimer | None:
         """The timer of saves, once training has begun: looking for it must not begin the capture."""
         return None if self.capture is None else self.capture.save_timer
+
+    def on_optimizer_built(self, optimizer: object) -> None:
+        """An optimizer was built; a process that only builds one does not train yet."""
+        if self.capture is not None:
+            self.capture.on_optimizer_built(optimizer)
+        elif not self._has_failed:
+            self._built.append(weakref.ref(optimizer))
 
     def __getattr__(self, name: str) -> Any:
         if self.capture is None and not self._has_failed:

@@ -1,38 +1,62 @@
-"""Decides what ends a training step: the framework of highest priority, and only the first of its objects."""
+"""Decides what ends a training step: the framework of highest priority, and which of its objects."""
 
 from __future__ import annotations
 
 import threading
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from perfscope.frameworks import STEP_BOUNDARIES
+from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.selection import EVERY
+from perfscope.hooks.step_rounds import StepRounds
 
-_FOREIGN_STEPS_BEFORE_CHANGE = 3
-#: A GAN's generator is stepped after at most so many steps of its discriminator; a longer cycle is not one loop.
-_LARGEST_CYCLE = 20
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    #: Reads an object; None where it is gone.
+    _Reference: TypeAlias = Callable[[], object]
+
+_MOST_OBJECTS = 64
+_SEVERAL = 2
 
 
 class StepSource:
-    """What ends a step in this process: a step boundary of ``perfscope.frameworks``, of one object.
+    """What ends a step in this process: a step boundary of ``perfscope.frameworks``, of one or several objects.
 
     Attributes:
         name: The boundary that was armed or reported last; None before any.
-        has_moved: Set when another object ends steps from now on.
+        chosen: The object that ends steps, as the user chose it; None where the rhythm of the objects decides.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: int | str | None = None) -> None:
         self.name: str | None = None
-        self.has_moved = False
-        self._primary: int | None = None
-        self._foreign_steps = 0
-        self._patience = _FOREIGN_STEPS_BEFORE_CHANGE
-        #: Of each object that is not the primary one: primary steps since its last step, and those before that step.
-        self._cycles: dict[int, tuple[int, int]] = {}
+        self.chosen = chosen
+        self._emitters = _Emitters()
+        self._unused = _Unused()
+        self._rounds = StepRounds(self._emitters.is_finished)
+        self._parts = 0
         self._thread: int | None = None
+        #: Whether the last note was about rounds; None before any.
+        self._said: bool | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is clear what ends the next steps, so that a profiler window may begin."""
+        return self.chosen is not None or self._rounds.is_settled
+
+    @property
+    def waits(self) -> bool:
+        """Whether boundaries that were reached wait, because nobody can tell yet which training steps they make."""
+        return self.chosen is None and self._rounds.waits
 
     def arm(self, name: str) -> None:
         """Ignore boundaries of lower priority from now on: their steps are parts of this one's."""
         if self.name is None or _priority(name) > _priority(self.name):
             self._set_name(name)
+        elif name == self.name and self._emitters.are_all_finished():
+            self._emitters.clear()  # another object goes on in the same way
 
     def set_training_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
@@ -44,47 +68,191 @@ class StepSource:
             return threading.current_thread() is threading.main_thread()
         return threading.get_ident() == self._thread
 
-    def on_boundary(self, name: str, emitter: object) -> bool:
-        """A boundary was reached by one of a framework's objects; True where that ends a training step.
+    def add_optimizer(self, optimizer: object) -> None:
+        """An optimizer was built, which may step in turn with others."""
+        if self.chosen is None and not self._emitters.has(optimizer):
+            self._unused.add(optimizer)
 
-        Only the boundary of highest priority counts, only the first of several objects (a GAN has two optimizers and
-        one loop), only the thread that began.
+    def counts(self, name: str) -> bool:
+        """Whether a boundary of this name ends steps: none of higher priority is in use any more."""
+        if self.name is None or _priority(name) >= _priority(self.name):
+            return True
+        if not self._emitters.are_all_finished():
+            return False
+        self._set_name(name)  # what trained before is gone, as after a comparison of two ways to train
+        return True
+
+    def on_boundary(
+        self, name: str, emitter: object, *, continues: bool = False, may_wait: bool = True
+    ) -> tuple[int, ...] | None:
+        """A boundary was reached by one of a framework's objects.
+
+        Returns:
+            The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first;
+            None for a boundary that counts for nothing: of lower priority, or of another thread than the first.
         """
         if self._thread is None:
             self.set_training_thread()
-        if threading.get_ident() != self._thread or (self.name and _priority(name) < _priority(self.name)):
-            return False
+        if threading.get_ident() != self._thread or not self.counts(name):
+            return None
         if name != self.name:
             self._set_name(name)
-        if self._primary is None or self._primary == id(emitter):
-            self._primary, self._foreign_steps = id(emitter), 0
-            self._cycles = {foreign: (steps + 1, before) for foreign, (steps, before) in self._cycles.items()}
-            return True
-        return self._is_new_primary(emitter)
+        number, is_new = self._emitters.number_of(emitter)
+        if self.chosen is not None:
+            return self._on_chosen(number - self._emitters.gone)
+        if is_new and self._unused:
+            self._unused.on_step(emitter)
+        awaits_others = bool(self._unused) and name == "optimizer"
+        sizes = self._rounds.on_event(number, continues=continues, awaits_others=awaits_others, may_wait=may_wait)
+        if sizes and awaits_others and may_wait:
+            self._unused.clear()  # they were awaited for long enough
+        return sizes
 
-    def _is_new_primary(self, emitter: object) -> bool:
-        """Whether an object that is not the primary one is from now on."""
-        self._foreign_steps += 1
-        if self._foreign_steps >= self._patience:
-            # The first object is no longer stepped, as after a warm-up phase with an optimizer of its own.
-            self._set_primary(emitter, _FOREIGN_STEPS_BEFORE_CHANGE)
-            return True
-        cycle, before = self._cycles.get(id(emitter), (0, 0))
-        self._cycles[id(emitter)] = (0, cycle)
-        if 1 < cycle == before <= _LARGEST_CYCLE:
-            # It is stepped once in every ``cycle`` steps of the first one, regularly: those make one pass of the loop.
-            self._set_primary(emitter, 2 * cycle)
-            return True
-        return False
+    def pop_note(self) -> str:
+        """What a reader must know of the objects that end steps; empty where nothing is new."""
+        if self.chosen is not None or self._emitters.count < _SEVERAL or self.name is None or self.waits:
+            return ""
+        boundary = self._rounds.boundary
+        if self._said == (boundary is not None):
+            return ""
+        self._said = boundary is not None
+        event = STEP_BOUNDARIES[self.name].event
+        if boundary is None:
+            return f"{event}: several objects train one after the other, and the steps of all count"
+        return (
+            f"{event}: several objects take turns, and a step is a whole round, which ends with "
+            f"number {boundary - self._emitters.gone} in the order of their first steps; `--step-optimizer` chooses "
+            "another one"
+        )
+
+    def finish(self) -> tuple[int, ...]:
+        """Training ended: the sizes of the steps that the boundaries make that were still waiting."""
+        return () if self.chosen is not None else self._rounds.finish()
+
+    def _on_chosen(self, number: int) -> tuple[int, ...]:
+        self._parts += 1
+        if self.chosen not in (EVERY, number):
+            return ()
+        size, self._parts = self._parts, 0
+        return (size,)
 
     def _set_name(self, name: str) -> None:
-        self.name, self._primary = name, None
-        self._cycles.clear()
+        self.name = name
+        self._emitters.clear()
+        self._rounds = StepRounds(self._emitters.is_finished)
 
-    def _set_primary(self, emitter: object, patience: int) -> None:
-        self._primary, self._foreign_steps, self._patience = id(emitter), 0, patience
-        self._cycles.clear()
-        self.has_moved = True
+
+class _Emitters:
+    """The objects that have reached the boundary, numbered in that order; none of them is kept alive.
+
+    The number of an object that is gone is not given to another one, although its ``id`` may be.
+
+    Attributes:
+        count: How many there were.
+        gone: How many of them were gone when none was left for the last time.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.gone = 0
+        self._last: tuple[_Reference, int] = (lambda: None, 0)
+        self._by_id: dict[int, tuple[_Reference, int]] = {}
+        self._by_number: dict[int, _Reference] = {}
+
+    def number_of(self, emitter: object) -> tuple[int, bool]:
+        """The number of an object, from 1, and whether this is the first time that it comes."""
+        read, number = self._last
+        if read() is emitter:
+            return number, False
+        entry = self._by_id.get(id(emitter))
+        is_new = entry is None or entry[0]() is not emitter
+        if entry is None or is_new:
+            entry = self._add(emitter)
+        self._last = entry
+        return entry[1], is_new
+
+    def has(self, emitter: object) -> bool:
+        """Whether the object has come."""
+        entry = self._by_id.get(id(emitter))
+        return entry is not None and entry[0]() is emitter
+
+    def is_finished(self, number: int) -> bool:
+        """Whether an object is gone."""
+        read = self._by_number.get(number)
+        return read is None or read() is None
+
+    def are_all_finished(self) -> bool:
+        """Whether objects have come, and all are gone."""
+        return self.count > self.gone and all(read() is None for read in self._by_number.values())
+
+    def clear(self) -> None:
+        """Forget all of them, because other objects end steps from now on."""
+        self.gone = self.count
+        self._last = (lambda: None, 0)
+        self._by_id.clear()
+        self._by_number.clear()
+
+    def _add(self, emitter: object) -> tuple[_Reference, int]:
+        if self.are_all_finished():
+            self.clear()
+        elif len(self._by_number) > _MOST_OBJECTS:
+            self._by_number = {number: read for number, read in self._by_number.items() if read() is not None}
+            self._by_id = {key: entry for key, entry in self._by_id.items() if entry[0]() is not None}
+        self.count += 1
+        entry = _refer(emitter), self.count
+        self._by_id[id(emitter)] = entry
+        self._by_number[self.count] = entry[0]
+        return entry
+
+
+class _Unused:
+    """Optimizers that were built and have not stepped, and whose parameters no other optimizer steps.
+
+    An optimizer that wraps another one, or is a part of it, has the same parameters and never steps by itself.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Any]] = []
+
+    def __bool__(self) -> bool:
+        if not self._optimizers:
+            return False
+        self._optimizers = [read for read in self._optimizers if read() is not None]
+        return bool(self._optimizers)
+
+    def add(self, optimizer: object) -> None:
+        """An optimizer was built."""
+        self._optimizers.append(weakref.ref(optimizer))
+
+    def on_step(self, optimizer: object) -> None:
+        """An optimizer stepped for the first time."""
+        stepped = _parameters(optimizer)
+        self._optimizers = [
+            read
+            for read in self._optimizers
+            if (other := read()) is not optimizer and other is not None and not _shares(_parameters(other), stepped)
+        ]
+
+    def clear(self) -> None:
+        """They are not awaited any longer."""
+        self._optimizers.clear()
+
+
+def _shares(parameters: set[int], stepped: set[int]) -> bool:
+    return not parameters or not parameters.isdisjoint(stepped)
+
+
+def _parameters(optimizer: Any) -> set[int]:
+    """The ids of an optimizer's parameters, for as long as it lives; empty where it does not tell."""
+    ids = value_or_none(lambda: {id(weight) for group in optimizer.param_groups for weight in group["params"]})
+    return ids or set()
+
+
+def _refer(emitter: object) -> _Reference:
+    try:
+        return weakref.ref(emitter)
+    except TypeError:  # its class has slots, and none for references
+        return lambda: emitter
 
 
 def _priority(name: str) -> int:

@@ -23,6 +23,7 @@ from perfscope.units import format_count, format_ranges
 def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
     """The notes below the table of steps."""
     notes = [f"Step boundary: {_boundary(str(tables[0].source[-1]))}."]
+    notes += _on_capture(run)
     notes += _on_steady_steps(ranks)
     notes += _on_windows(run)
     notes += _on_saves(tables)
@@ -42,6 +43,20 @@ def _boundary(source: str) -> str:
     """What completes a step; the source of steps itself where its framework is no longer hooked."""
     boundary = STEP_BOUNDARIES.get(source)
     return source if boundary is None else boundary.event
+
+
+def _on_capture(run: Run) -> list[str]:
+    """What the ranks noted as they were captured, each text once, with the ranks where not all of them noted it."""
+    ranks_by_note: dict[str, set[int]] = {}
+    for rank in run.ranks:
+        for text in rank.notes:
+            ranks_by_note.setdefault(text, set()).add(rank.rank)
+    everybody = {rank.rank for rank in run.ranks}
+    return [
+        f"{text[0].upper()}{text[1:]}." if ranks == everybody else f"Ranks {sorted(ranks)}: {text}."
+        for text, ranks in ranks_by_note.items()
+        if text
+    ]
 
 
 def _on_steady_steps(ranks: Sequence[RankSteps]) -> list[str]:

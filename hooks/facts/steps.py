@@ -41,6 +41,9 @@ class Work:
     samples: int = 0
     tokens: int = 0
 
+    def __add__(self, addend: Work) -> Work:
+        return Work(self.samples + addend.samples, self.tokens + addend.tokens)
+
     def add(self, value: Any) -> None:
         """Count a batch by its token ids, else by the first tensor in it."""
         batch = _first_tensor(value, sys.modules["torch"].Tensor, depth=2)
@@ -63,6 +66,7 @@ class StepFacts:
         data_wait_ns: Time spent waiting for data loaders.
         has_loader: A data loader was used.
         optimizer_steps: Outermost optimizer steps.
+        has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
     """
 
     micro_batches: int = 0
@@ -73,6 +77,12 @@ class StepFacts:
     data_wait_ns: int = 0
     has_loader: bool = False
     optimizer_steps: int = 0
+    has_cleared: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was seen that an update begins with."""
+        return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or self.pipelined.samples)
 
     @property
     def work(self) -> Work:

@@ -33,6 +33,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     def patch_step_function(self: Any) -> None:
         original(self)
         value_or_none(lambda: wrap_step(type(self), capture))
+        value_or_none(lambda: capture.on_optimizer_built(self))
 
     @functools.wraps(clear)
     def zero_grad(self: Any, *args: object, **kwargs: object) -> Any:

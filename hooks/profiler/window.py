@@ -57,7 +57,7 @@ class ProfilerWindow:
         actions = torch.profiler.ProfilerAction
 
         def schedule(step: int) -> object:
-            return actions.WARMUP if step < steps.first else actions.RECORD
+            return actions.WARMUP if step < self.steps.first else actions.RECORD
 
         options = {"activities": find_light_activities(torch)} if steps.is_light else _options_of_operators(config)
         self.profiler = torch.profiler.profile(
@@ -78,6 +78,11 @@ class ProfilerWindow:
         self.profiler.start()
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
+
+    def move(self, steps: StepWindow, next_step: int) -> None:
+        """Record other steps, before the warm-up ends; ``next_step`` is the one that ``step()`` is about to begin."""
+        self.steps = steps
+        self._current_step = self.profiler.step_num = next_step - 1
 
     def step(self) -> None:
         """Go from one training step to the next."""

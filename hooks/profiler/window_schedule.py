@@ -55,6 +55,7 @@ class WindowSchedule:
         self._window: ProfilerWindow | None = None
         self._is_changing = False
         self._discard_after_change = False
+        self._was_held = False
         self._ranges = ModuleRanges()
 
     @property
@@ -66,6 +67,15 @@ class WindowSchedule:
     def records_ranges(self) -> bool:
         """Whether a window is open that records ranges of the host."""
         return self._window is not None and not self._window.steps.is_light
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a window is open and past its warm-up."""
+        return self._window is not None and self._window.has_recorded
+
+    def hold(self) -> None:
+        """Begin no window at the next steps: nobody can tell yet how many there were."""
+        self._was_held = True
 
     def on_step_end(self, completed_steps: int) -> None:
         """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
@@ -134,6 +144,9 @@ class WindowSchedule:
     def _advance(self, completed_steps: int) -> None:
         self.label = None
         next_step = completed_steps + 1
+        if self._was_held:
+            self._was_held = False
+            self._catch_up(next_step)
         if self._window is not None:
             steps = self._window.steps
             if completed_steps >= steps.last:
@@ -148,6 +161,22 @@ class WindowSchedule:
             self._owner.note(f"the window {window} is not profiled: training was past its warm-up step")
         if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
             self._open(self._pending.pop(0), next_step)
+
+    def _catch_up(self, next_step: int) -> None:
+        """Move the windows that could not begin in time, because nothing told what a training step was."""
+        warming_up = self._window
+        planned = warming_up.steps if warming_up is not None else self._pending[0] if self._pending else None
+        if planned is None:
+            return
+        delay = max(0, next_step + (warming_up is None) - planned.first)
+        if warming_up is not None:
+            warming_up.move(planned.delayed(delay), next_step)
+        self._pending = [window.delayed(delay) for window in self._pending]
+        if delay:
+            self._owner.note(
+                f"the window {planned} was moved to {planned.delayed(delay)}: until then it was not clear which of "
+                "several optimizers ends a step; `--step-optimizer` chooses one"
+            )
 
     def _open(self, steps: StepWindow, next_step: int) -> None:
         if self.blocked_by is not None:

@@ -15,7 +15,7 @@ from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_run
 from perfscope.hooks.reach.imports import PostImportFinder
-from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_choice, parse_ranks, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_choice, parse_ranks, parse_step_optimizer, parse_windows
 
 
 class RecordOptions(TypedDict):
@@ -35,17 +35,19 @@ def attach_process(
     ranks: str | None,
     window: str,
     nvml_hz: float,
+    step_optimizer: int | str | None,
     **record: Unpack[RecordOptions],
 ) -> None:
     """Capture this process, unless it is captured already; see ``perfscope.hooks.attach``.
 
     Raises:
-        ValueError: ``steps``, ``ranks`` or ``window`` cannot be read.
+        ValueError: ``steps``, ``ranks``, ``window`` or ``step_optimizer`` cannot be read.
         OSError: The folder cannot be created.
     """
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     profiled_ranks = None if ranks is None else parse_ranks(ranks)
     choice = parse_choice(window)
+    boundary = None if step_optimizer is None else parse_step_optimizer(str(step_optimizer))
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
     start_capture(
@@ -56,6 +58,7 @@ def attach_process(
             window=choice,
             nvml_hz=nvml_hz,
             nvml_path=find_pynvml(),
+            step_optimizer=boundary,
             **record,
         )
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perfscope.hooks.guard import hook_entry
 from perfscope.wire import COMPILATION, FIRST_BATCH, GENERATION, VALIDATION, Span
@@ -74,14 +74,10 @@ class StepActivities:
     no_grad_ns: int = 0
     first_sign_ns: int | None = None
 
-    def fields(self, began_ns: int | None) -> dict[str, Any]:
-        """Fields of the record of a step that began at a moment; None where that is unknown."""
+    def gap_ns(self, began_ns: int | None) -> int | None:
+        """How long the step did not show that it trains; None where that, or when it began, is unknown."""
         gap_ns = None if began_ns is None or self.first_sign_ns is None else self.first_sign_ns - began_ns
-        return {
-            "no_grad_ns": self.no_grad_ns or None,
-            "gap_ns": gap_ns if gap_ns is not None and gap_ns > 0 else None,
-            "spans": tuple(self.spans) or None,
-        }
+        return gap_ns if gap_ns is not None and gap_ns > 0 else None
 
 
 class ActivityTimer:

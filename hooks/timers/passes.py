@@ -130,6 +130,11 @@ class PassTimer:
             self._recycle(self._pending.popleft())
             self.lost += 1
 
+    def discard_current(self) -> None:
+        """Forget the passes since the last step: it is not clear which step they belong to."""
+        self._recycle(_Step(0, self._current, self._has_ranges))
+        self._current, self._has_ranges = [], False
+
     def pop_finished(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
         records = []

@@ -28,7 +28,7 @@ from perfscope.hooks.reach import launch
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.reach.supervise import Ending, run
 from perfscope.hooks.recorder import replace_file
-from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_step_optimizer, parse_windows
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 
@@ -64,6 +64,16 @@ class WindowOptions:
             rich_help_panel=_WINDOW_PANEL,
         ),
     ] = WindowChoice.OPERATORS
+    step_optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|every",
+            help="Which of several optimizers ends a training step: its number in the order in which they first step, "
+            "or every one.",
+            show_default="the rhythm of their steps decides",
+            rich_help_panel=_WINDOW_PANEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +141,9 @@ def profile(
         windows=_parse_option("--steps", parse_windows, windows.steps),
         ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
         window=windows.window,
+        step_optimizer=None
+        if windows.step_optimizer is None
+        else _parse_option("--step-optimizer", parse_step_optimizer, windows.step_optimizer),
         **asdict(events),
         nvml_hz=nvml_hz,
         nvml_path=find_pynvml(),

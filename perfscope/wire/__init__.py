@@ -8,6 +8,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step
+    RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
     RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved
@@ -42,6 +43,7 @@ RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 STEPS_FILE = "steps.jsonl"
+PENDING_STEPS_FILE = "pending_steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"
 CHECKPOINTS_FILE = "checkpoints.jsonl"
@@ -137,6 +139,7 @@ class StepRecord:
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
         memory_peak_bytes: Largest memory of one device allocated by tensors since the process started.
         memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
+        boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
     """
 
     step: int
@@ -160,6 +163,7 @@ class StepRecord:
     iteration: int | None = None
     memory_peak_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    boundaries: int | None = None
 
 
 @dataclass(frozen=True)

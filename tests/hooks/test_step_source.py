@@ -3,53 +3,294 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import pytest
 
+from perfscope.hooks.selection import parse_step_optimizer
 from perfscope.hooks.step_source import StepSource
 
 
-def ended(events: str) -> str:
-    """The events that end a step; each letter is an optimizer that stepped."""
-    source, optimizers = StepSource(), {name: object() for name in set(events)}
-    return "".join(name if source.on_boundary("optimizer", optimizers[name]) else "." for name in events)
+class Optimizer:
+    """Has parameters of its own, or those of another one."""
+
+    def __init__(self, source: StepSource | None = None, like: Optimizer | None = None) -> None:
+        self.param_groups: list[dict[str, list[object]]] = [{"params": [object()]}]
+        if like is not None:
+            self.param_groups = like.param_groups
+        if source is not None:
+            source.add_optimizer(self)
+
+
+class Training:
+    """A loop; each letter is an optimizer, which is built before the loop or when it first steps."""
+
+    def __init__(self, chosen: int | str | None = None) -> None:
+        self.source = StepSource(chosen)
+        self.optimizers: dict[str, Optimizer] = {}
+        self.count = 0
+        #: Where a step ended, by the number of events so far; and when windows may begin.
+        self.ends: list[int] = []
+        self.settled_at: int | None = None
+        self._events = 0
+
+    def build(self, names: str) -> None:
+        self.optimizers |= {name: Optimizer(self.source) for name in names}
+
+    def delete(self, names: str) -> None:
+        for name in names:
+            del self.optimizers[name]
+
+    def step(self, names: str, *, continues: bool = False) -> None:
+        for name in names:
+            if name not in self.optimizers:
+                self.build(name)
+            self._events += 1
+            sizes = self.source.on_boundary("optimizer", self.optimizers[name], continues=continues)
+            assert sizes is not None
+            self.count += len(sizes)
+            if self.settled_at is None and self.source.is_settled:
+                self.settled_at = self.count
+
+    def finish(self) -> int:
+        self.count += len(self.source.finish())
+        return self.count
+
+
+def train(names: str, built: str = "", chosen: int | str | None = None) -> int:
+    training = Training(chosen)
+    training.build(built)
+    training.step(names)
+    return training.finish()
+
+
+def cross_validation(folds: int, steps: int, *, keeps: bool) -> int:
+    """A new optimizer each fold, which takes the variable of the one before, or goes into a list with it."""
+    source, count, optimizers = StepSource(), 0, []
+    optimizer = None
+    for _ in range(folds):
+        optimizer = Optimizer(source)
+        if keeps:
+            optimizers.append(optimizer)
+        for _ in range(steps):
+            count += len(source.on_boundary("optimizer", optimizer) or ())
+    return count + len(source.finish())
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(("folds", "steps"), [(3, 20), (4, 5), (5, 1), (2, 1), (10, 100)])
+def test_no_step_of_a_fold_is_lost(folds: int, steps: int, keeps: bool) -> None:
+    assert cross_validation(folds, steps, keeps=keeps) == folds * steps
+
+
+SCRIPTED: dict[str, tuple[str, str, int]] = {
+    "one model": ("a" * 9, "a", 9),
+    "two models one after the other": ("a" * 7 + "b" * 9, "ab", 16),
+    "two models one after the other, built when they train": ("a" * 7 + "b" * 9, "", 16),
+    "two models, one step each": ("ab", "ab", 2),
+    "two models one after the other, longer than any round": ("a" * 60 + "b" * 60, "ab", 120),
+    "two models in turn, an epoch each": (("a" * 10 + "b" * 10) * 4, "ab", 80),
+    "three models in turn, an epoch each": (("a" * 4 + "b" * 4 + "c" * 4) * 3, "abc", 36),
+    "a warm-up with an optimizer of its own": ("aaa" + "b" * 6, "ab", 9),
+    "a GAN": ("dg" * 12, "dg", 12),
+    "a GAN, 5 steps of the discriminator to one": ("dddddg" * 8, "dg", 8),
+    "a GAN, 5 to one, 12 rounds": ("dddddg" * 12, "dg", 12),
+    "a GAN, 20 to one": (("d" * 20 + "g") * 6, "dg", 6),
+    "a GAN, two steps of the generator to one": ("dgg" * 7, "dg", 7),
+    "a GAN that ends within a round": ("dddddg" * 4 + "ddd", "dg", 4),
+    "a GAN that ends within its second round": ("dddddgddd", "dg", 1),
+    "a GAN that trains its discriminator until it is good enough": ("dddgdgddgdddgdddddgdg", "dg", 6),
+    "a GAN after 100 steps of its generator": ("g" * 100 + "dg" * 10, "dg", 110),
+    "a GAN of two discriminators": ("ddeeg" * 6, "deg", 6),
+    "actor and critic of a delayed update": ("cca" * 9, "ca", 9),
+    "actor, critic and temperature": ("cat" * 9, "cat", 9),
+    "80 epochs of the actor and 80 of the critic after each rollout": (("a" * 80 + "c" * 80) * 3, "ac", 480),
+    "one optimizer, k epochs a rollout": ("a" * 4 * 8, "a", 32),
+    "accumulation of one optimizer for one step of the other": ("aaaab" * 5, "ab", 5),
+    "an optimizer a parameter group": ("abcd" * 6, "abcd", 6),
+    "an optimizer a parameter group, in any order": ("abccabbcaacbbac", "abc", 5),
+    "two optimizers in any order": ("abbabaababba", "ab", 6),
+    "a hundred optimizers": ("".join(map(chr, range(200, 218))) * 5, "".join(map(chr, range(200, 218))), 5),
+    "something rare beside the loop": (("a" * 30 + "r") * 4 + "a", "ar", 121),
+    "one optimizer goes on alone": ("ab" * 50 + "a" * 30, "ab", 80),
+    "one optimizer goes on alone for a while": ("ab" * 50 + "a" * 15, "ab", 65),
+    "two GANs one after the other": ("ddg" * 9 + "eeh" * 9, "dgeh", 18),
+    "another model after a GAN": ("ddg" * 9 + "e" * 30, "dge", 39),
+    "two GANs one after the other, all built first": ("dg" * 30 + "eh" * 30, "dgeh", 60),
+    "an optimizer that never steps": ("a" * 50, "ab", 50),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_the_count_is_the_true_one(name: str) -> None:
+    events, built, count = SCRIPTED[name]
+    assert train(events, built) == count
+
+
+def test_of_steps_that_follow_each_other_at_once_the_first_round_is_known() -> None:
+    training = Training()
+    training.build("abc")
+    training.step("a")
+    training.step("bc", continues=True)
+    assert (training.count, training.settled_at) == (1, 1)
+    training.step("acbbca")
+    assert training.finish() == 3
+
+
+@pytest.mark.parametrize(("round_", "settled_at"), [("dddddg", 2), ("dg", 2), ("dgg", 2)])
+def test_windows_may_begin_after_the_second_round(round_: str, settled_at: int) -> None:
+    training = Training()
+    training.build("dg")
+    training.step(round_ * 4)
+    assert training.settled_at == settled_at
+
+
+def test_windows_of_one_optimizer_never_wait() -> None:
+    training = Training()
+    training.step("a")
+    assert training.settled_at == 1
+
+
+def test_an_optimizer_that_wraps_another_one_is_not_awaited() -> None:
+    """Sharpness-aware minimization and schedule-free wrappers hold the parameters of the optimizer that steps."""
+    source = StepSource()
+    base = Optimizer(source)
+    wrapper = Optimizer(source, like=base)
+    assert source.on_boundary("optimizer", base) == (1,)
+    assert source.is_settled
+    del wrapper
+
+
+def test_a_resumed_optimizer_is_the_same_one() -> None:
+    source = StepSource()
+    optimizer = Optimizer(source)
+    assert source.on_boundary("optimizer", optimizer) == (1,)
+    source.add_optimizer(optimizer)  # as load_state_dict does
+    assert source.on_boundary("optimizer", optimizer) == (1,)
+    assert source.is_settled
+
+
+def test_an_id_that_is_used_again_is_another_optimizer() -> None:
+    """Objects of one size take the place of each other as soon as it is free."""
+    source, ids, count = StepSource(), set[int](), 0
+    for _ in range(20):
+        optimizer = Optimizer()
+        ids.add(id(optimizer))
+        count += len(source.on_boundary("optimizer", optimizer) or ())
+        del optimizer
+    assert len(ids) < 20, "no id was used again"
+    assert count == 20
+
+
+def test_no_optimizer_is_kept_alive() -> None:
+    training = Training()
+    training.build("ab")
+    training.step("abab")
+    references = [weakref.ref(optimizer) for optimizer in training.optimizers.values()]
+    training.delete("ab")
+    assert [read() for read in references] == [None, None]
+
+
+def test_a_gan_in_each_fold() -> None:
+    training = Training()
+    for _ in range(3):
+        training.build("dg")
+        training.step("dddg" * 7)
+        training.delete("dg")
+    assert training.finish() == 21
+
+
+def test_a_fold_that_ends_within_a_round_costs_the_next_one_no_step() -> None:
+    training = Training()
+    for _ in range(3):
+        training.build("dg")
+        training.step("dddg" * 7 + "dd")
+        training.delete("dg")
+    assert training.finish() == 21
 
 
 @pytest.mark.parametrize(
-    ("events", "steps"),
+    ("chosen", "events", "count"),
     [
-        ("aaa", "aaa"),
-        ("abababab", "a.a.a.a."),
-        # A discriminator is stepped five times for each step of the generator: the loop is the generator's.
-        ("dddddg" * 5, "ddddd.ddddd.dddddg.....g.....g"),
-        # Warm-up with an optimizer of its own.
-        ("aaa" + "b" * 6, "aaa..bbbb"),
-        # Something rare beside the loop, such as an embedding that is stepped now and then.
-        ("a" * 30 + "r" + "a" * 30 + "r" + "a" * 30 + "r" + "a", "a" * 30 + "." + "a" * 30 + "." + "a" * 30 + ".a"),
-        # Something irregular beside the loop.
-        ("aaaraaraaaaraa", "aaa.aa.aaaa.aa"),
+        (1, "dddddg" * 8, 40),
+        (2, "dddddg" * 8, 8),
+        ("every", "dddddg" * 8, 48),
+        ("every", "abab", 4),
+        (2, "abcabc", 2),
+        (3, "abab", 0),
     ],
 )
-def test_of_several_optimizers_the_one_that_the_loop_is_as_long_as(events: str, steps: str) -> None:
-    assert ended(events) == steps
+def test_the_user_s_choice_counts(chosen: int | str, events: str, count: int) -> None:
+    assert train(events, "", chosen) == count
+
+
+def test_the_choice_counts_in_each_fold() -> None:
+    training = Training(chosen=2)
+    for _ in range(3):
+        training.build("dg")
+        training.step("dddg" * 7)
+        training.delete("dg")
+    assert training.finish() == 21
+
+
+def test_a_choice_is_a_number_or_every() -> None:
+    assert (parse_step_optimizer("3"), parse_step_optimizer("every")) == (3, "every")
+    for text in ("0", "-1", "all", "", "1.5"):
+        with pytest.raises(ValueError, match="neither the number"):
+            parse_step_optimizer(text)
+
+
+def test_the_report_is_told_once() -> None:
+    training = Training()
+    training.build("dg")
+    notes = []
+    for _ in range(20):
+        training.step("dg")
+        notes.append(training.source.pop_note())
+    told = [note for note in notes if note]
+    assert len(told) == 1
+    assert "ends with number 2" in told[0]
 
 
 def test_a_framework_is_above_the_optimizers_inside_it() -> None:
-    source, optimizer = StepSource(), object()
+    source, optimizer = StepSource(), Optimizer()
     assert source.on_boundary("optimizer", optimizer)
     source.arm("megatron_optimizer")
-    assert not source.on_boundary("optimizer", optimizer)
+    assert source.on_boundary("optimizer", optimizer) is None
     assert source.on_boundary("megatron_optimizer", optimizer)
     source.arm("megatron")
-    assert not source.on_boundary("megatron_optimizer", optimizer)
+    assert source.on_boundary("megatron_optimizer", optimizer) is None
     assert source.on_boundary("megatron", optimizer)
 
 
+def test_training_without_a_scaler_after_training_with_one() -> None:
+    source, scaler, optimizer = StepSource(), Optimizer(), Optimizer()
+    for _ in range(3):
+        source.arm("grad_scaler")
+        assert not source.counts("optimizer")
+        assert source.on_boundary("grad_scaler", scaler) == (1,)
+    assert source.on_boundary("optimizer", optimizer) is None
+    del scaler
+    assert source.on_boundary("optimizer", optimizer) == (1,)
+
+
+def test_a_new_scaler_each_epoch_leaves_the_optimizer_inside_it_uncounted() -> None:
+    source, optimizer, count = StepSource(), Optimizer(), 0
+    for _ in range(3):
+        scaler = Optimizer()
+        for _ in range(4):
+            source.arm("grad_scaler")
+            assert source.on_boundary("optimizer", optimizer) is None
+            count += len(source.on_boundary("grad_scaler", scaler) or ())
+        del scaler
+    assert count == 12
+
+
 def test_another_thread_ends_no_step() -> None:
-    source, optimizer, answers = StepSource(), object(), list[bool]()
+    source, optimizer, answers = StepSource(), Optimizer(), list[tuple[int, ...] | None]()
     source.set_training_thread()
     thread = threading.Thread(target=lambda: answers.append(source.on_boundary("optimizer", optimizer)))
     thread.start()
     thread.join()
-    assert answers == [False]
+    assert answers == [None]
     assert source.on_boundary("optimizer", optimizer)

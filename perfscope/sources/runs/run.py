@@ -128,7 +128,7 @@ def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSamples], damage: list[str]) -> _Process:
-    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage)
+    steps = _read_steps(folder, damage)
     micro_batches = read_micro_batches(folder, rank, attempt, damage)
     events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
     notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
@@ -140,6 +140,14 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         model=read_model_record(folder, rank, damage),
         saves=read_process_saves(folder, rank, attempt, damage),
     )
+
+
+def _read_steps(folder: Path, damage: list[str]) -> list[wire.StepRecord]:
+    """The steps of a process, and those that waited as it was killed, each of which counts then."""
+    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage)
+    last_ns = steps[-1].end_ns if steps else 0
+    pending = read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage)
+    return [*steps, *(step for step in pending if step.end_ns > last_ns)]
 
 
 def _read_rank(

@@ -1,0 +1,94 @@
+"""Real trainings of several optimizers: the count of their steps is the true one, and windows profile whole steps."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SCRIPTS, analysis, profile, step_lines
+from tests.hooks.frameworks.running import notes
+
+pytestmark = pytest.mark.slow
+
+
+def train(way: str, folder: Path, *options: str) -> Path:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "several_optimizers.py", way]
+    ended = profile(*command, cwd=folder, options=["--exec", *options])
+    assert ended.code == 0, ended.stderr
+    assert "perfscope: capture ends" not in ended.stderr
+    return folder / "RUN"
+
+
+def steps_of_ranges(run: Path, name: str) -> Counter[str]:
+    """How often a range of the trace begins in each profiler step."""
+    (trace,) = (run / "traces").glob("*.gz")
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    ranges = [event for event in events if event.get("cat") == "user_annotation"]
+    profiled = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
+    return Counter(
+        step["name"]
+        for event in ranges
+        for step in profiled
+        if event["name"].startswith(name) and step["ts"] <= event["ts"] < step["ts"] + step["dur"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "count"),
+    [
+        ("folds", 20),
+        ("one_after_the_other", 2),
+        ("in_turn", 36),
+        ("groups", 9),
+        ("closures", 7),
+        ("scaled", 6),
+        ("resumed", 10),
+        ("rollouts", 12),
+    ],
+)
+def test_the_count_is_the_true_one(way: str, count: int, tmp_path: Path) -> None:
+    run = train(way, tmp_path)
+    assert [line["step"] for line in step_lines(run)] == list(range(1, count + 1))
+    if way not in ("rollouts", "closures"):  # the first has no loader, and a closure runs forward several times
+        assert {line["samples"] for line in step_lines(run)} == {8}
+
+
+def test_a_step_of_a_gan_is_the_whole_round(tmp_path: Path) -> None:
+    run = train("gan", tmp_path)
+    lines = step_lines(run)
+    assert [(line["step"], line["boundaries"]) for line in lines] == [(step, 6) for step in range(1, 9)]
+    # 5 batches of the loader; generator and discriminator run forward on many more.
+    assert {line["samples"] for line in lines} == {40}
+    assert steps_of_ranges(run, "Optimizer.step#RMSprop") == {f"ProfilerStep#{step}": 5 for step in (4, 5, 6)}
+    assert steps_of_ranges(run, "Optimizer.step#Adam") == {f"ProfilerStep#{step}": 1 for step in (4, 5, 6)}
+    results = analysis(run)["results"]["steps"]
+    assert results["count"] == 8
+    assert results["samples_per_s"] == pytest.approx(40 / results["median_s"])
+    assert sum("a step is a whole round" in note for note in results["notes"]) == 1
+    assert sum("a step is a whole round" in note for note in notes(run)) == 1
+
+
+@pytest.mark.parametrize(("choice", "count"), [("1", 40), ("2", 8), ("every", 48)])
+def test_the_user_chooses_the_optimizer_that_ends_a_step(choice: str, count: int, tmp_path: Path) -> None:
+    run = train("gan", tmp_path, "--step-optimizer", choice, "--steps", "2-3")
+    assert len(step_lines(run)) == count
+    discriminator = {"1": 1, "2": 5, "every": 1}[choice]
+    assert steps_of_ranges(run, "Optimizer.step#RMSprop") == {f"ProfilerStep#{step}": discriminator for step in (2, 3)}
+
+
+def test_a_window_that_would_begin_too_early_is_moved(tmp_path: Path) -> None:
+    run = train("gan", tmp_path, "--steps", "2-3")
+    assert steps_of_ranges(run, "Optimizer.step#RMSprop") == {f"ProfilerStep#{step}": 5 for step in (3, 4)}
+    assert any("the window 2-3 was moved to 3-4" in note for note in notes(run))
+
+
+def test_a_choice_that_is_neither_a_number_nor_every_is_refused(tmp_path: Path) -> None:
+    ended = profile("true", cwd=tmp_path, options=["--step-optimizer", "all"])
+    assert ended.code == 2
+    assert "neither the number of an optimizer" in ended.stderr

@@ -1,0 +1,98 @@
+"""Claims about any sequence of optimizers' steps, and about any training of a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.hooks.step_rounds import LARGEST_ROUND, StepRounds
+
+_NUMBERS = st.integers(1, 4)
+
+
+def steps(events: Sequence[int], *, finished: dict[int, int] | None = None, built: bool = True) -> tuple[int, ...]:
+    """The sizes of all steps.
+
+    Args:
+        events: The optimizers.
+        finished: The index of the event from which on an optimizer is gone.
+        built: All optimizers are built before training.
+    """
+    index = 0
+    rounds = StepRounds(lambda number: index >= (finished or {}).get(number, len(events) + 1))
+    sizes: tuple[int, ...] = ()
+    unused = set(events) if built else set()
+    for index, event in enumerate(events):
+        unused.discard(event)
+        new = rounds.on_event(event, awaits_others=bool(unused))
+        if new:
+            unused.clear()
+        assert all(size > 0 for size in new)
+        sizes += new
+        assert sum(sizes) <= index + 1
+    return sizes + rounds.finish()
+
+
+@given(st.lists(_NUMBERS, max_size=200), st.booleans())
+def test_no_event_is_in_two_steps(events: list[int], built: bool) -> None:
+    sizes = steps(events, built=built)
+    assert sum(sizes) <= len(events)
+    assert not events or len(set(events)) > 1 or sizes == (1,) * len(events)
+
+
+@given(st.lists(_NUMBERS, max_size=200), st.dictionaries(_NUMBERS, st.integers(0, 200)))
+def test_deaths_break_nothing(events: list[int], finished: dict[int, int]) -> None:
+    assert sum(steps(events, finished=finished)) <= len(events)
+
+
+@given(st.lists(_NUMBERS, max_size=150))
+def test_events_wait_for_a_bounded_time(events: list[int]) -> None:
+    rounds = StepRounds(lambda _: False)
+    waiting = 0
+    for event in events:
+        waiting += 1 - sum(rounds.on_event(event))
+        assert waiting <= 4 * LARGEST_ROUND
+
+
+@given(st.integers(1, LARGEST_ROUND), st.integers(2, 12), st.integers(0, 1))
+def test_a_round_of_many_steps_and_one_is_a_step(many: int, rounds: int, leading: int) -> None:
+    """The optimizer that steps once in a round ends it, or begins it."""
+    round_ = [2] * leading + [1] * many + [2] * (1 - leading)
+    assert len(steps(round_ * rounds)) == rounds
+
+
+@given(st.integers(2, 8).flatmap(lambda size: st.lists(st.permutations(range(1, size + 1)), min_size=3, max_size=12)))
+def test_each_optimizer_once_in_any_order_is_a_step(rounds: list[list[int]]) -> None:
+    assert len(steps([event for round_ in rounds for event in round_])) == len(rounds)
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=8), st.integers(2, 3), st.booleans())
+def test_of_models_that_train_in_turn_each_step_counts(lengths: list[int], models: int, built: bool) -> None:
+    events = [turn % models for turn, length in enumerate(lengths) for _ in range(length)]
+    assert steps(events, built=built) == (1,) * len(events)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.booleans())
+def test_of_folds_each_step_counts(lengths: list[int], keeps: bool) -> None:
+    """A new optimizer each fold; the one before is gone, or never used again."""
+    events = [fold for fold, length in enumerate(lengths) for _ in range(length)]
+    finished = {} if keeps else {fold: sum(lengths[: fold + 1]) for fold in range(len(lengths))}
+    assert steps(events, finished=finished, built=False) == (1,) * len(events)
+
+
+@given(st.integers(1, 8), st.lists(st.integers(2, 12), min_size=1, max_size=5))
+def test_of_a_gan_in_each_fold_each_round_counts(many: int, folds: list[int]) -> None:
+    events, finished = list[int](), dict[int, int]()
+    for fold, rounds in enumerate(folds):
+        events += ([2 * fold] * many + [2 * fold + 1]) * rounds
+        finished |= {2 * fold: len(events), 2 * fold + 1: len(events)}
+    index, count, unused = 0, 0, set[int]()
+    rounds_ = StepRounds(lambda number: index >= finished[number])
+    for index, event in enumerate(events):
+        if index == 0 or index in finished.values():
+            unused = {event, event + 1}
+        unused.discard(event)
+        count += len(rounds_.on_event(event, awaits_others=bool(unused)))
+    assert count + len(rounds_.finish()) == sum(folds)
