@@ -15,7 +15,7 @@ def attach(
     *,
     steps: str | None = None,
     ranks: str | None = None,
-    window: str = "operators",
+    window: str = "both",
     shapes: bool = False,
     stack: bool = False,
     memory: bool = False,

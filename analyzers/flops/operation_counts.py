@@ -100,7 +100,7 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
     repeats = _find_repeats(products.in_order)
     if not products.products and not products.without_shapes and repeats.checkpointing is None:
         return None
-    steps = len({trace.name_of(int(name)) for name in trace.steps.name})
+    steps = len({trace.name_of(int(name)) for name in trace.steps.name}) if products.steps is None else products.steps
     by_operator: dict[str, tuple[float, float]] = {}
     for product in products.products:
         calls, total = by_operator.get(product.operator, (0.0, 0.0))

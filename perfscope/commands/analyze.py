@@ -15,6 +15,7 @@ from perfscope.analyzers.cost.result import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
+from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
@@ -23,6 +24,7 @@ from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
+from perfscope.wire import LIGHT
 
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 _TRACES, _EXECUTION = "Traces", "Execution"
@@ -129,12 +131,14 @@ def to_report(analysis: Analysis) -> Report:
         "schema": "perfscope/analysis/1",
         "inputs": list(analysis.inputs),
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
-        "results": {name: result.data() for name, result in analysis.results.items()},
+        "windows": {"times": analysis.window or None, "notes": list(analysis.window_notes)},
+        "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
     }
     sections: list[Section] = []
     for name, result in analysis.results.items():
         first, *following = result.sections()
-        sections += [replace(first, notes=(*first.notes, *_slowdown_notes(analysis, name))), *following]
+        notes = (*first.notes, *_window_notes(analysis, name), *_slowdown_notes(analysis, name))
+        sections += [replace(first, notes=notes), *following]
     if analysis.skipped:
         sections.append(_skipped_section(analysis))
     title = "Where the time went"
@@ -159,6 +163,27 @@ def to_reports(analyses: Sequence[Analysis]) -> Report:
 
 def _name_of(analysis: Analysis) -> str:
     return analysis.inputs[0] if analysis.run else "traces"
+
+
+def _reads_traces(name: str) -> bool:
+    return any(analyzer.name == name and analyzer.reads is not Reads.RUN for analyzer in analyzers())
+
+
+def _add_window(analysis: Analysis, name: str, data: Json) -> Json:
+    """A result's data, with the window that its times are of."""
+    if not isinstance(data, dict) or not analysis.window or not _reads_traces(name):
+        return data
+    return {**data, "window": analysis.window}
+
+
+def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
+    """What window a result is of, where a run has two kinds; why windows are left out stands below device time."""
+    if not _reads_traces(name):
+        return ()
+    reasons = analysis.window_notes if name == "breakdown" else ()
+    if analysis.window == LIGHT:
+        return ("Times: light window. Operators, shapes and causes: window with operators.", *reasons)
+    return ("Times: window with operators.", *reasons) if analysis.window_notes else ()
 
 
 def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:

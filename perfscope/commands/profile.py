@@ -63,7 +63,7 @@ class WindowOptions:
             "steps later the other (both).",
             rich_help_panel=_WINDOW_PANEL,
         ),
-    ] = WindowChoice.OPERATORS
+    ] = WindowChoice.BOTH
     step_optimizer: Annotated[
         str | None,
         typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
+from perfscope.engine.windows import TraceFiles
 from perfscope.errors import UsageError
 
 try:
@@ -16,7 +17,7 @@ _RETRIES = 1
 
 
 def measure_on_cluster(
-    measure: Measure, paths: Sequence[str], workers: int, scheduler: str | None
+    measure: Measure, traces: Sequence[TraceFiles], workers: int, scheduler: str | None
 ) -> Iterator[MeasuredTrace]:
     """Measure on the cluster of a scheduler, or on one that is started here with as many workers.
 
@@ -24,9 +25,9 @@ def measure_on_cluster(
         UsageError: The scheduler cannot be reached.
     """
     with _connect(workers, scheduler) as client:
-        path_of = {client.submit(measure, path, pure=False, retries=_RETRIES): path for path in paths}
-        for future in as_completed(path_of):
-            yield worker_was_killed(path_of[future]) if future.status == "error" else future.result()
+        files_of = {client.submit(measure, files, pure=False, retries=_RETRIES): files for files in traces}
+        for future in as_completed(files_of):
+            yield worker_was_killed(files_of[future]) if future.status == "error" else future.result()
             future.release()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perfscope.engine.measuring import Measure, MeasuredTrace
+from perfscope.engine.windows import TraceFiles
 
 
 class Backend(StrEnum):
@@ -38,29 +39,29 @@ class Execution:
     scheduler: str | None = None
     shows_progress: bool = False
 
-    def map(self, measure: Measure, paths: Sequence[str]) -> Iterator[MeasuredTrace]:
+    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
         """Measure every trace.
 
         Raises:
             UsageError: Dask is not installed, or its scheduler cannot be reached.
         """
-        answers = self._start(measure, paths)
-        if self.shows_progress and len(paths) > 1 and sys.stderr.isatty():
+        answers = self._start(measure, traces)
+        if self.shows_progress and len(traces) > 1 and sys.stderr.isatty():
             from perfscope.engine.progress import with_bar  # rich takes as long to import as a small trace to read
 
-            return with_bar(answers, len(paths))
+            return with_bar(answers, len(traces))
         return answers
 
-    def _start(self, measure: Measure, paths: Sequence[str]) -> Iterator[MeasuredTrace]:
+    def _start(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
         if self.backend is Backend.DASK:
             from perfscope.engine.dask_cluster import measure_on_cluster  # Dask is an optional dependency
 
-            return measure_on_cluster(measure, paths, self.workers, self.scheduler)
-        if self.backend is Backend.SERIAL or min(self.workers, len(paths)) == 1:
-            return map(measure, paths)
+            return measure_on_cluster(measure, traces, self.workers, self.scheduler)
+        if self.backend is Backend.SERIAL or min(self.workers, len(traces)) == 1:
+            return map(measure, traces)
         from perfscope.engine.process_pool import measure_in_processes  # multiprocessing: one trace does not need it
 
-        return measure_in_processes(measure, paths, self.workers)
+        return measure_in_processes(measure, traces, self.workers)
 
 
 def available_processors() -> int:

@@ -38,7 +38,7 @@ class Inputs:
         if self.run is None:
             return []
         existing = {Path(trace).name.removesuffix(".gz") for trace in self.traces}
-        missing = [window for window in self.run.windows if window.trace not in existing]
+        missing = [window for window in self.run.windows if Path(window.trace).name not in existing]
         return [f"rank {window.rank}: its trace {TRACES_FOLDER}/{window.trace} is missing" for window in missing]
 
 

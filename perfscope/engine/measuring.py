@@ -6,15 +6,18 @@ It runs in a worker, and a failure in it is part of the answer for its trace, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from perfscope.engine.coverage import TraceSummary, summarize
 from perfscope.engine.registry import Analyzer, Partial, Reads, analyzers
+from perfscope.engine.windows import TraceFiles
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.ahead import Pace
+from perfscope.sources.traces.matching import NoMatch
+from perfscope.sources.traces.pairing import pair_windows
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule, read_trace
-from perfscope.tables.trace import NO_EVENTS, Events, Trace
+from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,9 @@ class MeasuredTrace:
         summary: What its coverage is judged by; absent where it could not be read.
         damage: What is lost or doubtful, as sentences; the reason, where it could not be read.
         is_no_trace: The file is something else than a trace.
+        mismatch: Why the two windows that it is of cannot be matched; it is not measured then.
+        mismatched_rank: Its rank, where it is stated.
+        activities: What its times are of: see ``Trace``.
         partials: Each analyzer's partial by its name; an analyzer that finds nothing of interest has none.
     """
 
@@ -50,17 +56,23 @@ class MeasuredTrace:
     summary: TraceSummary | None
     damage: tuple[str, ...]
     is_no_trace: bool = False
+    mismatch: str | None = None
+    mismatched_rank: int | None = None
+    activities: str = ""
     partials: dict[str, Partial] = field(default_factory=dict)
 
 
-Measure: TypeAlias = Callable[[str], MeasuredTrace]
+Measure: TypeAlias = Callable[[TraceFiles], MeasuredTrace]
 
 
-def measure(path: str, task: Task) -> MeasuredTrace:
-    """Read one trace and let every analyzer measure it; a failure is part of the answer."""
+def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
+    """Read one trace, or two windows as one, and let every analyzer measure it; a failure is part of the answer."""
+    path = files.path
     measuring = [analyzer for analyzer in analyzers() if analyzer.name in task.analyzers]
     try:
-        trace = _read(path, measuring, task)
+        trace = _read(files, measuring, task)
+    except NoMatch as error:
+        return MeasuredTrace(path, None, error.damage, mismatch=error.reason, mismatched_rank=error.rank)
     except SourceError as error:
         return MeasuredTrace(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
@@ -75,11 +87,12 @@ def measure(path: str, task: Task) -> MeasuredTrace:
             continue
         if partial is not None:
             partials[analyzer.name] = partial
-    return MeasuredTrace(path, summarize(trace), tuple(damage), partials=partials)
+    return MeasuredTrace(path, summarize(trace), tuple(damage), activities=trace.activities, partials=partials)
 
 
-def worker_was_killed(path: str) -> MeasuredTrace:
+def worker_was_killed(files: TraceFiles) -> MeasuredTrace:
     """The answer for a trace over which its worker was killed."""
+    path = files.path
     problem = f"{path} could not be measured: its worker was killed, perhaps because memory ran out"
     return MeasuredTrace(path, None, (problem,))
 
@@ -90,13 +103,37 @@ def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:
     return tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
 
 
-def _read(path: str, measuring: Sequence[Analyzer], task: Task) -> Trace:
-    """Read the events that the analyzers need; those needed without a device only where there are no device events."""
+def _read(files: TraceFiles, measuring: Sequence[Analyzer], task: Task) -> Trace:
+    """Read the events that the analyzers need; those needed without a device only where there are no device events.
+
+    Raises:
+        NoMatch: The two windows cannot be matched.
+        SourceError: A file cannot be read.
+    """
     needs, needs_without_device = task.extra_events, NO_EVENTS
     for analyzer in measuring:
         needs |= analyzer.needs
         needs_without_device |= analyzer.needs_without_device
-    trace = read_trace(path, needs, task.rank_rule, task.pace)
+    if files.operators is not None:
+        return _read_pair(files.path, files.operators, needs | BASIC_EVENTS, task)
+    trace = read_trace(files.path, needs, task.rank_rule, task.pace)
     if len(trace.device) or needs_without_device in needs:
         return trace
-    return read_trace(path, needs | needs_without_device, task.rank_rule, task.pace)
+    return read_trace(files.path, needs | needs_without_device, task.rank_rule, task.pace)
+
+
+def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:
+    """Read both windows of a process as one trace; the light one alone where the other cannot be read.
+
+    Raises:
+        NoMatch: They cannot be matched, or the light one cannot be read.
+    """
+    try:
+        light = read_trace(light_path, needs, task.rank_rule, task.pace)
+    except SourceError as error:
+        raise NoMatch("it cannot be read", None, (error.problem,)) from None
+    try:
+        operators = read_trace(operators_path, needs, task.rank_rule, task.pace)
+    except SourceError as error:
+        return replace(light, damage=(*light.damage, error.problem))
+    return pair_windows(operators, light)

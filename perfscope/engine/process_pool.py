@@ -14,24 +14,25 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 
 from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
+from perfscope.engine.windows import TraceFiles
 
 _QUEUED_PER_WORKER = 2
 
 
-def measure_in_processes(measure: Measure, paths: Sequence[str], workers: int) -> Iterator[MeasuredTrace]:
+def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers: int) -> Iterator[MeasuredTrace]:
     """Measure every trace in as many processes; the answers come in any order."""
-    waiting = deque(paths)
+    waiting = deque(traces)
     while waiting:
-        running: dict[Future[MeasuredTrace], str] = {}
+        running: dict[Future[MeasuredTrace], TraceFiles] = {}
         try:
             yield from _measure_until_broken(measure, waiting, running, workers)
         except BrokenProcessPool:
-            for path in running.values():
-                yield _measure_alone(measure, path)
+            for files in running.values():
+                yield _measure_alone(measure, files)
 
 
 def _measure_until_broken(
-    measure: Measure, waiting: deque[str], running: dict[Future[MeasuredTrace], str], workers: int
+    measure: Measure, waiting: deque[TraceFiles], running: dict[Future[MeasuredTrace], TraceFiles], workers: int
 ) -> Iterator[MeasuredTrace]:
     """Measure the waiting traces; where the pool breaks, ``running`` holds those that were in work."""
     with _pool(min(workers, len(waiting))) as pool:
@@ -46,12 +47,12 @@ def _measure_until_broken(
                 yield measured
 
 
-def _measure_alone(measure: Measure, path: str) -> MeasuredTrace:
+def _measure_alone(measure: Measure, files: TraceFiles) -> MeasuredTrace:
     try:
         with _pool(1) as pool:
-            return pool.submit(measure, path).result()
+            return pool.submit(measure, files).result()
     except BrokenProcessPool:
-        return worker_was_killed(path)
+        return worker_was_killed(files)
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:

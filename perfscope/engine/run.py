@@ -9,7 +9,7 @@ are still answered for.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial as bind
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
+from perfscope.engine.windows import TraceFiles, WindowPlan, plan_windows
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import is_folder
@@ -48,6 +49,8 @@ class Analysis:
         skipped: The analyzers without a result.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
+        window: What the times of all traces are of: ``light`` or ``operators``; ``""`` where they do not say so.
+        window_notes: Which windows are left out, and why.
     """
 
     inputs: tuple[str, ...]
@@ -55,6 +58,8 @@ class Analysis:
     skipped: tuple[Skipped, ...]
     damage: tuple[str, ...]
     run: Run | None
+    window: str = ""
+    window_notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,16 @@ class _Measurements:
         damage: What is wrong with the traces, as sentences.
         readable: How many traces could be read, whole or in part.
         first_path: The path of the first trace.
+        window: What the times of all traces are of; ``""`` where they do not say so.
+        window_notes: Which windows are left out, and why.
     """
 
     partials: dict[str, list[Partial]] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     readable: int = 0
     first_path: str = ""
+    window: str = ""
+    window_notes: tuple[str, ...] = ()
 
 
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
@@ -121,6 +130,8 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         skipped=tuple(skipped),
         damage=(*run_damage, *inputs.missing_traces(), *measurements.damage),
         run=inputs.run,
+        window=measurements.window,
+        window_notes=measurements.window_notes,
     )
 
 
@@ -157,29 +168,67 @@ def _choose(only: frozenset[str]) -> list[Analyzer]:
 
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:
-    """Measure every trace, if an analyzer reads traces; one that cannot be read is damage."""
+    """Measure every trace, if an analyzer reads traces; one that cannot be read is damage.
+
+    Where the windows of a pair cannot be matched, no pair is used: the times of ranks are compared with each other.
+    """
     names = measuring_analyzers(chosen)
     if not names or not inputs.traces:
         return _Measurements()
+    windows = plan_windows(inputs.traces, inputs.run)
+    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
+    task = _task(plan, names, len(inputs.traces))
+    answers, merged = _map(plan.execution, windows.files, task, mergers)
+    mismatched = [measured for measured in answers if measured.mismatch is not None]
+    if mismatched:
+        windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
+        answers, merged = _map(plan.execution, windows.files, task, mergers)
+    measurements = _assemble(inputs, windows, names, answers, merged)
+    measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
+    return measurements
+
+
+def _map(
+    execution: Execution,
+    files: Sequence[TraceFiles],
+    task: Task,
+    mergers: Mapping[str, Callable[[Partial, Partial], Partial] | None],
+) -> tuple[list[MeasuredTrace], dict[str, Partial]]:
+    """The answers in the order of the files, and the merged partials of the analyzers that can merge them."""
     by_path: dict[str, MeasuredTrace] = {}
     merged: dict[str, Partial] = {}
-    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
-    task = bind(measure, task=_task(plan, names, len(inputs.traces)))
-    for measured in plan.execution.map(task, inputs.traces):
+    for measured in execution.map(bind(measure, task=task), files):
         by_path[measured.path] = measured
         for name, merge in mergers.items():
             if merge is not None and name in measured.partials:
                 new = measured.partials.pop(name)
                 merged[name] = merge(merged[name], new) if name in merged else new
-    measured_traces = _without_other_files(inputs, [by_path[path] for path in inputs.traces])
+    return [by_path[trace.path] for trace in files], merged
+
+
+def _assemble(
+    inputs: Inputs,
+    windows: WindowPlan,
+    names: Sequence[str],
+    answers: Sequence[MeasuredTrace],
+    merged: Mapping[str, Partial],
+) -> _Measurements:
+    measured_traces = _without_other_files(inputs, answers)
     summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
     damage = [line for measured in measured_traces for line in measured.damage]
     partials = {
         name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
     }
     partials.update((name, [merged_partial]) for name, merged_partial in merged.items())
-    first_path = measured_traces[0].path if measured_traces else ""
-    return _Measurements(partials, [*damage, *find_problems(summaries)], len(summaries), first_path)
+    activities = {measured.activities for measured in measured_traces if measured.summary is not None}
+    return _Measurements(
+        partials,
+        [*damage, *find_problems(summaries)],
+        len(summaries),
+        measured_traces[0].path if measured_traces else "",
+        activities.pop() if len(activities) == 1 else "",
+        windows.notes,
+    )
 
 
 def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:

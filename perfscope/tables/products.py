@@ -30,8 +30,10 @@ class Products:
         without_shapes: Calls whose shapes the trace does not state.
         in_order: Calls that distinguish forward from backward passes (attention, softmaxes, activations), in the order
             of their start.
+        steps: How many training steps they are of; absent where they are of the trace's own steps.
     """
 
     products: Sequence[Product]
     without_shapes: int
     in_order: Sequence[str]
+    steps: int | None = None

@@ -16,7 +16,8 @@ from perfscope.tables.steps import Steps
 class Window:
     """One profiler window of one rank: its training steps, and what it cost.
 
-    See ``perfscope.wire.WindowRecord``; what the record leaves out is absent.
+    See ``perfscope.wire.WindowRecord``; what the record leaves out is absent. ``attempt`` counts the processes that had
+    the rank before.
     """
 
     rank: int
@@ -33,6 +34,8 @@ class Window:
     rss_after_bytes: int | None = None
     detached: bool | None = None
     attached_because: str | None = None
+    activities: str | None = None
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

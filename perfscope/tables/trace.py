@@ -28,6 +28,8 @@ Int8 = npt.NDArray[np.int8]
 
 #: An integer that the trace does not state (a correlation, an external id, a size).
 ABSENT = -1
+#: How the annotation of a training step begins; its number follows.
+STEP_MARK = "ProfilerStep#"
 
 
 class Events(Flag):
@@ -215,6 +217,8 @@ class Trace:
         collectives: The profiler's metadata of communication kernels.
         in_operators: When threads were inside operators; absent unless they or the operators were requested.
         products: Matrix products; absent unless they were requested.
+        activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
+            kernels and their launches alone), or ``""`` where the trace does not say so.
         damage: What is lost or doubtful, as sentences.
     """
 
@@ -234,6 +238,7 @@ class Trace:
     collectives: tuple[Collective, ...] = ()
     in_operators: ThreadSpans | None = None
     products: Products | None = None
+    activities: str = ""
     damage: tuple[str, ...] = ()
 
     @cached_property
@@ -254,7 +259,7 @@ class Trace:
     @cached_property
     def steps(self) -> HostSpans:
         """The annotations ``ProfilerStep#N``, in the order of their start."""
-        return self.annotated("ProfilerStep#")
+        return self.annotated(STEP_MARK)
 
     def annotated(self, prefix: str) -> HostSpans:
         """The annotations whose name starts with a prefix, in the order of their start."""
@@ -284,6 +289,13 @@ def join(keys: Int64, table: Int64) -> Int64:
     ordered = table[order]
     index = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
     return np.where((ordered[index] == keys) & (keys != ABSENT), order[index], ABSENT)
+
+
+def joined(*tables: HostSpans) -> HostSpans:
+    """The rows of several tables, in the order of their start."""
+    columns = [np.concatenate([getattr(table, name) for table in tables]) for name in HostSpans.__slots__]
+    spans = HostSpans(*columns)
+    return spans.take(np.argsort(spans.start_ns, kind="stable"))
 
 
 def distinct(values: Int64 | Int32) -> list[int]:

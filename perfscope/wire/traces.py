@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: How the call ends by which a light window marks the edges of steps: it does nothing, nobody calls it in a training
+#: step, and the profiler records it with every other call into the device's runtime (cuda..., hip...).
+EDGE_CALL = "DeviceGetStreamPriorityRange"
+
 
 @dataclass(frozen=True)
 class TraceMetadata:
@@ -16,8 +20,8 @@ class TraceMetadata:
         wall_ns, monotonic_ns: Both clocks of the host, read together.
         host, pid: The process; its windows have the same.
         activities: ``wire.OPERATORS`` or ``wire.LIGHT``.
-        edges_ns: When each step of a light window began, and when the last one ended, on the wall clock. A trace with
-            operators marks its steps itself.
+        edges_ns: When each step of a light window began, and when the last one ended, on the wall clock, read behind
+            the call ``EDGE_CALL``. A trace with operators marks its steps itself.
     """
 
     schema: str | None = None

@@ -19,6 +19,7 @@ from perfscope.engine.dask_cluster import measure_on_cluster
 from perfscope.engine.measuring import MeasuredTrace, Task, measure
 from perfscope.engine.process_pool import measure_in_processes
 from perfscope.engine.run import Analysis, analyze
+from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope
 from tests.sources.traces.making import call, distributed, kernel, step, write
@@ -79,27 +80,27 @@ def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> N
     assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
 
-def breaks_on(victim: str, marks: Path, path: str) -> MeasuredTrace:
+def breaks_on(victim: str, marks: Path, files: TraceFiles) -> MeasuredTrace:
     """Measure a trace, but be killed the first time over one of them."""
-    mark = marks / Path(path).name
-    if Path(path).name == victim and not mark.exists():
+    mark = marks / Path(files.path).name
+    if Path(files.path).name == victim and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return measure(path, TASK)
+    return measure(files, TASK)
 
 
-def dies_over(victim: str, path: str) -> MeasuredTrace:
+def dies_over(victim: str, files: TraceFiles) -> MeasuredTrace:
     """Measure a trace, but be killed each time over one of them."""
-    if Path(path).name == victim:
+    if Path(files.path).name == victim:
         os.kill(os.getpid(), signal.SIGKILL)
-    return measure(path, TASK)
+    return measure(files, TASK)
 
 
 def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), paths, 2))
+    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), [*map(TraceFiles, paths)], 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
     assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
@@ -107,7 +108,8 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
-    answers = {answer.path: answer for answer in measure_in_processes(partial(dies_over, "rank005.json.gz"), paths, 2)}
+    measured = measure_in_processes(partial(dies_over, "rank005.json.gz"), [*map(TraceFiles, paths)], 2)
+    answers = {answer.path: answer for answer in measured}
     lost = [path for path, answer in answers.items() if answer.summary is None]
     assert lost == [paths[5]]
     assert answers[paths[5]].damage == (
@@ -120,7 +122,7 @@ def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 8)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), paths, 2, None))
+    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), [*map(TraceFiles, paths)], 2, None))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
 

@@ -135,7 +135,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
     return _Process(
         rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
         steps=_to_steps(rank, attempt, steps) if steps else None,
-        windows=tuple(_to_window(rank, event) for event in events if isinstance(event, wire.WindowRecord)),
+        windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
         micro_batches=micro_batches,
         model=read_model_record(folder, rank, damage),
         saves=read_process_saves(folder, rank, attempt, damage),
@@ -202,7 +202,7 @@ def _to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> St
     )
 
 
-def _to_window(rank: int, record: wire.WindowRecord) -> Window:
+def _to_window(rank: int, attempt: int, record: wire.WindowRecord) -> Window:
     return Window(
         rank=rank,
         first_step=record.first_step,
@@ -218,4 +218,6 @@ def _to_window(rank: int, record: wire.WindowRecord) -> Window:
         rss_after_bytes=record.rss_after_bytes,
         detached=record.detached,
         attached_because=record.attached_because,
+        activities=record.activities,
+        attempt=attempt,
     )

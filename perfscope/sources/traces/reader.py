@@ -31,14 +31,15 @@ from perfscope.sources.traces.records import (
     DistributedInfo,
     Event,
     EventInDigits,
-    HookMetadata,
     HostEvent,
 )
 from perfscope.sources.traces.salvage import FAILURES, decode_last, repair, salvage
 from perfscope.sources.traces.scan import DoesNotFit, Scanner
+from perfscope.sources.traces.step_marks import mark_steps
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
-from perfscope.wire import TRACE_METADATA
+from perfscope.wire import LIGHT, TRACE_METADATA
+from perfscope.wire.traces import TraceMetadata
 
 #: How the rank of a trace that does not state it is found: the number, or a pattern that finds it in the path.
 RankRule: TypeAlias = "int | re.Pattern[str]"
@@ -235,11 +236,14 @@ def _document_around(head: bytes, tail: bytes) -> _Document:
 def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
     columns, document = content.columns, content.document
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
-    hooks = _metadata(document.hooks, HookMetadata, HookMetadata())
+    hooks = _metadata(document.hooks, TraceMetadata, TraceMetadata())
     devices: list[Device] = _metadata(document.devices, list[Device], [])
     dropped = [
         f"{path}: {count} events have {what} and are left out" for what, count in columns.dropped.items() if count
     ]
+    base_ns = _metadata(document.base_ns, int, 0)
+    calls = columns.host_spans(Events.CALLS)
+    names, annotations = mark_steps(hooks, base_ns, columns.names, calls, columns.host_spans(Events.ANNOTATIONS))
     return Trace(
         path=path,
         rank=_first(info.rank, hooks.rank, _apply(rank_rule, path)),
@@ -247,16 +251,17 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         host=_metadata(document.host, str, ""),
         backend=info.backend,
         devices=tuple(device.name for device in sorted(devices, key=lambda device: device.id)),
-        base_ns=_metadata(document.base_ns, int, 0),
+        base_ns=base_ns,
         device=columns.device_events(),
-        calls=columns.host_spans(Events.CALLS),
-        annotations=columns.host_spans(Events.ANNOTATIONS),
+        calls=calls,
+        annotations=annotations,
         operators=columns.operators(),
-        in_operators=columns.in_operators(),
+        in_operators=None if hooks.activities == LIGHT else columns.in_operators(),
         groups=_groups(info, columns),
         collectives=tuple(columns.collectives),
-        names=tuple(columns.names),
+        names=tuple(names),
         products=content.products,
+        activities=hooks.activities or "",
         damage=(*content.damage, *dropped),
     )
 

@@ -140,10 +140,3 @@ class Device(msgspec.Struct):
 
     id: int = 0
     name: str = ""
-
-
-class HookMetadata(msgspec.Struct):
-    """The metadata that the hooks of perfscope add to a trace."""
-
-    rank: int | None = None
-    world_size: int | None = None

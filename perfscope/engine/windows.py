@@ -1,0 +1,164 @@
+"""Which traces belong together: a light window has the times of its process, a window with operators what caused them.
+
+A run's records say which window a trace is of, and so does the metadata of a trace. Figures are of light windows where
+every process has one, else of the windows with operators: those of all ranks are of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from perfscope import wire
+from perfscope.sources.traces.metadata import read_metadata
+from perfscope.tables.run import Run
+from perfscope.units import format_ranges
+
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFiles:
+    """The files that are measured as one trace.
+
+    Attributes:
+        path: The file whose times count.
+        operators: The trace of the window with operators, where ``path`` is that of a light window.
+    """
+
+    path: str
+    operators: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """Which windows are measured.
+
+    Attributes:
+        files: The traces to measure.
+        without_pairs: The traces to measure where a pair among them cannot be matched.
+        notes: Which windows are left out, and why.
+    """
+
+    files: tuple[TraceFiles, ...]
+    without_pairs: tuple[TraceFiles, ...]
+    notes: tuple[str, ...] = ()
+
+    def unpaired(self, mismatches: Sequence[tuple[str, int | None]]) -> WindowPlan:
+        """The plan where pairs cannot be matched, for a reason on each of some ranks."""
+        ranks_of: dict[str, list[int]] = {}
+        for reason, rank in mismatches:
+            ranks_of.setdefault(reason, []).extend([] if rank is None else [rank])
+        reasons = [f"on {_ranks(ranks)} {reason}" if ranks else reason for reason, ranks in ranks_of.items()]
+        return WindowPlan(self.without_pairs, self.without_pairs, tuple(map(_without_light, reasons)))
+
+
+class _Window(NamedTuple):
+    """A window: its process, the number of its first step, and its trace."""
+
+    rank: int | None
+    process: str
+    first_step: int
+    path: str
+    is_light: bool
+
+
+@dataclass(slots=True)
+class _Process:
+    """The windows of a process, in order; a trace that states no process is one of its own."""
+
+    rank: int | None
+    operators: list[_Window] = field(default_factory=list)
+    light: list[_Window] = field(default_factory=list)
+
+    is_stated: bool = True
+
+    def files(self) -> list[TraceFiles]:
+        """Each light window with the window before it, or the first one."""
+        if not self.is_stated:
+            return [TraceFiles(window.path) for window in self.operators]
+        return [TraceFiles(light.path, self._partner(light)) for light in self.light]
+
+    def _partner(self, light: _Window) -> str | None:
+        earlier = [window.path for window in self.operators if window.first_step < light.first_step]
+        return earlier[-1] if earlier else self.operators[0].path if self.operators else None
+
+
+def plan_windows(traces: Sequence[str], run: Run | None) -> WindowPlan:
+    """Put the traces of each process together."""
+    processes = _group(_describe(traces, run))
+    alone = tuple(TraceFiles(path) for path in traces)
+    if not any(process.light for process in processes) or not any(process.operators for process in processes):
+        return WindowPlan(alone, alone)
+    is_light = {window.path for process in processes for window in process.light}
+    operators = tuple(files for files in alone if files.path not in is_light)
+    lacking = [process for process in processes if not process.light and process.is_stated]
+    if lacking:
+        reason = f"there is none on {_ranks([process.rank for process in lacking])}"
+        return WindowPlan(operators, operators, (_without_light(reason),))
+    pairs = [files for process in processes for files in process.files()]
+    place = {path: index for index, path in enumerate(traces)}
+    in_order = sorted(pairs, key=lambda files: place[files.operators or files.path])
+    used = {files.operators for files in pairs}
+    unused = [
+        process
+        for process in processes
+        if process.is_stated and any(window.path not in used for window in process.operators)
+    ]
+    unexplained = [process for process in processes if not process.operators]
+    notes = []
+    if unused:
+        ranks = _ranks([process.rank for process in unused])
+        notes.append(f"Windows that no light window follows are left out, on {ranks}.")
+    if unexplained:
+        ranks = _ranks([process.rank for process in unexplained])
+        notes.append(f"No window with operators tells what caused the times of {ranks}.")
+    return WindowPlan(tuple(in_order), operators, tuple(notes))
+
+
+def _without_light(reason: str) -> str:
+    return f"The light windows are left out: {reason}."
+
+
+def _ranks(ranks: Sequence[int | None]) -> str:
+    stated = sorted({rank for rank in ranks if rank is not None})
+    return f"rank {format_ranges(stated)}" if stated else "a rank that no trace states"
+
+
+def _group(windows: Sequence[_Window]) -> list[_Process]:
+    processes: dict[tuple[int | None, str], _Process] = {}
+    for window in sorted(windows, key=lambda window: (window.first_step, window.path)):
+        is_stated = window.process != window.path
+        process = processes.setdefault((window.rank, window.process), _Process(window.rank, is_stated=is_stated))
+        (process.light if window.is_light else process.operators).append(window)
+    return list(processes.values())
+
+
+def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
+    """The window of each trace: as the run recorded it, else as the trace itself says.
+
+    A trace that says nothing is a process of its own, as far as pairs are concerned.
+    """
+    recorded = {Path(window.trace).name: window for window in run.windows} if run else {}
+    windows, unrecorded = [], []
+    for path in traces:
+        window = recorded.get(Path(path).name.removesuffix(".gz"))
+        if window is None:
+            unrecorded.append(path)
+            continue
+        is_light = window.activities == wire.LIGHT
+        windows.append(_Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light))
+    if len(traces) == 1:
+        return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
+    with ThreadPoolExecutor(_READERS) as readers:  # a URL is asked for, and answers after a while
+        for path, metadata in zip(unrecorded, readers.map(read_metadata, unrecorded), strict=True):
+            if metadata is None or metadata.pid is None:
+                windows.append(_Window(None, path, 0, path, is_light=False))
+                continue
+            process = f"{metadata.host} {metadata.pid}"
+            is_light = metadata.activities == wire.LIGHT
+            windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
+    return windows

@@ -1,0 +1,142 @@
+"""Which device event of a window with operators is which one of a light window: by their order on each stream.
+
+The kernels of a training step come in the same order on each stream, whatever the profiler records. A step of the light
+window is matched with one of the other window whose streams ran the same names in the same order, so that a match is
+exact or there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from perfscope.tables.columns import Int64
+from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import Trace, distinct
+
+#: The rows of a step's device events by GPU and stream, each in the order of their start.
+_Streams: TypeAlias = Mapping[tuple[int, int], Int64]
+
+
+class NoMatch(Exception):
+    """The two windows of a process cannot be matched.
+
+    Attributes:
+        reason: Why, in words.
+        rank: The rank; absent where nothing states it.
+        damage: What is lost of the light window, as sentences.
+    """
+
+    def __init__(self, reason: str, rank: int | None, damage: tuple[str, ...]) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.rank = rank
+        self.damage = damage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchedStep:
+    """A step of the light window and the step with operators that ran the same.
+
+    Attributes:
+        light, operators: Rows of ``Trace.steps``.
+        light_rows, operator_rows: Rows of the device events of each, pair by pair.
+    """
+
+    light: int
+    operators: int
+    light_rows: Int64
+    operator_rows: Int64
+
+
+def match_steps(operators: Trace, light: Trace) -> list[MatchedStep]:
+    """Match every step of a light window, in order.
+
+    Raises:
+        NoMatch: There is no step to match, or a step has none that ran the same.
+    """
+    if not len(light.steps) or not len(operators.steps):
+        window = "the light window" if not len(light.steps) else "the window with operators"
+        raise NoMatch(f"{window} contains no complete step", light.rank, light.damage)
+    number: dict[str, int] = {}
+    names = [
+        np.array([number.setdefault(name, len(number)) for name in trace.names], np.int64)[trace.device.name]
+        for trace in (operators, light)
+    ]
+    candidates = [_streams(operators, step) for step in range(len(operators.steps))]
+    matched = []
+    for step in range(len(light.steps)):
+        streams = _streams(light, step)
+        # The step at the same place first: where steps differ, as every tenth does that logs, both windows may show it.
+        order = sorted(range(len(candidates)), key=lambda candidate: (candidate != step, candidate))
+        pairs = ((candidate, _pair_streams(candidates[candidate], streams, *names)) for candidate in order)
+        match = next(((candidate, rows) for candidate, rows in pairs if rows is not None), None)
+        if match is None:
+            nearest = min(step, len(candidates) - 1)
+            difference = _describe_difference(operators, light, candidates[nearest], streams)
+            reason = f"{_name(light, step)} is not {_name(operators, nearest)} again: {difference}"
+            raise NoMatch(reason, light.rank, light.damage)
+        matched.append(MatchedStep(step, match[0], match[1][1], match[1][0]))
+    return matched
+
+
+def _streams(trace: Trace, step: int) -> dict[tuple[int, int], Int64]:
+    rows = np.flatnonzero(trace.step == step)
+    device, stream = trace.device.device[rows], trace.device.stream[rows]
+    return {
+        (gpu, number): rows[(device == gpu) & (stream == number)]
+        for gpu in distinct(device)
+        for number in distinct(stream[device == gpu])
+    }
+
+
+def _pair_streams(
+    operators: _Streams, light: _Streams, operator_names: Int64, light_names: Int64
+) -> tuple[Int64, Int64] | None:
+    """The rows of both, pair by pair; None where a stream has no counterpart that ran the same names in this order.
+
+    A stream is itself in both windows where it ran the same; the numbers of a CUDA graph's own streams may change.
+    """
+    if len(operators) != len(light):
+        return None
+    pairs: list[tuple[Int64, Int64]] = []
+    unused = dict(operators)
+    for key, rows in light.items():
+        names = light_names[rows]
+        others = [key] if key in unused else []
+        others += [other for other in unused if other != key and other[0] == key[0] and other not in light]
+        same = next((other for other in others if np.array_equal(operator_names[unused[other]], names)), None)
+        if same is None:
+            return None
+        pairs.append((unused.pop(same), rows))
+    if not pairs:
+        return None
+    first, second = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
+    return first, second
+
+
+def _describe_difference(operators: Trace, light: Trace, expected: _Streams, streams: _Streams) -> str:
+    """The first difference of two steps, in words."""
+    if not streams or not expected:
+        return f"{'it' if not streams else 'that one'} launched nothing on a GPU"
+    for gpu, stream in sorted({*expected, *streams}):
+        rows, others = streams.get((gpu, stream), _NO_ROWS), expected.get((gpu, stream), _NO_ROWS)
+        place = f"on stream {stream} of GPU {gpu}"
+        if len(rows) != len(others):
+            return f"{len(rows)} instead of {len(others)} device events {place}"
+        for index, (row, other) in enumerate(zip(rows.tolist(), others.tolist(), strict=True)):
+            name, other_name = light.names[light.device.name[row]], operators.names[operators.device.name[other]]
+            if name != other_name:
+                return f"device event {index + 1} {place} is {short_name(name)}, not {short_name(other_name)}"
+    return "its streams differ"
+
+
+def _name(trace: Trace, step: int) -> str:
+    number = trace.names[trace.steps.name[step]].rpartition("#")[2]
+    return f"step {number}"
+
+
+_NO_ROWS = np.zeros(0, np.int64)

@@ -1,0 +1,150 @@
+"""One trace of a rank's two windows: times of the light one, what caused them from the one with operators.
+
+Its device events, calls and steps are the light window's. Each device event gets what the profiler knows of it only
+where it records operators: the operator, and the metadata of a collective. Operators and annotations are those of the
+matching steps, moved to where they were in the light window (``Timeline``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfscope.sources.traces.matching import MatchedStep, match_steps
+from perfscope.sources.traces.timeline import Timeline
+from perfscope.tables.activity import ThreadSpans, join_spans
+from perfscope.tables.columns import Int64
+from perfscope.tables.trace import ABSENT, STEP_MARK, DeviceEvents, HostSpans, Int32, Trace, joined
+
+
+def pair_windows(operators: Trace, light: Trace) -> Trace:
+    """The trace of both windows; its path is the light one's.
+
+    Raises:
+        NoMatch: A step of the light window has no match; the text says why.
+    """
+    matched = match_steps(operators, light)
+    names = {name: number for number, name in enumerate(light.names)}
+    number_of = np.array([names.setdefault(name, len(names)) for name in operators.names], np.int32)
+    stretches = list(_find_stretches(operators, light, matched))
+    largest_id = max(int(table.external_id.max(initial=0)) for table in (operators.device, operators.operators))
+    annotations = operators.annotations.take(_is_no_step(operators))
+    return replace(
+        light,
+        rank=operators.rank if light.rank is None else light.rank,
+        world_size=operators.world_size if light.world_size is None else light.world_size,
+        names=tuple(names),
+        device=_attribute(operators, light, stretches, largest_id),
+        annotations=joined(light.steps, *(stretch.move(annotations, number_of, largest_id) for stretch in stretches)),
+        operators=joined(
+            light.operators, *(stretch.move(operators.operators, number_of, largest_id) for stretch in stretches)
+        ),
+        in_operators=_move_times(operators.in_operators, stretches),
+        groups={**light.groups, **operators.groups},
+        collectives=(*operators.collectives, *light.collectives),
+        products=None if operators.products is None else replace(operators.products, steps=len(operators.steps)),
+        damage=tuple(dict.fromkeys((*operators.damage, *light.damage))),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """Consecutive steps of the light window that match consecutive steps with operators.
+
+    Attributes:
+        steps: The steps.
+        start_ns, end_ns: From the beginning of the first one to the end of the last one, where operators are.
+        timeline: The host's time there and in the light window.
+        repetition: How many stretches before this one matched one of the same steps with operators.
+    """
+
+    steps: tuple[MatchedStep, ...]
+    start_ns: int
+    end_ns: int
+    timeline: Timeline
+    repetition: int
+
+    def move(self, spans: HostSpans, number_of: Int32, largest_id: int) -> HostSpans:
+        """The spans that begin in these steps, where they are in the light window; they end with the last step."""
+        inside = spans.take((spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns))
+        start_ns = self.timeline.at(inside.start_ns)
+        end_ns = self.timeline.at(np.minimum(inside.end_ns, self.end_ns))
+        return replace(
+            inside,
+            name=number_of[inside.name],
+            start_ns=start_ns,
+            duration_ns=end_ns - start_ns,
+            correlation=np.full(len(inside), ABSENT, np.int64),
+            external_id=self.move_ids(inside.external_id, largest_id),
+        )
+
+    def move_times(self, spans: ThreadSpans) -> ThreadSpans:
+        """The stretches of time that begin in these steps, where they are in the light window."""
+        inside = (spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns)
+        start_ns, end_ns = spans.start_ns[inside], np.minimum(spans.end_ns[inside], self.end_ns)
+        return ThreadSpans(self.timeline.at(start_ns), self.timeline.at(end_ns), spans.thread[inside])
+
+    def move_ids(self, external_id: Int64, largest_id: int) -> Int64:
+        """The ids of operators; those of a step that is matched again are others."""
+        return np.where(external_id == ABSENT, ABSENT, external_id + self.repetition * (largest_id + 1))
+
+
+def _find_stretches(operators: Trace, light: Trace, matched: Sequence[MatchedStep]) -> Iterator[_Stretch]:
+    begin = 0
+    uses = np.zeros(len(operators.steps), np.int64)
+    for end in range(1, len(matched) + 1):
+        if end < len(matched) and matched[end].operators == matched[end - 1].operators + 1:
+            continue
+        steps = tuple(matched[begin:end])
+        rows = [step.operators for step in steps]
+        yield _Stretch(
+            steps,
+            int(operators.steps.start_ns[rows[0]]),
+            int(operators.steps.end_ns[rows[-1]]),
+            _find_timeline(operators, light, steps),
+            int(uses[rows].max()),
+        )
+        uses[rows] = uses[rows].max() + 1
+        begin = end
+
+
+def _find_timeline(operators: Trace, light: Trace, steps: Sequence[MatchedStep]) -> Timeline:
+    """The host's timeline through the edges of steps, and the beginnings and ends of all launches."""
+    pairs = [(operators.steps.end_ns[[steps[-1].operators]], light.steps.end_ns[[steps[-1].light]])]
+    for step in steps:
+        calls, light_calls = operators.launch[step.operator_rows], light.launch[step.light_rows]
+        pairs += [
+            (operators.steps.start_ns[[step.operators]], light.steps.start_ns[[step.light]]),
+            (operators.calls.start_ns[calls], light.calls.start_ns[light_calls]),
+            (operators.calls.end_ns[calls], light.calls.end_ns[light_calls]),
+        ]
+    moments, same = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
+    return Timeline.through(moments, same)
+
+
+def _attribute(operators: Trace, light: Trace, stretches: Sequence[_Stretch], largest_id: int) -> DeviceEvents:
+    """The light window's device events, with what is known of them where operators are recorded."""
+    known, device = operators.device, light.device
+    columns = {name: getattr(device, name).copy() for name in ("work", "external_id", "bytes", "collective")}
+    columns["collective"] += np.where(device.collective == ABSENT, 0, len(operators.collectives))
+    for stretch in stretches:
+        for step in stretch.steps:
+            to, rows = step.light_rows, step.operator_rows
+            columns["work"][to] = known.work[rows]
+            columns["external_id"][to] = stretch.move_ids(known.external_id[rows], largest_id)
+            columns["bytes"][to] = np.where(device.bytes[to] == ABSENT, known.bytes[rows], device.bytes[to])
+            columns["collective"][to] = np.where(
+                known.collective[rows] == ABSENT, columns["collective"][to], known.collective[rows]
+            )
+    return replace(device, **columns)
+
+
+def _move_times(spans: ThreadSpans | None, stretches: Sequence[_Stretch]) -> ThreadSpans | None:
+    return None if spans is None else join_spans([stretch.move_times(spans) for stretch in stretches])
+
+
+def _is_no_step(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    is_mark = np.array([name.startswith(STEP_MARK) for name in trace.names], np.bool_)
+    return ~is_mark[trace.annotations.name]

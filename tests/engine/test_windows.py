@@ -1,0 +1,186 @@
+"""Figures are of light windows where every process has one that matches, else of the windows with operators."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.commands.analyze import to_report
+from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.engine.windows import TraceFiles, plan_windows
+from perfscope.wire import StepRecord, WindowRecord, to_line
+from tests.sources.traces.two_windows import Launch, program, run_window, write_pair, write_window
+
+STEPS = [program(3), program(4), program(3)]
+OTHER = [program(3), program(4), program(3, Launch("aten::item", "Memcpy DtoH"))]
+
+
+def job(folder: Path, light: list[list[list[Launch]]]) -> list[tuple[Path, Path]]:
+    """The windows of each rank."""
+    world = len(light)
+    return [write_pair(folder, STEPS, steps, rank=rank, world=world, seed=rank) for rank, steps in enumerate(light)]
+
+
+def results(analysis: Analysis) -> Any:
+    return to_report(analysis).data["results"]
+
+
+def steps_of(analysis: Analysis) -> list[list[str]]:
+    return [[step["name"] for step in rank["steps"]] for rank in results(analysis)["breakdown"]["ranks"]]
+
+
+LIGHT_STEPS = ["ProfilerStep#9", "ProfilerStep#10", "ProfilerStep#11"]
+OPERATOR_STEPS = ["ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"]
+
+
+def test_times_are_the_light_windows_and_operators_and_collectives_the_others(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS, STEPS])
+    analysis = analyze([tmp_path], Plan(with_operators=True))
+    assert (analysis.window, analysis.window_notes, analysis.damage) == ("light", (), ())
+    assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
+    found = results(analysis)
+    operators = {entry["name"] for entry in found["kernels"]["operators"]}
+    assert "aten::mm_0" in operators
+    assert "(no operator)" not in operators
+    (operation,) = found["collectives"]["operations"]
+    assert (operation["operation"], operation["group_size"], operation["calls"]) == ("all_reduce", 2, 10)
+
+
+def test_every_result_of_traces_says_which_window_it_is_of(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS, STEPS])
+    report = to_report(analyze([tmp_path]))
+    found: Any = report.data["results"]
+    assert {name: result["window"] for name, result in found.items()} == dict.fromkeys(found, "light")
+    titles = [section.title for section in report.sections if any("light window" in note for note in section.notes)]
+    assert {"Device time", "Idle time by cause", "Kernels", "Collectives", "Stragglers"} <= set(titles)
+    assert report.data["windows"] == {"times": "light", "notes": []}
+
+
+def test_the_light_times_are_exactly_those_of_the_light_trace_alone(tmp_path: Path) -> None:
+    ((_, light),) = job(tmp_path, [STEPS])
+    paired, alone = (results(analyze([path]))["breakdown"]["ranks"] for path in (tmp_path, light))
+    assert paired == alone
+
+
+def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_operators(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS, OTHER])
+    analysis = analyze([tmp_path])
+    assert analysis.window == "operators"
+    assert analysis.window_notes == (
+        "The light windows are left out: on rank 1 step 11 is not step 6 again: 8 instead of 7 device events on stream "
+        "7 of GPU 0.",
+    )
+    assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
+    assert analysis.damage == ()
+    device_time = to_report(analysis).sections[0]
+    assert device_time.notes[-2:] == ("Times: window with operators.", *analysis.window_notes)
+
+
+def test_the_same_reason_is_said_once_for_all_ranks(tmp_path: Path) -> None:
+    job(tmp_path, [OTHER, STEPS, OTHER, OTHER])
+    (note,) = analyze([tmp_path]).window_notes
+    assert note.startswith("The light windows are left out: on rank 0, 2-3 step 11 is not step 6 again")
+
+
+def test_where_one_rank_has_no_light_window_none_is_used(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS, STEPS])[1][1].unlink()
+    analysis = analyze([tmp_path])
+    assert analysis.window_notes == ("The light windows are left out: there is none on rank 1.",)
+    assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
+
+
+def test_traces_are_paired_by_what_they_say_wherever_they_lie(tmp_path: Path) -> None:
+    (operators, light), (more_operators, more_light) = job(tmp_path / "made", [STEPS, STEPS])
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for name, path in zip("bdac", (operators, light, more_operators, more_light), strict=True):
+        path.rename(flat / f"{name}.json.gz")
+    analysis = analyze([flat])
+    assert analysis.window == "light"
+    assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
+
+
+def test_a_light_trace_alone_has_its_times(tmp_path: Path) -> None:
+    ((_, light),) = job(tmp_path, [STEPS])
+    analysis = analyze([light])
+    assert (analysis.window, steps_of(analysis)) == ("light", [LIGHT_STEPS])
+
+
+def test_a_light_trace_that_cannot_be_read_is_damage_and_the_other_window_answers(tmp_path: Path) -> None:
+    light = job(tmp_path, [STEPS, STEPS])[0][1]
+    light.write_bytes(b"")
+    analysis = analyze([tmp_path])
+    assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
+    assert analysis.window_notes == ("The light windows are left out: there is none on rank 0.",)
+    assert any("is empty" in line for line in analysis.damage)
+
+
+def test_a_light_trace_that_is_cut_off_is_damage_and_the_other_window_answers(tmp_path: Path) -> None:
+    light = job(tmp_path, [STEPS, STEPS])[0][1]
+    light.write_bytes(light.read_bytes()[:-300])
+    analysis = analyze([tmp_path])
+    assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
+    assert any("cut off" in line for line in analysis.damage)
+
+
+def test_a_window_with_operators_that_cannot_be_read_leaves_the_light_times(tmp_path: Path) -> None:
+    operators = job(tmp_path, [STEPS])[0][0]
+    operators.write_bytes(b"")
+    analysis = analyze([tmp_path])
+    assert (analysis.window, steps_of(analysis)) == ("light", [LIGHT_STEPS])
+    assert any(operators.name in line for line in analysis.damage)
+
+
+def test_a_window_that_no_light_one_follows_is_left_out(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS])
+    write_window(tmp_path, run_window(STEPS[:1], first=2, light=False), first=2, light=False)
+    analysis = analyze([tmp_path])
+    assert analysis.window_notes == ("Windows that no light window follows are left out, on rank 0.",)
+    assert steps_of(analysis) == [LIGHT_STEPS]
+
+
+def test_the_processes_of_a_restarted_rank_are_paired_apart(tmp_path: Path) -> None:
+    job(tmp_path, [STEPS])
+    windows = run_window(OTHER, first=4, light=False), run_window(OTHER, first=9, light=True, begin=2_000_000)
+    for window, first, light in zip(windows, (4, 9), (False, True), strict=True):
+        write_window(tmp_path, window, first=first, light=light, pid=555)
+    files = plan_windows(sorted(str(path) for path in tmp_path.rglob("*.gz")), None).files
+    folder, light_folder = tmp_path, tmp_path / "light"
+    assert set(files) == {
+        TraceFiles(str(light_folder / f"node_{pid}.9.pt.trace.json.gz"), str(folder / f"node_{pid}.4.pt.trace.json.gz"))
+        for pid in (100, 555)
+    }
+
+
+@pytest.mark.parametrize("backend", [Backend.SERIAL, Backend.PROCESS])
+def test_every_backend_pairs_alike(backend: Backend, tmp_path: Path) -> None:
+    job(tmp_path, [STEPS, OTHER])
+    plan = Plan(execution=Execution(backend, workers=2))
+    assert steps_of(analyze([tmp_path], plan)) == [OPERATOR_STEPS, OPERATOR_STEPS]
+
+
+def test_the_records_of_a_run_say_which_trace_is_which(tmp_path: Path) -> None:
+    operators, light = job(tmp_path / "traces", [STEPS])[0]
+    folder = tmp_path / "ranks" / "00000"
+    folder.mkdir(parents=True)
+    windows = [(4, operators.name, "operators"), (9, f"light/{light.name}", "light")]
+    records = [
+        WindowRecord(first, first + 2, trace.removesuffix(".gz"), 1, 1, 1, 1, activities=activities)
+        for first, trace, activities in windows
+    ]
+    (folder / "events.jsonl").write_bytes(b"".join(map(to_line, records)))
+    steps = [StepRecord(step, step * 10**7, "optimizer", 10**7) for step in range(1, 15)]
+    (folder / "steps.jsonl").write_bytes(b"".join(map(to_line, steps)))
+    (folder / "rank.json").write_text(
+        json.dumps(
+            {"rank": 0, "world_size": 1, "host": "node", "pid": 1, "wall_ns": 1, "monotonic_ns": 1, "python": "3"}
+        )
+    )
+    (tmp_path / "run.json").write_text("{}")
+    analysis = analyze([tmp_path])
+    assert (analysis.window, analysis.damage) == ("light", ())
+    assert steps_of(analysis) == [LIGHT_STEPS]

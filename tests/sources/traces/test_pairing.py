@@ -1,0 +1,254 @@
+"""Two windows of a process as one trace: times of the light one, what caused them from the one with operators."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.sources.traces.matching import NoMatch
+from perfscope.sources.traces.metadata import read_metadata
+from perfscope.sources.traces.pairing import pair_windows
+from perfscope.sources.traces.reader import read_trace
+from perfscope.sources.traces.timeline import Timeline
+from perfscope.tables.trace import ABSENT, Events, HostSpans, Trace, join
+from tests.sources.traces.making import AUTOGRAD
+from tests.sources.traces.two_windows import (
+    BASE_NS,
+    Launch,
+    program,
+    run_window,
+    write_pair,
+    write_window,
+)
+
+LOG = Launch("aten::item", "Memcpy DtoH", thread=AUTOGRAD)
+
+
+def both(paths: tuple[Path, Path]) -> tuple[Trace, Trace]:
+    return read_trace(paths[0]), read_trace(paths[1])
+
+
+def operator_names(trace: Trace) -> list[str | None]:
+    rows = join(trace.device.external_id, trace.operators.external_id)
+    return [None if row == ABSENT else trace.names[trace.operators.name[row]] for row in rows]
+
+
+def names_of(trace: Trace, spans: HostSpans) -> list[str]:
+    return [trace.names[name] for name in spans.name]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_device_event_has_its_light_time_and_the_operator_that_launched_it(seed: int, tmp_path: Path) -> None:
+    steps = [program(3), program(5), program(3)]
+    operators, light = both(write_pair(tmp_path, steps, steps, seed=seed))
+    paired = pair_windows(operators, light)
+    assert paired.device.start_ns.tolist() == light.device.start_ns.tolist()
+    assert paired.device.duration_ns.tolist() == light.device.duration_ns.tolist()
+    assert paired.device.stream.tolist() == light.device.stream.tolist()
+    # The truth is the program's, by the correlation of each launch.
+    truth = run_window(steps, first=9, light=True, seed=seed, begin=1_000_000).operator_of
+    assert operator_names(paired) == [truth[correlation] for correlation in light.device.correlation.tolist()]
+    assert operator_names(light) == [None] * len(light.device)
+
+
+def test_a_collective_is_known_by_what_the_profiler_said_with_operators(tmp_path: Path) -> None:
+    steps = [program(2), program(2)]
+    operators, light = both(write_pair(tmp_path, steps, steps, world=2))
+    paired = pair_windows(operators, light)
+    assert not light.collectives
+    sequences = [
+        paired.collectives[row].sequence if row != ABSENT else None for row in paired.device.collective.tolist()
+    ]
+    expected = [
+        100 * number + place if launch.is_collective else None
+        for number, launches in enumerate(steps, 4)
+        for place, launch in enumerate(launches)
+    ]
+    by_launch = [sequences[row] for row in np.argsort(paired.device.correlation, kind="stable")]
+    assert by_launch == expected
+    assert paired.groups["0"].ranks == (0, 1)
+
+
+def test_the_steps_are_those_of_the_light_window_between_its_marks(tmp_path: Path) -> None:
+    steps = [program(2)] * 3
+    operators, light = both(write_pair(tmp_path, steps, steps))
+    paired = pair_windows(operators, light)
+    truth = run_window(steps, first=9, light=True, begin=1_000_000).edges
+    assert names_of(paired, paired.steps) == ["ProfilerStep#9", "ProfilerStep#10", "ProfilerStep#11"]
+    assert paired.steps.start_ns.tolist() == truth[:-1]
+    assert paired.steps.end_ns.tolist() == truth[1:]
+    assert set(paired.step.tolist()) == {0, 1, 2}
+
+
+def test_without_the_marking_calls_the_wall_clock_gives_the_steps(tmp_path: Path) -> None:
+    window = run_window([program(2)] * 2, first=9, light=True, marks=False)
+    light = read_trace(write_window(tmp_path, window, first=9, light=True))
+    assert light.base_ns == BASE_NS
+    assert light.steps.start_ns.tolist() == [edge + 4 for edge in window.edges[:-1]]
+
+
+def test_a_call_that_merely_has_the_name_of_a_mark_is_none(tmp_path: Path) -> None:
+    window = run_window([program(2)] * 2, first=9, light=True)
+    marks = [event for event in window.events if event["name"].endswith("PriorityRange")]
+    others = [{**mark, "ts": f"@{window.edges[0] - 5_000_000}@"} for mark in marks]
+    window.events[:0] = others
+    light = read_trace(write_window(tmp_path, window, first=9, light=True))
+    assert light.steps.start_ns.tolist() == window.edges[:-1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_launch_is_inside_the_same_operators_and_ranges_as_it_was(seed: int, tmp_path: Path) -> None:
+    steps = [program(4)] * 2
+    operators, light = both(write_pair(tmp_path, steps, steps, seed=seed))
+    paired = pair_windows(operators, light)
+
+    def containments(trace: Trace) -> list[list[str]]:
+        order = np.argsort(trace.device.correlation, kind="stable")
+        rows = trace.launch[order]
+        spans = [
+            (trace.names[table.name[row]], int(table.start_ns[row]), int(table.end_ns[row]))
+            for table in (trace.operators, trace.annotations)
+            for row in range(len(table))
+        ]
+        return [
+            sorted(
+                name.partition("#")[0]
+                for name, start, end in spans
+                if start <= trace.calls.start_ns[row] and trace.calls.end_ns[row] <= end
+            )
+            for row in rows.tolist()
+        ]
+
+    assert containments(paired) == containments(operators)
+    assert len(paired.annotations) == len(operators.annotations)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_are_inside_operators_when_the_moved_operators_say_so(seed: int, tmp_path: Path) -> None:
+    steps = [program(4)] * 2
+    paired = pair_windows(*both(write_pair(tmp_path, steps, steps, seed=seed)))
+    assert paired.in_operators is not None
+    covered = {
+        (int(thread), ns)
+        for start, end, thread in zip(
+            paired.in_operators.start_ns, paired.in_operators.end_ns, paired.in_operators.thread, strict=True
+        )
+        for ns in range(start, end)
+    }
+    operators = paired.operators
+    assert covered == {
+        (int(thread), ns)
+        for start, end, thread in zip(operators.start_ns, operators.end_ns, operators.thread, strict=True)
+        for ns in range(start, end)
+    }
+
+
+def test_a_step_is_matched_with_the_one_that_ran_the_same_wherever_it_stands(tmp_path: Path) -> None:
+    logging = program(2, LOG)
+    paired = pair_windows(
+        *both(write_pair(tmp_path, [program(2), program(2), logging], [logging, program(2), program(2)]))
+    )
+    by_step = [
+        "aten::item" in {name for name, of in zip(operator_names(paired), paired.step, strict=True) if of == step}
+        for step in range(3)
+    ]
+    assert by_step == [True, False, False]
+    assert None not in operator_names(paired)
+
+
+def test_one_step_with_operators_explains_several_light_ones_each_with_operators_of_its_own(tmp_path: Path) -> None:
+    operators, light = both(write_pair(tmp_path, [program(3)], [program(3)] * 3))
+    paired = pair_windows(operators, light)
+    assert len(paired.operators) == 3 * len(operators.operators)
+    rows = join(paired.device.external_id, paired.operators.external_id)
+    assert sorted(rows.tolist()) == list(range(len(paired.operators)))
+    calls = paired.launch
+    assert (paired.calls.start_ns[calls] >= paired.operators.start_ns[rows]).all()
+    assert (paired.calls.end_ns[calls] <= paired.operators.end_ns[rows]).all()
+
+
+def test_shapes_are_of_the_steps_with_operators(tmp_path: Path) -> None:
+    paths = write_pair(tmp_path, [program(3)] * 2, [program(3)] * 3)
+    operators, light = both(paths)
+    with_products = read_trace(paths[0], Events.PRODUCTS | Events.DEVICE | Events.CALLS | Events.ANNOTATIONS)
+    assert with_products.products is not None
+    paired = pair_windows(replace(operators, products=with_products.products), light)
+    assert paired.products is not None
+    assert paired.products.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("light", "reason"),
+    [
+        (program(3, LOG), "step 7 is not step 4 again: 8 instead of 7 device events on stream 7 of GPU 0"),
+        (
+            [replace(launch, kernel="other") if launch.kernel == "gemm0" else launch for launch in program(3)],
+            "step 7 is not step 4 again: device event 1 on stream 7 of GPU 0 is other, not gemm0",
+        ),
+        ([], "step 7 is not step 4 again: it launched nothing on a GPU"),
+    ],
+)
+def test_windows_that_ran_something_else_are_not_matched(light: list[Launch], reason: str, tmp_path: Path) -> None:
+    operators, other = both(write_pair(tmp_path, [program(3)], [light]))
+    with pytest.raises(NoMatch) as raised:
+        pair_windows(operators, other)
+    assert raised.value.reason == reason
+    assert raised.value.rank == 0
+
+
+def test_a_window_without_steps_is_not_matched(tmp_path: Path) -> None:
+    operators, light = both(write_pair(tmp_path, [program(3)], [program(3)]))
+    none = np.zeros(0, np.int64)
+    with pytest.raises(NoMatch, match="the light window contains no complete step"):
+        pair_windows(operators, replace(light, annotations=light.annotations.take(none)))
+    with pytest.raises(NoMatch, match="the window with operators contains no complete step"):
+        pair_windows(replace(operators, annotations=operators.annotations.take(none)), light)
+
+
+def test_streams_of_a_graph_may_have_other_numbers(tmp_path: Path) -> None:
+    operators, light = both(write_pair(tmp_path, [program(3)] * 2, [program(3)] * 2))
+    moved = replace(light, device=replace(light.device, stream=np.where(light.device.stream == 20, 33, 7)))
+    assert operator_names(pair_windows(operators, moved)) == operator_names(pair_windows(operators, light))
+
+
+def test_the_metadata_are_read_from_the_beginning_of_a_trace(tmp_path: Path) -> None:
+    _, light = write_pair(tmp_path, [program(1)], [program(1)])
+    metadata = read_metadata(str(light))
+    assert metadata is not None
+    assert (metadata.activities, metadata.first_step, metadata.pid, len(metadata.edges_ns)) == ("light", 7, 100, 2)
+    (tmp_path / "other.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / "foreign.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": []}))
+    (tmp_path / "cut.json.gz").write_bytes(light.read_bytes()[:40])
+    for name in ("other.json", "foreign.json", "cut.json.gz", "missing.json"):
+        assert read_metadata(str(tmp_path / name)) is None
+
+
+def longest_rise(pairs: list[tuple[int, int]]) -> int:
+    """The length of a longest sequence of pairs that rises in both, by trying all of them."""
+    for length in range(len(pairs), 0, -1):
+        for chosen in combinations(sorted(set(pairs)), length):
+            if all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(chosen)):
+                return length
+    return 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_timeline_leaves_out_as_few_contradictions_as_possible(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    moments, same = draw.integers(0, 12, 8), draw.integers(0, 12, 8)
+    timeline = Timeline.through(moments, same)
+    assert len(timeline.moments_ns) == longest_rise(list(zip(moments.tolist(), same.tolist(), strict=True)))
+    assert (np.diff(timeline.moments_ns) > 0).all()
+    assert (np.diff(timeline.same_ns) > 0).all()
+
+
+def test_a_timeline_stretches_what_is_between_its_moments_and_only_moves_what_is_outside() -> None:
+    timeline = Timeline.through(np.array([100, 200, 240]), np.array([1000, 1050, 1130]))
+    at = timeline.at(np.array([90, 100, 150, 200, 210, 240, 250]))
+    assert at.tolist() == [990, 1000, 1025, 1050, 1070, 1130, 1140]
+    assert Timeline.through(np.array([100]), np.array([7])).at(np.array([90, 110])).tolist() == [-3, 17]
