@@ -81,19 +81,20 @@ def _do_nothing(*_args: object, **_kwargs: object) -> None:
     """What a hook calls where the capture could not be built."""
 
 
-def patch(hooks_file: str, name: str, module: ModuleType, boot_dir: str) -> None:
+def patch(hooks_files: tuple[str, ...], name: str, module: ModuleType, boot_dir: str) -> None:
     """Patch one watched module that was just executed, below ``perfscope profile``."""
     PROCESS.boot_dir = boot_dir
-    _, error = call_safely(lambda: patch_module(hooks_file, name, module, PROCESS))
+    _, error = call_safely(lambda: patch_module(hooks_files, name, module, PROCESS))
     if error is not None:
         write_message(f"{name} is not hooked: {error!r}")
 
 
-def patch_module(hooks_file: str, name: str, module: ModuleType, capture: Any) -> None:
-    """Apply a file of hooks to one watched module; a function that moved is reported and its feature left out."""
-    patches = import_module(f"perfscope.hooks.frameworks.{hooks_file}").PATCHES
-    for feature, apply in patches[name].items():
-        try:
-            apply(module, capture)
-        except AttributeError as error:
-            write_message(f"{feature} is off: this version of {name} differs ({error})")
+def patch_module(hooks_files: tuple[str, ...], name: str, module: ModuleType, capture: Any) -> None:
+    """Apply files of hooks to one watched module; a function that moved is reported and its feature left out."""
+    for hooks_file in hooks_files:
+        patches = import_module(f"perfscope.hooks.frameworks.{hooks_file}").PATCHES
+        for feature, apply in patches[name].items():
+            try:
+                apply(module, capture)
+            except AttributeError as error:
+                write_message(f"{feature} is off: this version of {name} differs ({error})")

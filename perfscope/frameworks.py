@@ -154,8 +154,11 @@ FRAMEWORK_HOOKS = (
     ),
 )
 
-#: The file of hooks for each watched module.
-WATCHED = {module: hooks.file for hooks in FRAMEWORK_HOOKS for module in hooks.watches}
+#: The files of hooks for each watched module, in the order in which they patch it.
+WATCHED: "dict[str, tuple[str, ...]]" = {}
+for _hooks in FRAMEWORK_HOOKS:
+    for _module in _hooks.watches:
+        WATCHED[_module] = (*WATCHED.get(_module, ()), _hooks.file)
 
 #: Every step boundary by its name.
 STEP_BOUNDARIES = {boundary.name: boundary for hooks in FRAMEWORK_HOOKS for boundary in hooks.boundaries}

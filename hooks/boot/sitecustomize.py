@@ -48,7 +48,7 @@ def _write_message(text: str) -> None:
         sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
 
 
-def _on_import(hooks_file: str, name: str, module: "ModuleType") -> None:
+def _on_import(hooks_files: "tuple[str, ...]", name: str, module: "ModuleType") -> None:
     try:
         ours = sys.modules.get("perfscope")
         if ours is not None and getattr(ours, "DISTRIBUTION", None) != "perfscope-toolkit":
@@ -60,7 +60,7 @@ def _on_import(hooks_file: str, name: str, module: "ModuleType") -> None:
         from perfscope.hooks.start import patch  # loaded with torch, not in every process
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
         return _write_message(repr(error))
-    return patch(hooks_file, name, module, _HERE)
+    return patch(hooks_files, name, module, _HERE)
 
 
 def _install() -> None:

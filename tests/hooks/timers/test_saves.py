@@ -75,9 +75,10 @@ def patched(name: str, **members: Any) -> Any:
     module = types.ModuleType(name)
     for member, value in members.items():
         setattr(module, member, value)
-    for feature, patch in import_module(f"perfscope.hooks.frameworks.{WATCHED[name]}").PATCHES[name].items():
-        if "save" in feature or "bytes" in feature:
-            patch(module, start.PROCESS)
+    for file in WATCHED[name]:
+        for feature, patch in import_module(f"perfscope.hooks.frameworks.{file}").PATCHES[name].items():
+            if "save" in feature or "bytes" in feature:
+                patch(module, start.PROCESS)
     return module
 
 
