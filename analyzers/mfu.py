@@ -91,7 +91,8 @@ class Utilisation:
             "vocabulary": self.trained.model.vocabulary,
             "device": self.device.name,
             "gpu": self.device.gpu.name if self.device.gpu else None,
-            "dtype": self.device.dtype,
+            "dtype": self.device.precision.main,
+            "precision": self.device.precision.data(),
             "peak_tflops": self.device.peak_tflops,
             "checkpointing": str(self.checkpointing),
             "counted": self.counted.data() if self.counted else None,
@@ -132,7 +133,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     if times.median_s is None:
         raise MissingInput("no steady-state step: start-up or a profiler window affected every step")
     gpus = max(rank.world_size for rank in run.ranks)
-    device = find_device(run)
+    device = find_device(run, traced)
     checkpointing, checkpointing_notes = find_recomputation(run.models, traced)
     step = Step(
         parameters=active_parameters(trained.model),

@@ -89,4 +89,5 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     """
     if not any(operations.flops_per_step for operations in partials):
         raise MissingInput(_NO_SHAPES)
-    return CountedOperations(tuple(sorted(partials, key=lambda operations: (operations.rank is None, operations.rank))))
+    counted = [operations for operations in partials if operations.flops_per_step or operations.without_shapes]
+    return CountedOperations(tuple(sorted(counted, key=lambda operations: (operations.rank is None, operations.rank))))

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import identity, startup
 from perfscope.hooks.facts.device_memory import DeviceMemory
-from perfscope.hooks.facts.model_watch import ModelWatch
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry, write_message
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
-from perfscope.hooks.rank_position import RankPosition
 from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.passes import Pass, PassTimer, TimedPass
 from perfscope.hooks.timers.saves import SaveTimer
+from perfscope.hooks.trained_model import TrainedModel
 from perfscope.wire import EndRecord
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
 
 
-class Capture(RankPosition):
+class Capture(TrainedModel):
     """One process's capture.
 
     Attributes:
@@ -55,7 +54,6 @@ class Capture(RankPosition):
         startup.note_hooked()
         self.dead = False
         self.pid = os.getpid()
-        self.steps = 0
         self.hook_ns = 0
         super().__init__(RankFiles(config))
         self.save_timer = SaveTimer(self)
@@ -69,7 +67,6 @@ class Capture(RankPosition):
         self._is_rpc_server = False
         self._passes = PassTimer()
         self._memory = DeviceMemory()
-        self._model = ModelWatch()
         reserve_variable()
         atexit.register(self.finish)
 
@@ -235,38 +232,6 @@ class Capture(RankPosition):
         """The named part ends."""
         profiler_range.__exit__(None, None, None)
 
-    # The model.
-
-    @hook_entry
-    def set_model(self, *parts: Any, config: dict[str, Any] | None = None, zero_stage: int | None = None) -> None:
-        """A module is trained, or the parts of a model that this rank has; only the first call counts.
-
-        ``config`` is what the framework was configured with for it, beside what the module says itself.
-        """
-        self._model.set_parts(parts, config or {}, zero_stage)
-        if self.steps == 0:
-            self._model.on_forward()
-
-    @hook_entry
-    def add_model_part(self, part: object) -> None:
-        """This rank holds one more part of a model that is cut into stages."""
-        if self.steps == 0:
-            self._model.add_part(part)
-
-    @hook_entry
-    def on_model_call(
-        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
-    ) -> Callable[[], None] | None:
-        """The model that the search after the first step returned is about to run; see ``on_forward``."""
-        if in_training_mode and self._model.on_forward():
-            self._describe_model()
-        return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
-
-    @hook_entry
-    def on_recompute(self) -> None:
-        """A part of the model is about to run so that its activations are recomputed."""
-        self._model.on_recompute()
-
     @hook_entry
     def on_process_group_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
@@ -289,10 +254,6 @@ class Capture(RankPosition):
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
             self.files.claim().write_event(EndRecord(time.monotonic_ns(), spans or None))
-
-    def note(self, text: str) -> None:
-        """Keep something that a reader of the report must know."""
-        self.files.note(text)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
@@ -382,13 +343,3 @@ class Capture(RankPosition):
         """Write the passes of the steps that the device is done with."""
         for record in self._passes.pop_finished():
             self.files.claim().write_micro_batches(record)
-
-    def _describe_model(self) -> None:
-        record, error = call_safely(lambda: self._model.record(self.on_model_call))
-        if error is not None:  # a model that cannot be described must not cost the steps
-            self.note(f"the model is not recorded: {error!r}")
-            return
-        if record is not None:
-            self.files.claim().write_model(record)
-        if self._model.uncounted:
-            self.note(self._model.uncounted)

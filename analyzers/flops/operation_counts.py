@@ -10,16 +10,19 @@ not needed, is in the trace and is counted. Products of libraries that state no 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from perfscope.constants import KILO
 from perfscope.models.conventions import Checkpointing
+from perfscope.tables.kernel_precision import element_precision, product_precision
 from perfscope.tables.products import Product, Products
-from perfscope.tables.trace import Trace
+from perfscope.tables.trace import Trace, Work
 
 _ATTENTION = ("_scaled_dot_product", "_flash_attn")
 _BACKWARD = "_backward"
@@ -70,6 +73,9 @@ class Operations:
         by_operator: Calls and operations of one step, by operator.
         repeats: What ran forward again.
         without_shapes: Products that could not be counted.
+        by_precision: Operations of one step by the data type of their operands, where the trace states it; products of
+            fp32, also those that are multiplied as TF32, are under ``fp32``.
+        kernel_ns: Device time of all kernels that multiply, by the data type in their names.
     """
 
     rank: int | None
@@ -79,6 +85,8 @@ class Operations:
     by_operator: Mapping[str, tuple[float, float]]
     repeats: Repeats
     without_shapes: int
+    by_precision: Mapping[str, float] = field(default_factory=dict)
+    kernel_ns: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def attention_share(self) -> float:
@@ -96,18 +104,20 @@ class Operations:
 
 
 def count_operations(trace: Trace, products: Products) -> Operations | None:
-    """Add up the products of a trace; None where it has none and shows no recomputation."""
+    """Add up the products of a trace; None where it has none, shows no recomputation and no kernel that multiplies."""
     repeats = _find_repeats(products.in_order)
-    if not products.products and not products.without_shapes and repeats.checkpointing is None:
+    kernel_ns = _time_products(trace)
+    if not (products.products or products.without_shapes or repeats.checkpointing or kernel_ns):
         return None
     steps = len({trace.name_of(int(name)) for name in trace.steps.name}) if products.steps is None else products.steps
     by_operator: dict[str, tuple[float, float]] = {}
+    by_precision: dict[str, float] = {}
     for product in products.products:
         calls, total = by_operator.get(product.operator, (0.0, 0.0))
-        by_operator[product.operator] = (
-            calls + product.count / max(1, steps),
-            total + product.count * count_flops(product) / max(1, steps),
-        )
+        flops = product.count * count_flops(product) / max(1, steps)
+        by_operator[product.operator] = (calls + product.count / max(1, steps), total + flops)
+        precision = _operand_precision(product)
+        by_precision[precision] = by_precision.get(precision, 0.0) + flops
     largest_first = dict(sorted(by_operator.items(), key=lambda item: -item[1][1]))
     return Operations(
         rank=trace.rank,
@@ -117,7 +127,27 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         by_operator=largest_first,
         repeats=repeats,
         without_shapes=products.without_shapes,
+        by_precision=by_precision,
+        kernel_ns=kernel_ns,
     )
+
+
+def _operand_precision(product: Product) -> str:
+    """The data type of a product's first operand that has one; ``UNNAMED`` where the trace does not state it."""
+    skipped = 1 if product.operator in _FIRST_IS_ADDED or _BACKWARD in product.operator else 0
+    return element_precision(next(iter(product.elements[skipped:]), ""))
+
+
+def _time_products(trace: Trace) -> dict[str, int]:
+    """Device time of the kernels that multiply, by the data type in their names."""
+    kernels = trace.device.is_work(Work.COMPUTE, Work.FUSED)
+    totals = np.bincount(trace.device.name[kernels], trace.device.duration_ns[kernels], len(trace.names))
+    kernel_ns: dict[str, int] = {}
+    for index in np.flatnonzero(totals).tolist():
+        precision = product_precision(trace.names[index])
+        if precision is not None:
+            kernel_ns[precision] = kernel_ns.get(precision, 0) + int(totals[index])
+    return kernel_ns
 
 
 def _step_ns(trace: Trace) -> float | None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from perfscope.analyzers.flops.model_inference import infer_dimensions
 from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.analyzers.flops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import KILO
 from perfscope.errors import MissingInput
@@ -45,14 +46,14 @@ class Device(NamedTuple):
     Attributes:
         name: The name that the driver states; absent where unknown.
         gpu: Its data sheet; absent where it is not listed.
-        dtype: The data type of the products.
-        peak_tflops: The dense peak; absent without one.
+        precision: The data types of the products.
+        peak_tflops: The dense peak in that precision; absent without one.
         notes: Source of the peak, and what limits it.
     """
 
     name: str | None
     gpu: Gpu | None
-    dtype: str
+    precision: Precision
     peak_tflops: float | None
     notes: tuple[str, ...]
 
@@ -112,26 +113,54 @@ def count_step_tokens(times: StepTimes) -> tuple[int, int]:
     return round(times.tokens_per_s * times.median_s), max(1, round(rank.tokens / rank.samples))
 
 
-def find_device(run: Run) -> Device:
-    """The device, what it can do, and what limits it."""
+def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:
+    """The device, what it can do in the precision of the run, and what limits it."""
     devices = {rank.device_name for rank in run.ranks if rank.device_type != "cpu" and rank.device_name}
-    dtype = next((model.dtype for model in run.models if model.dtype), None) or "bf16"
-    if not devices:
-        return Device(None, None, dtype, None, ("No MFU: the run had no GPU.",))
-    if len(devices) > 1:
-        return Device(None, None, dtype, None, (f"No MFU: the GPUs differ: {', '.join(sorted(devices))}.",))
-    (device,) = devices
-    gpu = lookup_gpu(device)
+    name = next(iter(devices)) if len(devices) == 1 else None
+    gpu = lookup_gpu(name) if name else None
+    precision = find_precision(run.models, traced, gpu, run.stated.precision)
+    peak, reasons = _find_peak(run, sorted(devices), gpu, precision)
+    notes = (precision.sentence(), *precision.notes) if precision.shares else ()
+    return Device(name, gpu, precision, peak, (*notes, *reasons, *_describe_limits(run, gpu, peak)))
+
+
+def _find_peak(
+    run: Run, devices: Sequence[str], gpu: Gpu | None, precision: Precision
+) -> tuple[float | None, tuple[str, ...]]:
+    """The peak and its source; why there is none, where there is none."""
+    if run.stated.peak_tflops is not None:
+        return run.stated.peak_tflops, (f"Peak: {run.stated.peak_tflops:g} TFLOP/s, given as --peak.",)
     if gpu is None:
-        return Device(device, None, dtype, None, (f"No MFU: {describe_unlisted(device)}.",))
-    if dtype not in gpu.dense_tflops:
-        return Device(device, gpu, dtype, None, (f"No MFU: {gpu.name} has no peak in {dtype}.",))
-    peak = gpu.dense_tflops[dtype]
-    notes = [f"Peak of {gpu.name} in {dtype}: {peak:g} TFLOP/s dense ({gpu.source})."]
+        return None, (f"No MFU: {_describe_missing_gpu(devices)}.",)
+    if not precision.shares:
+        return None, (f"No MFU: {precision.evidence}. {HOW_TO_TELL}.",)
+    peak = peak_of(gpu, precision.shares)
+    if peak is None:
+        missing = ", ".join(dtype for dtype in precision.shares if dtype not in gpu.dense_tflops)
+        return None, (f"No MFU: {gpu.name} has no peak in {missing}.",)
+    if len(precision.shares) == 1:
+        return peak, (f"Peak of {gpu.name} in {precision.main}: {peak:g} TFLOP/s dense ({gpu.source}).",)
+    peaks = {dtype: gpu.dense_tflops[dtype] for dtype in precision.shares if dtype in gpu.dense_tflops}
+    parts = ", ".join(f"{tflops:g} in {dtype}" for dtype, tflops in peaks.items())
+    return peak, (
+        f"Peak of {gpu.name} in this mixture: {peak:.1f} TFLOP/s, the rate at which it does these operations at its "
+        f"dense peaks of {parts} ({gpu.source}).",
+    )
+
+
+def _describe_missing_gpu(devices: Sequence[str]) -> str:
+    if not devices:
+        return "the run had no GPU"
+    if len(devices) > 1:
+        return f"the GPUs differ: {', '.join(devices)}"
+    return f"{describe_unlisted(devices[0])}; --peak states it"
+
+
+def _describe_limits(run: Run, gpu: Gpu | None, peak: float | None) -> tuple[str, ...]:
     limits = [samples.power_limit_mw / KILO for samples in run.gpus if samples.power_limit_mw]
-    if limits and gpu.power_w and min(limits) < _CAPPED * gpu.power_w:
-        notes.append(f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so the peak cannot be reached.")
-    return Device(device, gpu, dtype, peak, tuple(notes))
+    if gpu is None or peak is None or not limits or not gpu.power_w or min(limits) >= _CAPPED * gpu.power_w:
+        return ()
+    return (f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so the peak cannot be reached.",)
 
 
 def find_recomputation(

@@ -6,6 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from perfscope.analyzers import steps as step_times
+from perfscope.analyzers.flops.precision import read_signs
 from perfscope.analyzers.flops.trained_run import count_step_tokens
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput
@@ -112,7 +113,7 @@ def _states(run: Run, *, keeps_copies: bool) -> str | None:
         return None
     if model.weights_dtype in _16_BIT:
         return "mixed" if keeps_copies or _keeps_copies(model.optimizer) else "pure"
-    return "autocast" if model.dtype in _16_BIT else "fp32"
+    return "autocast" if read_signs(model)[0] in _16_BIT else "fp32"
 
 
 def _keeps_copies(optimizer: str | None) -> bool:

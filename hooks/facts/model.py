@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.facts.secrets import redact_facts
 from perfscope.hooks.facts.sharding import (
     flat_parameters,
@@ -30,18 +31,11 @@ _LONGEST_LIST = 256
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 #: Where frameworks keep what a model was built from.
 _CONFIGS = ("config", "model_config", "model_args", "args")
-_DTYPE_NAMES = {
-    "torch.bfloat16": "bf16",
-    "torch.float16": "fp16",
-    "torch.float32": "fp32",
-    "torch.float8_e4m3fn": "fp8",
-}
 
 
 def describe_model(
     torch: Any,
     *parts: Any,
-    compute_dtype: str | None = None,
     config: dict[str, Any] | None = None,
 ) -> ModelRecord:
     """Describe a module that is trained.
@@ -50,7 +44,6 @@ def describe_model(
         torch: The torch module that is loaded.
         parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
             several parts of one model.
-        compute_dtype: The type that autocast computed its forward pass in; None where it was off.
         config: The framework's own configuration of the model; it takes precedence over the module's.
     """
     weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
@@ -64,7 +57,6 @@ def describe_model(
             {**_config(module), **{key: value for key, value in (config or {}).items() if _is_plain(value)}}
         ),
         dtype=_widest_dtype(weights),
-        compute_dtype=compute_dtype or _tf32(torch, weights),
         checkpointing=_checkpointing(module),
     )
 
@@ -111,7 +103,7 @@ def _class_name(module: Any) -> str:
 def _grouped(named_weights: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
     counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
     for name, owner, parameter in named_weights:
-        dtype = _DTYPE_NAMES.get(str(parameter.dtype), str(parameter.dtype))
+        dtype = dtype_name(parameter.dtype) or ""
         key = (_NUMBER.sub("*", name), owner, replica_shape(parameter), dtype, bool(parameter.requires_grad))
         counts[key] = counts.get(key, 0) + 1
     return tuple(WeightRecord(*key, count) for key, count in counts.items())
@@ -149,25 +141,6 @@ def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
     for weight in weights:
         elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.count * math.prod(weight.shape)
     return max(elements, key=lambda dtype: elements[dtype]) if elements else None
-
-
-def autocast_dtype(torch: Any) -> str | None:
-    """The type that autocast is computing in right now; None where it is off or unknown."""
-    for device in ("cuda", "cpu"):
-        try:
-            if torch.is_autocast_enabled(device):
-                dtype = str(torch.get_autocast_dtype(device))
-                return _DTYPE_NAMES.get(dtype, dtype)
-        except (AttributeError, RuntimeError, TypeError):
-            return None
-    return None
-
-
-def _tf32(torch: Any, weights: tuple[WeightRecord, ...]) -> str | None:
-    """``tf32`` where fp32 products are allowed to round their inputs."""
-    if _widest_dtype(weights) != "fp32" or not torch.cuda.is_available():
-        return None
-    return "tf32" if torch.get_float32_matmul_precision() != "highest" else None
 
 
 def _checkpointing(module: Any) -> str | None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
         ) -> Callable[[], None] | None:
             """The model is about to run."""
 
+    class ModelOutput(Protocol):
+        """What the results of a model's calls are reported to."""
+
+        def __call__(self, output: object, /) -> None:
+            """The model returned."""
+
 
 #: A module that holds fewer of the optimizer's parameters is not the model.
 _SMALLEST_SHARE = 0.5
@@ -63,8 +69,8 @@ def _count(module: Any, parameters: set[int]) -> int:
     return sum(id(parameter) in parameters for parameter in module.parameters())
 
 
-def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall) -> bool:
-    """Report each call of a model; whether that is possible.
+def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput) -> bool:
+    """Report each call of a model, and what it returns while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
     in compiled code is left alone: it would have to be compiled again.
@@ -76,7 +82,7 @@ def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall) -> bool:
     watched = chain[: outside[0] + 1] if outside else chain
     references = [weakref.ref(module) for module in watched]
     for owner in {type(module) for module in watched}:
-        _wrap_calls(owner, references, on_call)
+        _wrap_calls(owner, references, on_call, on_output)
     return True
 
 
@@ -85,7 +91,7 @@ def _has_compiled(torch: Any) -> bool:
     return bool(counters and counters.get("frames", {}).get("total", 0))
 
 
-def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: ModelCall) -> None:
+def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: ModelCall, on_output: ModelOutput) -> None:
     original = owner.__call__
 
     @functools.wraps(original)
@@ -95,10 +101,13 @@ def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: Mod
         on_end = on_call(args, kwargs, in_training_mode=self.training)
         _thread.is_in_model = True
         try:
-            return original(self, *args, **kwargs)
+            output = original(self, *args, **kwargs)
         finally:
             _thread.is_in_model = False
             if on_end is not None:
                 on_end()
+        if self.training:
+            on_output(output)
+        return output
 
     owner.__call__ = reporting_call

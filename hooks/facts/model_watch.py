@@ -7,13 +7,14 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.model import autocast_dtype, describe_model
+from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.model_search import find_model, report_calls
+from perfscope.hooks.facts.precision import PrecisionWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.hooks.facts.model_search import ModelCall
+    from perfscope.hooks.facts.model_search import ModelCall, ModelOutput
     from perfscope.wire.model import ModelRecord
 
 
@@ -27,14 +28,15 @@ class ModelWatch:
 
     Attributes:
         uncounted: Why the calls of the model are not reported; empty where they are.
+        precision: What is seen of the type that it computes in.
     """
 
     def __init__(self) -> None:
         self.uncounted = ""
+        self.precision = PrecisionWatch()
         self._parts: tuple[weakref.ref[Any], ...] = ()
         self._config: dict[str, Any] = {}
         self._optimizer: weakref.ref[object] | None = None
-        self._compute_dtype: str | None = None
         self._is_recomputed = False
         self._zero_stage: int | None = None
 
@@ -58,36 +60,33 @@ class ModelWatch:
         """A part of the model runs so that its activations are recomputed."""
         self._is_recomputed = True
 
-    def on_forward(self) -> bool:
-        """The model is about to run; True where the type that it computes in became known by that."""
-        if self._compute_dtype is None:
-            self._compute_dtype = autocast_dtype(sys.modules["torch"])
-            return self._compute_dtype is not None
-        return False
-
-    def record(self, on_call: ModelCall) -> ModelRecord | None:
+    def record(self, on_call: ModelCall, on_output: ModelOutput) -> ModelRecord | None:
         """Describe the model; if no framework named it, search for it and report its calls from then on."""
         if not self._parts:
-            self._search(on_call)
+            self._search(on_call, on_output)
         parts = [part for reference in self._parts if (part := reference()) is not None]
         if not parts:
             return None
-        described = describe_model(sys.modules["torch"], *parts, compute_dtype=self._compute_dtype, config=self._config)
+        torch = sys.modules["torch"]
+        described = describe_model(torch, *parts, config=self._config)
+        precision = self.precision.record(torch, tuple(parts))
         optimizer = self._optimizer() if self._optimizer else None
         return replace(
             described,
+            compute_dtype=precision.autocast,
+            precision=precision,
             checkpointing=described.checkpointing or ("full" if self._is_recomputed else None),
             zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
             optimizer=None if optimizer is None else type(optimizer).__name__,
         )
 
-    def _search(self, on_call: ModelCall) -> None:
+    def _search(self, on_call: ModelCall, on_output: ModelOutput) -> None:
         optimizer = self._optimizer() if self._optimizer else None
         chain = find_model(sys.modules["torch"], optimizer) if optimizer is not None else []
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, on_call):
+        if not report_calls(sys.modules["torch"], chain, on_call, on_output):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
 
 

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.wrapping import time_pass, whole_number, wrap_entries, wrap_functions, wrap_saves
 from perfscope.hooks.guard import value_or_none
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
     from perfscope.hooks.timers.saves import SaveTimer
 
+_ENABLED = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
+
 
 def patch_engine(module: ModuleType, capture: Capture) -> None:
     """Count the steps of DeepSpeedEngine."""
@@ -30,15 +33,19 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     def init(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("deepspeed")
         yield
-        capture.set_model(engine.module, zero_stage=whole_number(engine.zero_optimization_stage()))
+        capture.set_model(
+            engine.module, zero_stage=whole_number(engine.zero_optimization_stage()), dtype=_compute_dtype(engine)
+        )
         _report_groups(capture, engine)
 
     def forward(engine: Any, *args: object, **kwargs: object) -> RunningHook:
         in_training_mode = bool(value_or_none(lambda: engine.training))
         on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode)
-        yield
+        output = yield
         if on_end is not None:
             on_end()
+        if in_training_mode and capture.wants_output:
+            capture.on_model_output(output)
 
     def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         steps, skipped_steps = _counters(engine)
@@ -53,6 +60,18 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
             )
 
     wrap_functions(module.DeepSpeedEngine, capture, {"__init__": init, "forward": forward, "step": step})
+
+
+def _compute_dtype(engine: Any) -> str | None:
+    """The type that the engine casts the model or its operators to; None where this version does not say it."""
+    if _call(engine, "torch_autocast_enabled"):
+        return dtype_name(_call(engine, "torch_autocast_dtype"))
+    return next((dtype for name, dtype in _ENABLED.items() if _call(engine, name)), None)
+
+
+def _call(engine: Any, name: str) -> object:
+    getter = getattr(engine, name, None)
+    return None if getter is None else value_or_none(getter)
 
 
 def _report_groups(capture: Capture, engine: Any) -> None:

@@ -193,9 +193,11 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
             capture.set_model(wrapper)
         if not wrapper.training or first_chunk[0] == id(wrapper):
             on_end = capture.on_forward(args, kwargs, in_training_mode=wrapper.training)
-        yield
+        output = yield
         if on_end is not None:
             on_end()
+        if wrapper.training and capture.wants_output:
+            capture.on_model_output(output)
 
     wrap_functions(module._BaseDataParallel, capture, {"forward": forward})
 

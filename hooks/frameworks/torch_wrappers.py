@@ -69,6 +69,18 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
         return result
 
     state_class._root_pre_forward = root_pre_forward
+    original_output = getattr(state_class, "_register_pre_backward_hook", None)
+    if original_output is None:
+        return
+
+    @functools.wraps(original_output)
+    def register_pre_backward_hook(self: Any, output: Any) -> Any:
+        result = original_output(self, output)
+        if not is_compiling() and capture.wants_output and getattr(self, "_is_root", False):
+            capture.on_model_output(result)
+        return result
+
+    state_class._register_pre_backward_hook = register_pre_backward_hook
 
 
 def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] = lambda _: True) -> None:
@@ -82,11 +94,14 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
         on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True))
         _thread.is_in_forward = True
         try:
-            return original(self, *args, **kwargs)
+            output = original(self, *args, **kwargs)
         finally:
             _thread.is_in_forward = False
             if on_end is not None:
                 on_end()
+        if capture.wants_output:
+            capture.on_model_output(output)
+        return output
 
     wrapper_class.forward = forward
 

@@ -13,21 +13,24 @@ import typer
 
 from perfscope.analyzers.cost.result import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options.peaks import Dtype
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
+from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
+from perfscope.tables.run import Stated
 from perfscope.wire import LIGHT
 
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
-_TRACES, _EXECUTION = "Traces", "Execution"
+_TRACES, _EXECUTION, _PEAK = "Traces", "Execution", "Peak"
 
 Paths = Annotated[
     list[str],
@@ -55,6 +58,20 @@ Workers = Annotated[
     int | None,
     typer.Option(help="Number of parallel workers.", show_default="number of processors", rich_help_panel=_EXECUTION),
 ]
+Precision = Annotated[
+    Dtype | None,
+    typer.Option(
+        help="Data type of the matrix products, for the peak of MFU.",
+        show_default="as traces and records show it",
+        rich_help_panel=_PEAK,
+    ),
+]
+PeakOption = Annotated[
+    float | None,
+    typer.Option(
+        "--peak", help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK
+    ),
+]
 Scheduler = Annotated[
     str | None,
     typer.Option(
@@ -75,6 +92,8 @@ def analyze(
     engine: EngineOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    precision: Precision = None,
+    peak: PeakOption = None,
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces."""
     is_quiet = bool(context.find_root().params.get("quiet"))
@@ -83,6 +102,7 @@ def analyze(
         only=frozenset(only.split(",")) if only else frozenset(),
         with_operators=operators,
         rank_rule=_rank_rule(rank),
+        stated=_stated(precision, peak),
     )
     # The workers of a running scheduler have a working folder of their own.
     locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
@@ -109,6 +129,12 @@ def _execution(
         scheduler=scheduler,
         shows_progress=shows_progress,
     )
+
+
+def _stated(precision: Dtype | None, peak: float | None) -> Stated:
+    if peak is not None:
+        check_dense(peak, precision or Dtype.BF16, None)
+    return Stated(None if precision is None else str(precision), peak)
 
 
 def _rank_rule(rank: str | None) -> RankRule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +25,7 @@ from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
-from perfscope.tables.run import Run
+from perfscope.tables.run import Run, Stated
 from perfscope.tables.trace import NO_EVENTS, Events
 
 _P = TypeVar("_P")  # the type of an analyzer's partials
@@ -71,12 +71,14 @@ class Plan:
         only: Names of the analyzers to run; all of them where it is empty.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         rank_rule: How the rank of a trace that does not state it is found.
+        stated: What the user states of a run.
     """
 
     execution: Execution = field(default_factory=Execution)
     only: frozenset[str] = frozenset()
     with_operators: bool = False
     rank_rule: RankRule = RANK_IN_FILE_NAME
+    stated: Stated = field(default_factory=Stated)
 
 
 @dataclass(slots=True)
@@ -114,9 +116,10 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         _require_a_trace(measurements, inputs)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
+    run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
     for analyzer in chosen:
         try:
-            results[analyzer.name] = _reduce(analyzer, inputs.run, measurements)
+            results[analyzer.name] = _reduce(analyzer, run, measurements)
         except MissingInput as missing:
             skipped.append(Skipped(analyzer.name, missing.problem))
     for derivation in DERIVATIONS:

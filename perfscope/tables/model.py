@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from perfscope.models.transformer import Transformer
@@ -31,6 +32,18 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionSigns:
+    """What a rank shows of the data type that it multiplies in; see ``perfscope.wire.model.PrecisionRecord``."""
+
+    products: Mapping[str, int] = field(default_factory=dict)
+    autocast: str | None = None
+    policy: str | None = None
+    engine: str | None = None
+    fp8: str | None = None
+    float32: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The model that one rank trains.
 
@@ -42,7 +55,7 @@ class Model:
         weights: Their shapes.
         transformer: The dimensions; absent where the module does not name them.
         no_transformer: Why the module's own description could not be used; empty where it has none.
-        dtype: The type that matrix products are computed in; absent where unknown.
+        signs: What shows the type that its products are computed in, which is not always that of its parameters.
         checkpointing: Which activations are recomputed; absent where none was detected.
         weights_dtype: The type of most parameters; absent where unknown.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was detected.
@@ -56,7 +69,7 @@ class Model:
     weights: tuple[Weight, ...]
     transformer: Transformer | None
     no_transformer: str
-    dtype: str | None
+    signs: PrecisionSigns
     checkpointing: str | None
     weights_dtype: str | None = None
     zero_stage: int | None = None

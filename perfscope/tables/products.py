@@ -14,11 +14,13 @@ class Product:
         operator: Its name without ``aten::``.
         shapes: The shapes of its inputs; empty for an input that is no tensor.
         count: How many calls there were.
+        elements: The types of its inputs' elements, as the profiler names them; empty where they are not stated.
     """
 
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     count: int
+    elements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.micro_batches import MicroBatches
@@ -60,6 +60,19 @@ class Rank:
     parallel: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the user states of a run because nothing in it shows it.
+
+    Attributes:
+        precision: Data type of its matrix products.
+        peak_tflops: Dense peak of one GPU, in TFLOP/s.
+    """
+
+    precision: str | None = None
+    peak_tflops: float | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """All of a run but its traces.
@@ -77,6 +90,7 @@ class Run:
         micro_batches: Passes of micro-batches, one entry a step and rank; empty without a pipeline.
         models: The model of each rank that recorded it.
         saves: Checkpoint saves that the hooks timed; None where there was none.
+        stated: What the user states of it.
     """
 
     path: str
@@ -91,3 +105,4 @@ class Run:
     micro_batches: tuple[MicroBatches, ...] = ()
     models: tuple[Model, ...] = ()
     saves: Saves | None = None
+    stated: Stated = field(default_factory=Stated)

@@ -27,6 +27,27 @@ class WeightRecord:
 
 
 @dataclass(frozen=True)
+class PrecisionRecord:
+    """Signs of the data type that a rank's products are computed in; each is absent where it was not seen.
+
+    Attributes:
+        products: Elements that the products of a forward pass computed, by the type of the result.
+        autocast: Type of autocast where the model was called.
+        policy: Type that FSDP casts parameters to before they are used.
+        engine: Type that the framework's engine is configured to compute in.
+        fp8: The library whose layers computed in fp8.
+        float32: What products of fp32 are computed in on a GPU: ``tf32`` or ``fp32``.
+    """
+
+    products: dict[str, int] = field(default_factory=dict)
+    autocast: str | None = None
+    policy: str | None = None
+    engine: str | None = None
+    fp8: str | None = None
+    float32: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """The model part that a rank trains, from which its FLOPs are computed; written when the first step completed.
 
@@ -37,10 +58,11 @@ class ModelRecord:
         module: Class of the module; absent where only its parameters are known.
         config: Plain values of the configuration that the module was built from, by the framework's own names.
         dtype: Type of most parameters.
-        compute_dtype: Type that matrix products are computed in, where it differs from ``dtype``.
+        compute_dtype: Type of autocast where the model was called; older versions wrote ``tf32``, too.
         checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
         optimizer: Class of the optimizer that was seen to step first; absent where none was.
+        precision: Signs of the type that its products are computed in.
     """
 
     parameters: int
@@ -53,3 +75,4 @@ class ModelRecord:
     checkpointing: str | None = None
     zero_stage: int | None = None
     optimizer: str | None = None
+    precision: PrecisionRecord | None = None

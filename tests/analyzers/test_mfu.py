@@ -17,13 +17,14 @@ from perfscope.analyzers import mfu
 from perfscope.analyzers.flops.model_inference import infer_dimensions
 from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
 from perfscope.errors import MissingInput
-from perfscope.hooks.facts.model import autocast_dtype, describe_model
+from perfscope.hooks.facts.model import describe_model
+from perfscope.hooks.facts.precision import autocast_dtype
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Model
-from perfscope.wire.model import ModelRecord
+from perfscope.wire.model import ModelRecord, PrecisionRecord
 from perfscope.workloads.gpt import Gpt, GptConfig
 from tests.analyzers.flops.making import answer
 from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
@@ -162,8 +163,9 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
             for step in range(1, 7)
         ]
         (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        signs = {"precision": PrecisionRecord(engine=dtype, float32="fp32"), **model}
         described = ModelRecord(
-            record.parameters, record.trainable, record.weights, record.module, dtype=dtype, **model
+            record.parameters, record.trainable, record.weights, record.module, dtype=dtype, **signs
         )
         (folder / wire.MODEL_FILE).write_bytes(wire.to_line(described))
     return run

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import compare
+from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
 from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Memory
@@ -18,6 +19,7 @@ from perfscope.commands.plan.inputs import PlanInputs
 from perfscope.commands.plan.options import States
 from perfscope.commands.plan.report import RunComparison
 from perfscope.constants import GB, GIGA
+from perfscope.engine.run import measure_with
 from perfscope.errors import MissingInput, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import ModelDescription
@@ -163,12 +165,15 @@ def read_planned_run(path: Path) -> PlannedRun:
     except MissingInput:
         trained = None
     device = find_device(run)
+    if device.gpu is not None and device.precision.main is None:
+        # The record does not show it: the traces may, at the price of reading them.
+        device = find_device(run, measure_with("operations", Operations, [path])[1])
     return PlannedRun(
         path=path,
         measured=measured,
         trained=trained,
         device=device.name,
-        dtype=Dtype(device.dtype) if device.dtype in set(Dtype) else None,
+        dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
         checkpointing=find_recomputation(run.models)[0],
     )
 

@@ -12,8 +12,10 @@ from perfscope.errors import UsageError
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
-from perfscope.tables.model import Model, Weight
-from perfscope.wire.model import ModelRecord
+from perfscope.tables.model import Model, PrecisionSigns, Weight
+from perfscope.wire.model import ModelRecord, PrecisionRecord
+
+_SIXTEEN_BIT = ("bf16", "fp16")
 
 
 def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | None:
@@ -37,11 +39,27 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         ),
         transformer=transformer,
         no_transformer=reason,
-        dtype=record.compute_dtype or record.dtype,
+        signs=_signs(record),
         checkpointing=record.checkpointing,
         weights_dtype=record.dtype,
         zero_stage=record.zero_stage,
         optimizer=record.optimizer,
+    )
+
+
+def _signs(record: ModelRecord) -> PrecisionSigns:
+    """The signs that were recorded, and those in Megatron's arguments, which are in the configuration."""
+    seen = record.precision or PrecisionRecord()
+    arguments = record.config if "padded_vocab_size" in record.config else {}
+    stated = next((dtype for dtype in _SIXTEEN_BIT if arguments.get(dtype) is True), None)
+    return PrecisionSigns(
+        products=seen.products,
+        # Older versions wrote what products of fp32 parameters would be in, whatever they were cast to.
+        autocast=seen.autocast or (record.compute_dtype if record.compute_dtype in _SIXTEEN_BIT else None),
+        policy=seen.policy,
+        engine=seen.engine or stated,
+        fp8=seen.fp8 or ("Megatron" if arguments.get("fp8") else None),
+        float32=seen.float32,
     )
 
 

@@ -40,16 +40,19 @@ _OF_OPERATORS = (0, ord("c")), (5, ord("p"))
 _UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 _LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
 _DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
+_ELEMENTS = re.compile(rb'"Input type":\s*(\[[^\[\]]*)')
+_TEXT = re.compile(rb'"([^"]*)"')
 _START = re.compile(rb'"ts":\s*"?([\d.]+)')
 
 
 _CATEGORIES = ("cpu_op", "Operator")
 
 
-class _Args(msgspec.Struct, gc=False, rename={"dims": "Input Dims"}):
+class _Args(msgspec.Struct, gc=False, rename={"dims": "Input Dims", "elements": "Input type"}):
     """The arguments of an operator that are needed here."""
 
     dims: msgspec.Raw = msgspec.Raw(b"")
+    elements: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -66,7 +69,7 @@ class ProductFinder:
 
     def __init__(self) -> None:
         self._until_name: int | None = None
-        self._counts: Counter[tuple[bytes, bytes]] = Counter()
+        self._counts: Counter[tuple[bytes, bytes, bytes]] = Counter()
         self._in_order: list[tuple[float, str]] = []
         self._without_shapes = 0
         self._fits = True
@@ -111,19 +114,22 @@ class ProductFinder:
         for event in msgspec.json.decode(events, type=list[_Event]):
             match = _NAME.match(event.name.encode() + b'"') if event.cat in _CATEGORIES else None
             if match is not None:
-                self._count(match, bytes(event.args.dims) if event.args else b"", _number(event.ts))
+                args = event.args or _Args()
+                self._count(match, bytes(args.dims), bytes(args.elements), _number(event.ts))
 
     def _add(self, text: bytes, match: re.Match[bytes], end: int) -> None:
         dims = _DIMS.search(text, match.end(), end) if match["product"] else None
+        elements = _ELEMENTS.search(text, match.end(), end) if dims else None
         start = _START.search(text, match.end(), end) if _has_backward_operator(match) else None
-        self._count(match, dims[1] if dims else b"", float(start[1]) if start else 0.0)
+        start_us = float(start[1]) if start else 0.0
+        self._count(match, dims[1] if dims else b"", elements[1] if elements else b"", start_us)
 
-    def _count(self, match: re.Match[bytes], dims: bytes, start_us: float) -> None:
+    def _count(self, match: re.Match[bytes], dims: bytes, elements: bytes, start_us: float) -> None:
         operator = match["product"]
         if _has_backward_operator(match):
             self._in_order.append((start_us, (operator or match["pass"]).decode()))
         if operator is not None and dims:
-            self._counts[operator, dims] += 1
+            self._counts[operator, dims, elements] += 1
         elif operator is not None:
             self._without_shapes += 1
 
@@ -133,7 +139,8 @@ class ProductFinder:
             return None
         return Products(
             products=tuple(
-                Product(operator.decode(), _shapes(dims), count) for (operator, dims), count in self._counts.items()
+                Product(operator.decode(), _shapes(dims), count, _texts(elements))
+                for (operator, dims, elements), count in self._counts.items()
             ),
             without_shapes=self._without_shapes,
             in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),
@@ -146,6 +153,10 @@ def _has_backward_operator(match: re.Match[bytes]) -> bool:
 
 def _number(time: float | str | None) -> float:
     return float(time or 0.0)
+
+
+def _texts(elements: bytes) -> tuple[str, ...]:
+    return tuple(text.decode() for text in _TEXT.findall(elements))
 
 
 def _shapes(text: bytes) -> tuple[tuple[int, ...], ...]:

@@ -75,6 +75,10 @@ def tiny() -> type[Tiny]:
     return type("Tiny", (Tiny,), {})
 
 
+def ignore(_output: object) -> None:
+    """What a model returned does not matter here."""
+
+
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
@@ -120,7 +124,10 @@ def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) ->
     around = Around(model)
     calls: list[tuple[Any, Any, bool]] = []
     report_calls(
-        torch, [around, model], lambda args, kwargs, *, in_training_mode: calls.append((args, kwargs, in_training_mode))
+        torch,
+        [around, model],
+        lambda args, kwargs, *, in_training_mode: calls.append((args, kwargs, in_training_mode)),
+        ignore,
     )
     ids = torch.zeros(2, 3, dtype=torch.long)
     around(ids)
@@ -140,7 +147,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
     tiny.__qualname__ = tiny.__name__ = "Tiny_"
     model = tiny()
     state = dict(vars(model))
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None)
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None, ignore)
     assert vars(model) == state
     file = io.BytesIO()
     torch.save(model, file)
@@ -159,7 +166,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
 def test_an_error_in_the_model_stays_its_own(tiny: type[Tiny]) -> None:
     model = tiny()
     calls: list[int] = []
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1))
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
     for _ in range(2):
         with pytest.raises(IndexError):
             model(torch.full((1, 1), 99))
@@ -172,12 +179,12 @@ def test_compiled_code_is_left_alone(tiny: type[Tiny], monkeypatch: pytest.Monke
     compiled = torch.compile(tiny(), backend="eager")
     chain = find_model(torch, optimizer_of(compiled))
     assert [type(module).__name__ for module in chain] == ["OptimizedModule", "Tiny"]
-    assert report_calls(torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1))
+    assert report_calls(torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
     assert tiny.__call__ is nn.Module.__call__
     compiled(torch.zeros(2, 3, dtype=torch.long))
     assert calls == [1]
     monkeypatch.setattr(model_search, "_has_compiled", lambda _torch: True)
-    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None)
+    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None, ignore)
 
 
 @pytest.fixture

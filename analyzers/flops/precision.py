@@ -1,0 +1,226 @@
+"""In which data types a run multiplies, and the peak of a GPU in that mixture.
+
+The parameters' type is no evidence: autocast, FSDP's mixed precision and fp8 layers cast parameters before they are
+multiplied. Evidence is, in this order: what the user states; the traces, by the types of the operators' inputs where
+all products state them, and by the names of the kernels otherwise; what the hooks saw of a forward pass; autocast where
+the model was called; the configuration of FSDP or of the framework's engine.
+
+With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p): the rate
+at which a GPU that is always at its peak would do these operations. By kernels alone, F_p is taken as their time times
+P_p: as if all of them used the same share of their peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.models.hardware import Gpu
+from perfscope.report import Json
+from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
+from perfscope.tables.model import Model
+
+HOW_TO_TELL = "State it with --precision, or the peak itself with --peak, or profile with --shapes"
+_SIXTEEN = ("bf16", "fp16")
+_FP32, _TF32 = "fp32", "tf32"
+#: Smaller shares are left out of the mixture where the GPU has no peak for them.
+_NEGLIGIBLE = 0.01
+#: Traces whose kernels' names leave more than this open do not show the precision.
+_MOST_UNNAMED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The data types of a run's products.
+
+    Attributes:
+        shares: Share of the operations by data type, the largest first; empty where nothing shows it.
+        evidence: What shows it, as a phrase; why nothing does, where ``shares`` is empty.
+        notes: What is doubtful about it: ranks that differ, and what the model's record says otherwise.
+    """
+
+    shares: Mapping[str, float]
+    evidence: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> str | None:
+        """The data type of the most operations; absent where unknown."""
+        return next(iter(self.shares), None)
+
+    def data(self) -> Json:
+        """The precision for JSON."""
+        return {"shares": dict(self.shares) or None, "evidence": self.evidence}
+
+    def sentence(self) -> str:
+        """The precision in words."""
+        if not self.shares:
+            return f"The precision of the products is unknown: {self.evidence}."
+        if len(self.shares) == 1:
+            return f"Products in {self.main}, by {self.evidence}."
+        parts = ", ".join(f"{dtype} {share:.1%}" for dtype, share in self.shares.items())
+        return f"Products in {parts} of the operations, by {self.evidence}."
+
+
+def find_precision(
+    models: Sequence[Model], traced: Sequence[Operations], gpu: Gpu | None, stated: str | None = None
+) -> Precision:
+    """Find the precision of a run.
+
+    Args:
+        models: What its ranks recorded.
+        traced: The operations of its traces.
+        gpu: Its GPU, whose peaks weigh the time of kernels.
+        stated: What the user states.
+    """
+    if stated is not None:
+        return Precision({stated: 1.0}, "--precision")
+    recorded = [read_signs(model) for model in models]
+    float32 = next((model.signs.float32 for model in models if model.signs.float32), None)
+    by_rank = {operations.rank: shown for operations in traced if (shown := _shown(operations, gpu, float32))}
+    if by_rank:
+        return _join_traces(by_rank, recorded)
+    return _join_records(recorded)
+
+
+def peak_of(gpu: Gpu, shares: Mapping[str, float]) -> float | None:
+    """The dense peak of a GPU for a mixture of data types; None where it has none in one that matters.
+
+    >>> from perfscope.models.hardware import find_gpu
+    >>> round(peak_of(find_gpu("h200-sxm"), {"fp8": 0.5, "bf16": 0.5}), 1)
+    1319.2
+    """
+    if len(shares) == 1:
+        return gpu.dense_tflops.get(next(iter(shares)))
+    listed = {dtype: share for dtype, share in shares.items() if dtype in gpu.dense_tflops}
+    covered = sum(listed.values())
+    if not covered or covered < 1 - _NEGLIGIBLE:
+        return None
+    return covered / sum(share / gpu.dense_tflops[dtype] for dtype, share in listed.items())
+
+
+def read_signs(model: Model) -> tuple[str | None, str]:
+    """The data type that a rank's record shows, and what shows it; why none, where it shows none."""
+    signs = model.signs
+    products = max(signs.products, key=lambda dtype: signs.products[dtype], default=None)
+    evidence = (
+        ("fp8" if signs.fp8 else None, f"fp8 layers of {signs.fp8}"),
+        (products, "the operators of a forward pass"),
+        (signs.autocast, "autocast"),
+        (signs.policy, "FSDP's mixed precision"),
+        (signs.engine, "the configuration of the framework"),
+    )
+    dtype, source = next(((dtype, source) for dtype, source in evidence if dtype is not None), (None, ""))
+    if dtype == _FP32:
+        if signs.float32 is None:
+            return None, "the products are of fp32, and whether they are multiplied as TF32 was not recorded"
+        return signs.float32, f"{source}, and PyTorch's setting for fp32"
+    return dtype, source or _describe_silence(model)
+
+
+def _describe_silence(model: Model) -> str:
+    if model.weights_dtype is None:
+        return "no rank recorded it"
+    return f"the parameters are {model.weights_dtype}, but what they are cast to for a product was not seen"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The operations that one trace shows by data type, in any unit, and what shows them."""
+
+    weights: Mapping[str, float]
+    evidence: str
+
+
+def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Shown | None:
+    kernels = _name_all(operations.kernel_ns)
+    weights = _by_operators(operations, kernels, gpu, float32)
+    if weights:
+        return _Shown(weights, "the types of the operators' inputs in the traces")
+    total, open_ns = sum(operations.kernel_ns.values()), operations.kernel_ns.get(UNNAMED, 0)
+    if not kernels or open_ns > _MOST_UNNAMED * total:
+        return None
+    return _Shown(_weigh(kernels, gpu), "the names of the kernels in the traces, weighed by their time and peak")
+
+
+def _name_all(kernel_ns: Mapping[str, int]) -> dict[str, int]:
+    """Times of the kernels that state a type; those that say 16 bit are of the type that the others have."""
+    named = {dtype: time for dtype, time in kernel_ns.items() if dtype not in (SIXTEEN_BIT, UNNAMED)}
+    sixteen = kernel_ns.get(SIXTEEN_BIT, 0)
+    if sixteen:
+        dtype = max(_SIXTEEN, key=lambda name: named.get(name, 0))
+        named[dtype] = named.get(dtype, 0) + sixteen
+    return named
+
+
+def _weigh(kernels: Mapping[str, int], gpu: Gpu | None) -> dict[str, float]:
+    """Operations of kernels, in any unit: time x peak; the time alone where a peak is unknown."""
+    if gpu is None or not all(dtype in gpu.dense_tflops for dtype in kernels):
+        return {dtype: float(time) for dtype, time in kernels.items()}
+    return {dtype: time * gpu.dense_tflops[dtype] for dtype, time in kernels.items()}
+
+
+def _by_operators(
+    operations: Operations, kernels: Mapping[str, int], gpu: Gpu | None, float32: str | None
+) -> dict[str, float] | None:
+    """Operations by data type where every product states its shapes and types and no kernel contradicts them."""
+    stated = {dtype: flops for dtype, flops in operations.by_precision.items() if flops}
+    if not stated or operations.without_shapes or UNNAMED in stated:
+        return None
+    of_float32 = stated.pop(_FP32, 0.0)
+    if of_float32:
+        of_kernels = _weigh({dtype: kernels[dtype] for dtype in (_FP32, _TF32) if dtype in kernels}, gpu)
+        if not of_kernels and float32 is not None:
+            of_kernels = {float32: 1.0}
+        if not of_kernels:
+            return None
+        total = sum(of_kernels.values())
+        stated.update({dtype: of_float32 * weight / total for dtype, weight in of_kernels.items()})
+    total_ns = sum(kernels.values())
+    if any(time > _NEGLIGIBLE * total_ns and dtype not in stated for dtype, time in kernels.items()):
+        return None
+    return stated
+
+
+def _join_traces(by_rank: Mapping[int | None, _Shown], recorded: Sequence[tuple[str | None, str]]) -> Precision:
+    weights: dict[str, float] = {}
+    for shown in by_rank.values():
+        total = sum(shown.weights.values())
+        for dtype, weight in shown.weights.items():
+            weights[dtype] = weights.get(dtype, 0.0) + weight / total
+    shares = _largest_first(weights)
+    mains = {rank: _largest_first(shown.weights) for rank, shown in by_rank.items()}
+    notes = list(_disagreement({rank: next(iter(each)) for rank, each in mains.items()}))
+    main = next(iter(shares))
+    # A record tells the most frequent type; that of fp32 may be TF32 in the trace.
+    said = {(dtype, evidence) for dtype, evidence in recorded if dtype is not None and dtype not in shares}
+    notes += [f"By {evidence} the products are in {dtype}; the traces show {main}." for dtype, evidence in sorted(said)]
+    return Precision(shares, next(iter(by_rank.values())).evidence, tuple(notes))
+
+
+def _join_records(recorded: Sequence[tuple[str | None, str]]) -> Precision:
+    known = [(dtype, evidence) for dtype, evidence in recorded if dtype is not None]
+    if not known:
+        return Precision({}, next((evidence for _, evidence in recorded), "no rank recorded it"))
+    counts: dict[str, float] = {}
+    for dtype, _ in known:
+        counts[dtype] = counts.get(dtype, 0.0) + 1
+    notes = _disagreement(dict(enumerate(dtype for dtype, _ in known)))
+    return Precision(_largest_first(counts), known[0][1], notes)
+
+
+def _largest_first(weights: Mapping[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {dtype: weights[dtype] / total for dtype in sorted(weights, key=lambda dtype: (-weights[dtype], dtype))}
+
+
+def _disagreement(main_by_rank: Mapping[int | None, str]) -> tuple[str, ...]:
+    """A note where ranks multiply mainly in different types."""
+    ranks: dict[str, list[str]] = {}
+    for rank, dtype in main_by_rank.items():
+        ranks.setdefault(dtype, []).append("?" if rank is None else str(rank))
+    if len(ranks) < 2:  # noqa: PLR2004 - two types differ
+        return ()
+    parts = "; ".join(f"{dtype} on {', '.join(numbers)}" for dtype, numbers in ranks.items())
+    return (f"The ranks differ in the precision of their products: {parts}.",)
