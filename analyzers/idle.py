@@ -1,53 +1,33 @@
-"""Why a device was idle: every gap in which nothing ran on it, by what it was waiting for.
+"""Why a device was idle: every gap in which nothing ran on it, split by what it was waiting for.
 
-A gap ends where the next device event begins, so the cause is what that event was waiting for:
-
-- *host launch*: the host had not launched it yet. Where the host was meanwhile fetching data, the time is *data
-  loading*; where the launching thread was in a call that waits for the device, it is *synchronisation*, because that
-  call let the queue run dry.
-- *launch latency*: the launch was under way.
-- *launch gap*: launched before, and the gap is shorter than 5 us, the time that a device needs between two kernels.
-- *dependency*: launched before, but it waited for an event, another stream or another device.
-- *graph*: a gap inside a launched CUDA graph.
-- *unknown*: the trace does not hold its launch.
-
-The causes add up to the idle time of ``breakdown`` exactly.
+A gap is split at what the host did in it: a synchronisation that ends 20 ms before the next launch is the cause of its
+own time, and not of these 20 ms. ``perfscope.analyzers.shared.idle_gaps`` has the causes and
+``perfscope.analyzers.shared.host_activity`` what the host did. The causes add up to the idle time of ``breakdown``
+exactly: over the marked steps, whose gaps are those between the events of a step, and over the whole window.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.breakdown import no_device_events
-from perfscope.analyzers.shared.intervals import Intervals, covered, union
+from perfscope.analyzers.shared.host_activity import PAUSE_NS, HostActivity
+from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, find_gaps, gaps_of_device
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, percent_of
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
-LAUNCH_GAP_NS = 5000
 _LONGEST = 5
-CAUSES = (
-    "host_launch",
-    "data_loading",
-    "synchronisation",
-    "launch_latency",
-    "launch_gap",
-    "dependency",
-    "graph",
-    "unknown",
-)
-_WAITS_FOR_DEVICE = re.compile(r"^(?:cuda|cu|hip|ur)\w*(?:Synchronize|Wait)(?:_v\d+)?$|^(?:cuda|hip)Memcpy(?!\w*Async)")
-_NEVER_BLOCKS = re.compile(r"StreamWait")
-_LOADS_DATA = re.compile(r"DataLoader", re.IGNORECASE)
-_LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
+_MOST_LABELS = 16
+#: Causes that get a column only where there is such time.
+_SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +38,7 @@ class Gap:
         start_ns: When it began, from the first device event on.
         duration_ns: How long it lasted.
         cause: What the largest part of it was waiting for.
+        cause_ns: How long that part is.
         before: The device event that ended last before it, its name shortened.
         after: The device event that ended it, likewise.
     """
@@ -65,6 +46,7 @@ class Gap:
     start_ns: int
     duration_ns: int
     cause: str
+    cause_ns: int
     before: str
     after: str
 
@@ -78,8 +60,10 @@ class RankIdle:
         device: Index of its GPU.
         trace: The file.
         window: From the first to the last device event, in nanoseconds.
-        causes: Idle time by cause, in the order of CAUSES, in nanoseconds.
+        causes: Idle time of the window by cause, in the order of CAUSES, in nanoseconds.
+        marked: The same of its marked steps; absent where there are none.
         gaps: How many gaps there are.
+        unknown_reason: Why the cause of some is unknown; absent where none is.
         longest: The longest of them.
     """
 
@@ -88,8 +72,15 @@ class RankIdle:
     trace: str
     window: int
     causes: tuple[int, ...]
+    marked: tuple[int, ...] | None
     gaps: int
+    unknown_reason: str | None
     longest: tuple[Gap, ...]
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The causes that tables show: of the marked steps, or of the window where there are none."""
+        return self.causes if self.marked is None else self.marked
 
     def data(self) -> dict[str, Json]:
         """One entry of ``results.idle.ranks``."""
@@ -99,13 +90,16 @@ class RankIdle:
             "trace": self.trace,
             "window_us": self.window / NS_PER_US,
             "idle_us": sum(self.causes) / NS_PER_US,
-            "causes": {f"{cause}_us": ns / NS_PER_US for cause, ns in zip(CAUSES, self.causes, strict=True)},
+            "causes": _in_microseconds(self.causes),
+            "marked": None if self.marked is None else _in_microseconds(self.marked),
             "gaps": self.gaps,
+            "unknown_reason": self.unknown_reason,
             "longest": [
                 {
                     "start_us": gap.start_ns / NS_PER_US,
                     "duration_us": gap.duration_ns / NS_PER_US,
                     "cause": gap.cause,
+                    "cause_us": gap.cause_ns / NS_PER_US,
                     "before": gap.before,
                     "after": gap.after,
                 }
@@ -126,20 +120,37 @@ class Idle:
 
     def sections(self) -> tuple[Section, ...]:
         """A table of causes, and the longest gaps."""
+        shown = [index for index, cause in enumerate(CAUSES) if cause not in _SHOWN_WHERE_PRESENT or self._total(index)]
         columns = (
             Column("Rank"),
             Column("Idle (ms)", 2),
-            *(Column(f"{cause.replace('_', ' ').capitalize()} (%)") for cause in CAUSES),
+            *(Column(f"{_title(CAUSES[index])} (%)") for index in shown),
         )
         rows = tuple(
-            (label, sum(rank.causes) / NS_PER_MS, *(percent_of(ns, sum(rank.causes)) for ns in rank.causes))
+            (label, sum(rank.row) / NS_PER_MS, *(percent_of(rank.row[index], sum(rank.row)) for index in shown))
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
-        note = (
-            "A gap's cause is what the next device event was waiting for; a launch gap is shorter than "
-            f"{LAUNCH_GAP_NS // NS_PER_US} us. The causes add up to the idle time."
-        )
-        return (Section("Idle time by cause", columns, rows, (note,)), self._longest())
+        return (Section("Idle time by cause", columns, rows, self._notes()), self._longest())
+
+    def _total(self, index: int) -> int:
+        return sum(rank.row[index] for rank in self.ranks)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = [
+            "Each gap is split at what the host did until it launched the next device event; the parts add up to the "
+            "idle time of the marked steps, or of the window where no step is marked. Between operators is a pause of "
+            f"less than {PAUSE_NS // NS_PER_MS} ms without operator or call, not shown a longer one (Python, a sleep, "
+            f"data); a launch gap is shorter than {LAUNCH_GAP_NS // NS_PER_US} us."
+        ]
+        reasons: dict[str, list[str]] = {}
+        for label, rank in zip(self._labels(), self.ranks, strict=True):
+            if rank.unknown_reason is not None:
+                reasons.setdefault(rank.unknown_reason, []).append(label)
+        for reason, labels in reasons.items():
+            notes.append(f"Unknown, rank {', '.join(labels[:_MOST_LABELS])}: {reason}.")
+        if self._total(CAUSES.index("host_launch")):
+            notes.append("Host launch: the host was late, and the trace shows no operators that tell what it did.")
+        return tuple(notes)
 
     def _labels(self) -> list[str]:
         return rank_labels([(rank.rank, rank.device) for rank in self.ranks])
@@ -155,7 +166,8 @@ class Idle:
                 label,
                 gap.start_ns / NS_PER_MS,
                 gap.duration_ns / NS_PER_US,
-                gap.cause.replace("_", " "),
+                _title(gap.cause).lower() if gap.cause != "cuda_call" else _title(gap.cause),
+                percent_of(gap.cause_ns, gap.duration_ns),
                 gap.before,
                 gap.after,
             )
@@ -165,11 +177,21 @@ class Idle:
             Column("Rank"),
             Column("Start (ms)", 2),
             Column("Duration (us)"),
-            Column("Cause"),
+            Column("Main cause"),
+            Column("Of it (%)"),
             Column("Previous event"),
             Column("Next event"),
         )
         return Section("Longest idle gaps", columns, rows)
+
+
+def _in_microseconds(causes: tuple[int, ...]) -> dict[str, Json]:
+    return {f"{cause}_us": ns / NS_PER_US for cause, ns in zip(CAUSES, causes, strict=True)}
+
+
+def _title(cause: str) -> str:
+    """A cause as people write it."""
+    return "CUDA call" if cause == "cuda_call" else cause.replace("_", " ").capitalize()
 
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
@@ -190,100 +212,71 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
 
 
 def _measure_device(trace: Trace, device: int) -> RankIdle:
-    rows = np.flatnonzero(trace.device.device == device)
+    is_of_device = trace.device.device == device
+    idle = gaps_of_device(trace, device)
+    rows = np.flatnonzero(is_of_device)
     start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
-    window = (int(start.min()), int(end.max()))
-    gaps = union(start, end).gaps(*window)
-    following = _find_following(trace, rows, start, gaps.end)
-    parts = _by_cause(trace, gaps, following)
-    length = gaps.end - gaps.start
-    longest = np.lexsort((gaps.start, -length))[:_LONGEST]
-    last_before = rows[np.argsort(end, kind="stable")][
-        np.searchsorted(np.sort(end), gaps.start[longest], side="right") - 1
-    ]
-    names = trace.device.name
+    first_ns = int(start.min())
+    steps = np.where(is_of_device, trace.step, ABSENT)
+    has_steps = bool((steps != ABSENT).any())
     return RankIdle(
         rank=trace.rank,
         device=device,
         trace=trace.path,
-        window=window[1] - window[0],
-        causes=tuple(int(part.sum()) for part in parts),
-        gaps=len(gaps),
-        longest=tuple(
-            Gap(
-                start_ns=int(gaps.start[gap]) - window[0],
-                duration_ns=int(length[gap]),
-                cause=CAUSES[int(np.argmax(parts[:, gap]))],
-                before=short_name(trace.names[names[before]]),
-                after=short_name(trace.names[names[following[gap]]]),
-            )
-            for gap, before in zip(longest, last_before, strict=True)
-        ),
+        window=int(end.max()) - first_ns,
+        causes=tuple(idle.parts.sum(axis=1).tolist()),
+        marked=tuple(_of_steps(trace, idle, rows, steps).tolist()) if has_steps else None,
+        gaps=len(idle.gaps),
+        unknown_reason=_why_unknown(trace, idle),
+        longest=_longest(trace, idle, rows[np.argsort(end, kind="stable")], first_ns),
     )
 
 
-def _find_following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
-    """The event that ended each gap; of those that begin together, the first whose launch the trace contains."""
-    first, behind = np.searchsorted(start, ends), np.searchsorted(start, ends, side="right")
-    following = rows[first]
-    for gap in np.flatnonzero(behind - first > 1).tolist():
-        tied = rows[first[gap] : behind[gap]]
-        launched = tied[trace.launch[tied] != ABSENT]
-        if len(launched):
-            call = trace.launch[launched]
-            following[gap] = launched[np.lexsort((trace.calls.end_ns[call], trace.calls.start_ns[call]))[0]]
-    return following
+def _of_steps(trace: Trace, idle: DeviceGaps, rows: Int64, steps: Int64) -> Int64:
+    """Idle time of the marked steps by cause: of the gaps between the events of each step."""
+    causes, apart = np.zeros(len(CAUSES), np.int64), []
+    starts, ends = trace.device.start_ns[rows], np.sort(trace.device.end_ns[rows])
+    for step in distinct(steps[steps != ABSENT]):
+        members = np.flatnonzero(steps == step)
+        first, last = int(trace.device.start_ns[members].min()), int(trace.device.end_ns[members].max())
+        beside = np.searchsorted(starts, last) - np.searchsorted(ends, first, side="right") - len(members)
+        if beside:
+            causes += find_gaps(trace, members, HostActivity(trace)).parts.sum(axis=1)
+        else:
+            # Where nothing else runs in the step's window, its gaps are those of the device.
+            apart.append((first, last))
+    if apart:
+        causes += idle.within(*np.array(apart).T).sum(axis=1)
+    return causes
 
 
-def _by_cause(trace: Trace, gaps: Intervals, following: Int64) -> Int64:
-    """Nanoseconds of each gap by cause: one row a cause, in the order of CAUSES, one column a gap."""
-    launch = trace.launch[following]
-    has_launch = launch != ABSENT
+def _why_unknown(trace: Trace, idle: DeviceGaps) -> str | None:
+    """Why the launches of events that ended a gap are not known; None where all are."""
+    unknown = idle.parts[CAUSES.index("unknown")] > 0
+    if not unknown.any():
+        return None
+    if not len(trace.calls):
+        return "the trace contains no calls of the device's runtime"
+    without = trace.device.correlation[idle.following[unknown]] == ABSENT
+    if without.all():
+        return "the events behind the gaps state no correlation with a launch"
+    return "the events behind the gaps were launched before the trace begins, or their launches are lost"
+
+
+def _longest(trace: Trace, idle: DeviceGaps, by_end: Int64, first_ns: int) -> tuple[Gap, ...]:
+    """The longest gaps; ``by_end`` are the device's events in the order of their ends."""
+    gaps, names = idle.gaps, trace.device.name
     length = gaps.end - gaps.start
-    parts = np.zeros((len(CAUSES), len(gaps)), np.int64)
-    part = dict(zip(CAUSES, parts, strict=True))
-    part["unknown"][~has_launch] = length[~has_launch]
-    if not has_launch.any():
-        return parts
-    launched, returned = trace.calls.start_ns[launch], trace.calls.end_ns[launch]
-    is_late = has_launch & (launched >= gaps.start)
-    waited = np.where(is_late, np.minimum(launched, gaps.end) - gaps.start, 0)
-    part["launch_latency"][is_late] = (length - waited)[is_late]
-    loading = _loading(trace, gaps.start, gaps.start + waited)
-    part["data_loading"][:] = loading
-    rest = "synchronisation", "host_launch"
-    synchronises = _synchronises(trace, gaps.start, gaps.start + waited, trace.calls.thread[launch])
-    for cause, chosen in zip(rest, (is_late & synchronises, is_late & ~synchronises), strict=True):
-        part[cause][chosen] = (waited - loading)[chosen]
-    early = has_launch & ~is_late
-    in_graph = early & _names_with(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
-    under_way = early & ~in_graph & (returned > gaps.start)
-    short = early & ~in_graph & ~under_way & (length < LAUNCH_GAP_NS)
-    kinds = {"graph": in_graph, "launch_latency": under_way, "launch_gap": short}
-    kinds["dependency"] = early & ~in_graph & ~under_way & ~short
-    for cause, chosen in kinds.items():
-        part[cause][chosen] = length[chosen]
-    return parts
-
-
-def _loading(trace: Trace, start: Int64, end: Int64) -> Int64:
-    """How long a data loader was fetching in each interval, in nanoseconds."""
-    loading = covered(trace.annotations, _names_with(trace, _LOADS_DATA)[trace.annotations.name])
-    return loading.measure_before(end) - loading.measure_before(start)
-
-
-def _synchronises(trace: Trace, start: Int64, end: Int64, thread: Int64) -> Bool:
-    """Whether a thread was in a call that waits for the device at any time of each interval."""
-    waits = _names_with(trace, _WAITS_FOR_DEVICE) & ~_names_with(trace, _NEVER_BLOCKS)
-    calls = trace.calls.take(waits[trace.calls.name])
-    synchronises = np.zeros(len(start), np.bool_)
-    for waiting_thread in distinct(calls.thread):
-        waiting = covered(calls, calls.thread == waiting_thread)
-        rows = thread == waiting_thread
-        synchronises[rows] = (waiting.measure_before(end[rows]) - waiting.measure_before(start[rows])) > 0
-    return synchronises
-
-
-def _names_with(trace: Trace, pattern: re.Pattern[str]) -> Bool:
-    """Which of the trace's names match a pattern."""
-    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)
+    longest = np.lexsort((gaps.start, -length))[:_LONGEST]
+    before = by_end[np.searchsorted(trace.device.end_ns[by_end], gaps.start[longest], side="right") - 1]
+    return tuple(
+        Gap(
+            start_ns=int(gaps.start[gap]) - first_ns,
+            duration_ns=int(length[gap]),
+            cause=CAUSES[int(np.argmax(idle.parts[:, gap]))],
+            cause_ns=int(idle.parts[:, gap].max()),
+            before=short_name(trace.names[names[event]]),
+            after=short_name(trace.names[names[idle.following[gap]]]),
+        )
+        for gap, event in zip(longest, before, strict=True)
+    )

@@ -77,6 +77,13 @@ class Intervals:
         is_proper = begins < ends
         return Intervals(begins[is_proper], ends[is_proper])
 
+    def measure_within(self, start: Int64, end: Int64) -> Int64:
+        """How much of the set lies in each of some intervals [start, end)."""
+        if not len(self):
+            return np.zeros(len(start), np.int64)
+        before = self.measure_before(np.stack([start, end], axis=1).reshape(-1)).reshape(-1, 2)
+        return np.asarray(before[:, 1] - before[:, 0])
+
     def measure_before(self, moments: Int64) -> Int64:
         """How much of the set lies before each moment."""
         if not len(self):

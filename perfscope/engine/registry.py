@@ -140,7 +140,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
-    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES),
+    Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers import breakdown, idle, overlap
 from perfscope.analyzers.shared.device_parts import Parts
+from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Trace
 from tests.conftest import ROOT
@@ -155,8 +156,8 @@ def test_the_causes_of_idle_time_add_up_to_it(
     trace = traced(folder, events, layout)
     (rank,) = idle.measure(trace)
     covered = [{ns for start, length in each for ns in range(start, start + length)} for each in (loading, waiting)]
-    expected = oracle.idle_causes(timeline, covered[0], covered[1], idle.LAUNCH_GAP_NS // TICK)
-    assert {cause: ns // TICK for cause, ns in zip(idle.CAUSES, rank.causes, strict=True) if ns} == expected
+    expected = oracle.idle_causes(timeline, covered[0], covered[1], LAUNCH_GAP_NS // TICK)
+    assert {cause: ns // TICK for cause, ns in zip(CAUSES, rank.causes, strict=True) if ns} == expected
     (parts_of,) = breakdown.measure(trace)
     assert sum(rank.causes) == parts_of.total.idle
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import idle
+from perfscope.analyzers.shared.idle_gaps import CAUSES
 from perfscope.sources.traces.reader import read_trace
-from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, write
+from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, step, write
 
 US = 1000
 
@@ -49,14 +50,98 @@ def test_the_host_was_fetching_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "hipDeviceSynchronize"]
 )
-def test_the_host_had_waited_for_the_device(tmp_path: Path, name: str) -> None:
+def test_the_host_waited_for_the_device_only_until_the_call_returned(tmp_path: Path, name: str) -> None:
     waiting = call(name, 50 * US, 105 * US, launch=9)
-    assert causes(tmp_path, *two_kernels(40, 30, 35), waiting) == {"synchronisation": 30, "launch_latency": 10}
+    assert causes(tmp_path, *two_kernels(40, 30, 35), waiting) == {
+        "synchronisation": 5,
+        "host_launch": 25,
+        "launch_latency": 10,
+    }
 
 
 @pytest.mark.parametrize("name", ["cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaEventQuery", "cudaEventRecord"])
 def test_calls_that_do_not_block_are_no_synchronisation(tmp_path: Path, name: str) -> None:
-    assert "synchronisation" not in causes(tmp_path, *two_kernels(40, 30, 35), call(name, 50 * US, 105 * US, launch=9))
+    assert causes(tmp_path, *two_kernels(40, 30, 35), call(name, 50 * US, 105 * US, launch=9)) == {
+        "cuda_call": 5,
+        "host_launch": 25,
+        "launch_latency": 10,
+    }
+
+
+def operator(name: str, start_us: float, end_us: float, **more: Any) -> Event:
+    return span("cpu_op", name, round(start_us * US), round(end_us * US), **more)
+
+
+def slow_host(pause_us: int) -> list[Event]:
+    """A host that waits for its device, pauses, and launches again from an operator."""
+    end = 1000
+    begin = end + 3 + pause_us
+    return [
+        kernel("first", 0, end * US, launch=1),
+        operator("aten::mm", 0, 20),
+        call("cudaLaunchKernel", 10 * US, 15 * US, launch=1),
+        call("cudaStreamSynchronize", 30 * US, (end + 3) * US, launch=9),
+        operator("aten::mm", begin, begin + 20),
+        call("cudaLaunchKernel", (begin + 8) * US, (begin + 12) * US, launch=2),
+        kernel("second", (begin + 15) * US, (begin + 30) * US, launch=2),
+    ]
+
+
+def test_a_sleep_behind_a_synchronisation_is_not_the_synchronisation_s(tmp_path: Path) -> None:
+    assert causes(tmp_path, *slow_host(20_000)) == {
+        "synchronisation": 3,
+        "not_shown": 20_000,
+        "operator": 8,
+        "launch_latency": 7,
+    }
+
+
+def test_a_short_pause_is_python_between_two_operators(tmp_path: Path) -> None:
+    assert causes(tmp_path, *slow_host(400)) == {
+        "synchronisation": 3,
+        "between_operators": 400,
+        "operator": 8,
+        "launch_latency": 7,
+    }
+
+
+@pytest.mark.parametrize(("pause_us", "cause"), [(999, "between_operators"), (1000, "not_shown")])
+def test_a_pause_of_a_millisecond_is_no_longer_python_alone(tmp_path: Path, pause_us: int, cause: str) -> None:
+    assert causes(tmp_path, *slow_host(pause_us))[cause] == pause_us
+
+
+def test_what_fills_a_pause_is_told_if_the_trace_shows_it(tmp_path: Path) -> None:
+    """An operator without launches for 9 ms, a fetching loader for 5 ms, an allocation for 2 ms; 4 ms remain."""
+    shown = [
+        operator("aten::index", 2000, 11_000),
+        span(
+            "user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 12_000 * US, 17_000 * US
+        ),
+        call("cudaMalloc", 18_000 * US, 20_000 * US, launch=11),
+    ]
+    found = causes(tmp_path, *slow_host(20_000), *shown)
+    assert (found["operator"], found["data_loading"], found["cuda_call"]) == (9008, 5000, 2000)
+    assert found["not_shown"] + found["between_operators"] == 4000
+    assert found["not_shown"] == 1000 + 1000 + 1003
+
+
+def test_while_the_backward_pass_s_thread_pauses_the_main_thread_counts(tmp_path: Path) -> None:
+    """The next event is the backward thread's; until then the main thread synchronised and was in an operator."""
+    events = [
+        kernel("forward", 0, 1000 * US, launch=1),
+        call("cudaLaunchKernel", 10 * US, 15 * US, launch=1),
+        call("cudaStreamSynchronize", 100 * US, 3000 * US, launch=9),
+        operator("aten::item", 90, 3500),
+        operator("aten::mm", 5000, 5020, tid=AUTOGRAD),
+        call("cudaLaunchKernel", 5010 * US, 5015 * US, launch=2, tid=AUTOGRAD),
+        kernel("backward", 5020 * US, 5030 * US, launch=2),
+    ]
+    assert causes(tmp_path, *events) == {
+        "synchronisation": 2000,
+        "operator": 500 + 10,
+        "not_shown": 1500,
+        "launch_latency": 10,
+    }
 
 
 def test_another_thread_may_wait_for_the_device_without_harm(tmp_path: Path) -> None:
@@ -90,3 +175,44 @@ def test_the_longest_gaps_say_what_ran_around_them(tmp_path: Path) -> None:
     (gap,) = rank.longest
     assert (gap.start_ns, gap.duration_ns, gap.cause) == (100 * US, 40 * US, "host_launch")
     assert (gap.before, gap.after) == ("first", "second")
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (kernel("second", 5 * US, 6 * US), "the trace contains no calls of the device's runtime"),
+        (kernel("second", 5 * US, 6 * US, launch=4), "the trace contains no calls of the device's runtime"),
+    ],
+)
+def test_without_calls_the_cause_is_unknown_and_the_reason_is_said(tmp_path: Path, second: Event, reason: str) -> None:
+    path = write(tmp_path / "rank0.json", [kernel("first", 0, US), second])
+    result = idle.analyze([idle.measure(read_trace(path))])
+    assert result.ranks[0].unknown_reason == reason
+    assert any(reason in note for note in result.sections()[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("launch", "reason"), [(-1, "state no correlation with a launch"), (77, "were launched before the trace begins")]
+)
+def test_an_event_whose_launch_is_missing_says_why(tmp_path: Path, launch: int, reason: str) -> None:
+    """The call of the first kernel is there, that of the second one is not."""
+    events = two_kernels(40, 30, 35)
+    events = [events[0], kernel("second", 140 * US, 150 * US, launch=launch), events[2]]
+    (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
+    assert reason in (rank.unknown_reason or "")
+    assert dict(zip(CAUSES, rank.causes, strict=True))["unknown"] == 40 * US
+
+
+def test_idle_time_of_marked_steps_is_told_apart_from_that_of_the_window(tmp_path: Path) -> None:
+    """100 us between two kernels of the step, 500 us between the steps."""
+    events: list[Event] = []
+    for number, first in ((3, 0), (4, 800)):
+        events.append(step(number, first * US, (first + 300) * US))
+        for index, begin in enumerate((first + 100, first + 300)):
+            launch = 10 * number + index
+            events.append(call("cudaLaunchKernel", (first + 5 + index) * US, (first + 6 + index) * US, launch=launch))
+            events.append(kernel("gemm", begin * US, (begin + 100) * US, launch=launch))
+    (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
+    assert sum(rank.causes) == 2 * 100 * US + 500 * US
+    assert rank.marked is not None
+    assert dict(zip(CAUSES, rank.marked, strict=True))["dependency"] == sum(rank.marked) == 200 * US

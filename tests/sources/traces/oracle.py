@@ -93,14 +93,16 @@ def groups(things: list[Thing], urgency: list[str]) -> dict[str, tuple[int, int,
 
 
 def idle_causes(things: list[Thing], loading: set[int], waiting: set[int], launch_gap: int) -> dict[str, int]:
-    """Idle nanoseconds by cause, where the host has one thread."""
+    """Idle nanoseconds by cause, where the host has one thread and the trace shows no operators."""
+    calling = {ns for thing in things for ns in range(thing.launched or 0, thing.returned or 0)}
+    host = {"data_loading": loading, "synchronisation": waiting, "cuda_call": calling}
     busy = moments(things, COMPUTE, COMMUNICATION, COPY)
     causes: dict[str, int] = {}
     for gap in _gaps(busy, min(thing.start for thing in things), max(thing.end for thing in things)):
         together = [thing for thing in things if thing.start == gap[-1] + 1]
         known = [thing for thing in together if thing.launched is not None and thing.returned is not None]
         after = min(known, key=lambda thing: (thing.launched or 0, thing.returned or 0)) if known else together[0]
-        for cause, count in _cause(gap, after, loading, waiting, launch_gap).items():
+        for cause, count in _cause(gap, after, host, launch_gap).items():
             causes[cause] = causes.get(cause, 0) + count
     return {cause: count for cause, count in causes.items() if count}
 
@@ -117,14 +119,16 @@ def _gaps(busy: set[int], start: int, end: int) -> list[list[int]]:
     return gaps
 
 
-def _cause(gap: list[int], after: Thing, loading: set[int], waiting: set[int], launch_gap: int) -> dict[str, int]:
+def _cause(gap: list[int], after: Thing, host: dict[str, set[int]], launch_gap: int) -> dict[str, int]:
     if after.launched is None or after.returned is None:
         return {"unknown": len(gap)}
     if after.launched < gap[0]:
         if after.returned > gap[0]:
             return {"launch_latency": len(gap)}
         return {"launch_gap" if len(gap) < launch_gap else "dependency": len(gap)}
-    waited = [ns for ns in gap if ns < after.launched]
-    loaded = [ns for ns in waited if ns in loading]
-    rest = "synchronisation" if any(ns in waiting for ns in waited) else "host_launch"
-    return {"launch_latency": len(gap) - len(waited), "data_loading": len(loaded), rest: len(waited) - len(loaded)}
+    causes: dict[str, int] = {}
+    for ns in gap:
+        cause = next((state for state, moments in host.items() if ns in moments), "host_launch")
+        cause = cause if ns < after.launched else "launch_latency"
+        causes[cause] = causes.get(cause, 0) + 1
+    return causes

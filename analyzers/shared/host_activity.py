@@ -1,0 +1,214 @@
+"""What a thread of the host did at each moment, as far as a trace shows it.
+
+A moment belongs to the first of these that holds:
+
+- *data loading*: a data loader is fetching, on any thread.
+- *synchronisation*: the thread is in a call that waits for the device: it ends when the device has caught up, so that
+  what comes after it is something else.
+- *CUDA call*: it is in another call of the CUDA runtime or driver: a launch, an allocation, a module that is loaded.
+- *operator*: it is inside an operator of the framework.
+- *between operators*: none of these, for less than a millisecond: Python between two operators.
+- *not shown*: none of these for a millisecond or more: Python, a sleep, reading of data, another process. Where another
+  thread that launches work is in one of the states above meanwhile, that state counts: while the thread of the backward
+  pass pauses, the main thread works.
+
+A trace without operators cannot tell the last three apart: that time is *host launch*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.constants import NS_PER_MS
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT, Trace, distinct
+
+#: A pause of a thread that is shorter is Python between two operators.
+PAUSE_NS = NS_PER_MS
+HOST_CAUSES = (
+    "data_loading",
+    "synchronisation",
+    "cuda_call",
+    "operator",
+    "between_operators",
+    "not_shown",
+    "host_launch",
+)
+_WAITS_FOR_DEVICE = re.compile(r"^(?:cuda|cu|hip|ur)\w*(?:Synchronize|Wait)(?:_v\d+)?$|^(?:cuda|hip)Memcpy(?!\w*Async)")
+_NEVER_BLOCKS = re.compile(r"StreamWait")
+_LOADS_DATA = re.compile(r"DataLoader", re.IGNORECASE)
+_LATEST = np.iinfo(np.int64).max // 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Thread:
+    """The states of one thread, each without the ones before it, but for what is seen of it at all."""
+
+    synchronises: Intervals
+    calls: Intervals
+    seen: Intervals
+    pauses: Intervals
+
+
+class HostActivity:
+    """What the threads that launch work did.
+
+    Args:
+        trace: The trace; its annotations, calls and the times of its operators are used.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        launches = trace.launch[trace.launch != ABSENT]
+        self._threads = distinct(trace.calls.thread[launches])
+        loads = names_with(trace, _LOADS_DATA)[trace.annotations.name]
+        self._loading = union(trace.annotations.start_ns[loads], trace.annotations.end_ns[loads])
+        waits = names_with(trace, _WAITS_FOR_DEVICE) & ~names_with(trace, _NEVER_BLOCKS)
+        self._waits = waits[trace.calls.name]
+        self._states: dict[int, _Thread] = {}
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether the trace shows operators."""
+        return self._trace.in_operators is not None and len(self._trace.in_operators) > 0
+
+    def split(self, start: Int64, end: Int64, thread: Int64) -> Int64:
+        """Split intervals by what a thread did.
+
+        Args:
+            start: Where the intervals begin, in nanoseconds.
+            end: Where they end.
+            thread: The thread of each.
+
+        Returns:
+            Nanoseconds: one row for each of HOST_CAUSES, one column an interval; each column adds up to its interval.
+        """
+        parts = np.zeros((len(HOST_CAUSES), len(start)), np.int64)
+        for number in distinct(thread):
+            rows = np.flatnonzero(thread == number)
+            parts[:, rows] = self._split(start[rows], end[rows], number)
+        return parts
+
+    def _split(self, start: Int64, end: Int64, thread: int) -> Int64:
+        state = self._state(thread)
+
+        def within(intervals: Intervals) -> Int64:
+            return intervals.measure_within(start, end)
+
+        loading, waiting, calling = within(self._loading), within(state.synchronises), within(state.calls)
+        seen = within(state.seen)
+        operating = seen - loading - waiting - calling
+        unseen = end - start - seen
+        if not self.has_operators:
+            nothing = np.zeros(len(start), np.int64)
+            return np.stack([loading, waiting, calling, operating, nothing, nothing, unseen])
+        pausing = within(state.pauses)
+        parts = np.stack([loading, waiting, calling, operating, unseen - pausing, pausing, np.zeros_like(unseen)])
+        pauses = np.flatnonzero(pausing)
+        accounted = np.zeros(len(pauses), np.int64)
+        for row, intervals in enumerate(self._others(thread, state.pauses), HOST_CAUSES.index("synchronisation")):
+            elsewhere = intervals.measure_within(start[pauses], end[pauses])
+            parts[row, pauses] += elsewhere - accounted
+            accounted = elsewhere
+        parts[HOST_CAUSES.index("not_shown"), pauses] -= accounted
+        return parts
+
+    def _state(self, thread: int) -> _Thread:
+        if thread not in self._states:
+            rows = self._trace.calls.thread == thread
+            synchronises = self._calls(rows & self._waits) - self._loading
+            before = self._loading | synchronises
+            calls = _without(self._calls(rows & ~self._waits), before)
+            seen = _joined(self._operators(thread), [calls, before])
+            self._states[thread] = _Thread(synchronises, calls, seen, _pauses(seen))
+        return self._states[thread]
+
+    def _others(self, thread: int, pauses: Intervals) -> list[Intervals]:
+        """In the pauses of a thread, when other threads that launch synchronised; or called; or were in operators."""
+        others = [number for number in self._threads if number != thread]
+        if not others or not len(pauses):
+            return []
+        rows = np.isin(self._trace.calls.thread, others)
+        of_others = [self._operators(number) for number in others]
+        operators = of_others[0]
+        for intervals in of_others[1:]:
+            operators = operators | intervals
+        synchronises = _clipped(self._calls(rows & self._waits), pauses)
+        calls = _joined(_clipped(self._calls(rows & ~self._waits), pauses), [synchronises])
+        return [synchronises, calls, _joined(_clipped(operators, pauses), [calls])]
+
+    def _calls(self, rows: Bool) -> Intervals:
+        return union(self._trace.calls.start_ns[rows], self._trace.calls.end_ns[rows])
+
+    def _operators(self, thread: int) -> Intervals:
+        spans = self._trace.in_operators
+        if spans is None:
+            return Intervals()
+        rows = spans.thread == thread
+        return Intervals(spans.start_ns[rows], spans.end_ns[rows])
+
+
+def names_with(trace: Trace, pattern: re.Pattern[str]) -> Bool:
+    """Which of the trace's names match a pattern."""
+    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)
+
+
+def _pauses(seen: Intervals) -> Intervals:
+    """The stretches of a pause's length or more between what is seen, that before and that behind it included."""
+    pauses = seen.gaps(-_LATEST, _LATEST)
+    is_long = pauses.end - pauses.start >= PAUSE_NS
+    return Intervals(pauses.start[is_long], pauses.end[is_long])
+
+
+def _clipped(intervals: Intervals, others: Intervals) -> Intervals:
+    """The moments of intervals that are in others, too; only those on a border of others must be cut."""
+    touches = _touches(intervals, others)
+    inside = touches & _is_inside(intervals, others)
+    cut = Intervals(intervals.start[touches & ~inside], intervals.end[touches & ~inside]) & others
+    return union(np.concatenate([intervals.start[inside], cut.start]), np.concatenate([intervals.end[inside], cut.end]))
+
+
+def _is_inside(intervals: Intervals, others: Intervals) -> Bool:
+    """Which intervals lie in a single one of others."""
+    if not len(others):
+        return np.zeros(len(intervals), np.bool_)
+    around = np.searchsorted(others.start, intervals.start, side="right") - 1
+    return np.asarray((around >= 0) & (intervals.end <= others.end[np.maximum(around, 0)]))
+
+
+def _touches(intervals: Intervals, others: Intervals) -> Bool:
+    """Which intervals share a moment with others."""
+    if not len(intervals) or not len(others):
+        return np.zeros(len(intervals), np.bool_)
+    last_begun = np.searchsorted(others.start, intervals.end) - 1
+    return np.asarray((last_begun >= 0) & (others.end[np.maximum(last_begun, 0)] > intervals.start))
+
+
+def _without(intervals: Intervals, others: Intervals) -> Intervals:
+    """The moments of intervals that are not in others."""
+    touches = _touches(intervals, others)
+    if not touches.any():
+        return intervals
+    rest = Intervals(intervals.start[touches], intervals.end[touches]) - others
+    return union(
+        np.concatenate([intervals.start[~touches], rest.start]), np.concatenate([intervals.end[~touches], rest.end])
+    )
+
+
+def _joined(intervals: Intervals, others: Sequence[Intervals]) -> Intervals:
+    """The moments of all; of the others only what is not inside the first must be sorted in."""
+    outside = []
+    for other in others:
+        is_outside = ~_is_inside(other, intervals)
+        outside.append(Intervals(other.start[is_outside], other.end[is_outside]))
+    if not any(len(other) for other in outside):
+        return intervals
+    return union(
+        np.concatenate([intervals.start, *(other.start for other in outside)]),
+        np.concatenate([intervals.end, *(other.end for other in outside)]),
+    )

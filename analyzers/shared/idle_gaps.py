@@ -1,0 +1,134 @@
+"""The stretches in which nothing runs on a device, and what each part of them was waiting for.
+
+A gap ends where the next device event begins. Until the launch of that event began, the host was late, and the time is
+split at what the launching thread did meanwhile (``perfscope.analyzers.shared.host_activity``). From then on:
+
+- *launch latency*: the launch was under way.
+- *launch gap*: launched before the gap, which is shorter than 5 us, the time that a device needs between two kernels.
+- *dependency*: launched before, but it waited for an event, another stream or another device.
+- *graph*: a gap inside a launched CUDA graph.
+- *unknown*: the trace does not contain its launch.
+
+The parts of a gap add up to it exactly.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from perfscope.analyzers.shared.host_activity import HOST_CAUSES, HostActivity, names_with
+from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT, Trace
+
+LAUNCH_GAP_NS = 5000
+#: In the order of tables; host launch is the host's time in a trace that does not show operators.
+CAUSES = (
+    "data_loading",
+    "synchronisation",
+    "cuda_call",
+    "operator",
+    "between_operators",
+    "not_shown",
+    "host_launch",
+    "launch_latency",
+    "launch_gap",
+    "dependency",
+    "graph",
+    "unknown",
+)
+_LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
+_HOST_ROWS = [CAUSES.index(cause) for cause in HOST_CAUSES]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceGaps:
+    """The idle time of some device events.
+
+    Attributes:
+        gaps: When none of them runs, from the first start to the last end.
+        following: For each gap the row of the device event that ended it.
+        parts: Nanoseconds: one row for each of CAUSES, one column a gap.
+    """
+
+    gaps: Intervals
+    following: Int64
+    parts: Int64
+
+    def within(self, start: Int64, end: Int64) -> Int64:
+        """The parts of the gaps that lie in intervals, none of which may cut a gap: one column an interval."""
+        first, behind = (np.searchsorted(self.gaps.start, moments) for moments in (start, end))
+        sums = np.zeros((len(CAUSES), len(start)), np.int64)
+        for row, part in enumerate(self.parts):
+            if part.any():
+                total = np.concatenate([[0], np.cumsum(part)])
+                sums[row] = total[np.maximum(behind, first)] - total[first]
+        return sums
+
+
+_KEPT: WeakKeyDictionary[Trace, dict[int, DeviceGaps]] = WeakKeyDictionary()
+
+
+def gaps_of_device(trace: Trace, device: int) -> DeviceGaps:
+    """The gaps of a device over the whole window; several analyzers of a trace need them."""
+    of_trace = _KEPT.setdefault(trace, {})
+    if device not in of_trace:
+        of_trace[device] = find_gaps(trace, np.flatnonzero(trace.device.device == device), HostActivity(trace))
+    return of_trace[device]
+
+
+def find_gaps(trace: Trace, rows: Int64, host: HostActivity) -> DeviceGaps:
+    """The gaps between some device events, by cause; ``rows`` are in the order of start."""
+    start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
+    gaps = union(start, end).gaps(int(start.min()), int(end.max()))
+    following = _find_following(trace, rows, start, gaps.end)
+    return DeviceGaps(gaps, following, _by_cause(trace, gaps, following, host))
+
+
+def _find_following(trace: Trace, rows: Int64, start: Int64, ends: Int64) -> Int64:
+    """The event that ended each gap; of those that begin together, the first whose launch the trace contains."""
+    first, behind = np.searchsorted(start, ends), np.searchsorted(start, ends, side="right")
+    following = rows[first]
+    for gap in np.flatnonzero(behind - first > 1).tolist():
+        tied = rows[first[gap] : behind[gap]]
+        launched = tied[trace.launch[tied] != ABSENT]
+        if len(launched):
+            call = trace.launch[launched]
+            following[gap] = launched[np.lexsort((trace.calls.end_ns[call], trace.calls.start_ns[call]))[0]]
+    return following
+
+
+def _by_cause(trace: Trace, gaps: Intervals, following: Int64, host: HostActivity) -> Int64:
+    launch = trace.launch[following]
+    has_launch = launch != ABSENT
+    length = gaps.end - gaps.start
+    parts = np.zeros((len(CAUSES), len(gaps)), np.int64)
+    part = dict(zip(CAUSES, parts, strict=True))
+    part["unknown"][~has_launch] = length[~has_launch]
+    if not has_launch.any():
+        return parts
+    launched, returned = trace.calls.start_ns[launch], trace.calls.end_ns[launch]
+    is_late = has_launch & (launched >= gaps.start)
+    until = np.minimum(launched, gaps.end)
+    part["launch_latency"][is_late] = (gaps.end - until)[is_late]
+    late = np.flatnonzero(is_late & (until > gaps.start))
+    if len(late):
+        threads = trace.calls.thread[launch[late]]
+        for row, of_host in zip(_HOST_ROWS, host.split(gaps.start[late], until[late], threads), strict=True):
+            parts[row, late] = of_host
+    for cause, chosen in _on_time(trace, has_launch & ~is_late, launch, returned, gaps).items():
+        part[cause][chosen] = length[chosen]
+    return parts
+
+
+def _on_time(trace: Trace, early: Bool, launch: Int64, returned: Int64, gaps: Intervals) -> dict[str, Bool]:
+    """What the gaps were waiting for whose next event had been launched before they began."""
+    in_graph = early & names_with(trace, _LAUNCHES_GRAPH)[trace.calls.name[launch]]
+    under_way = early & ~in_graph & (returned > gaps.start)
+    short = early & ~in_graph & ~under_way & (gaps.end - gaps.start < LAUNCH_GAP_NS)
+    dependency = early & ~in_graph & ~under_way & ~short
+    return {"graph": in_graph, "launch_latency": under_way, "launch_gap": short, "dependency": dependency}
