@@ -17,8 +17,9 @@ from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import identity, startup
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
-from perfscope.hooks.guard import call_safely, hook_entry, write_message
+from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.introspection import is_grad_enabled
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,12 +34,6 @@ class HookOwner(Protocol):
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
-
-
-def write_message(text: str) -> None:
-    """Write one line to standard error, where there is one."""
-    with contextlib.suppress(Exception):
-        sys.stderr.write(f"perfscope: {text}\n")
 
 
 def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, Exception | None]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.hooks.facts.identity import describe_rank, rank_and_world_size
 from perfscope.hooks.facts.secrets import redact_text
-from perfscope.hooks.guard import write_message
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.recorder import Recorder
 from perfscope.wire import NoteRecord

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping
 
@@ -9,6 +10,8 @@ from perfscope import wire
 from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+
+_LAST_STANDARD_STREAM = 2
 
 
 class Recorder:
@@ -123,7 +126,13 @@ def _claim_folder(ranks: str, rank: int) -> tuple[int, str]:
 
 
 def _open_to_append(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    if descriptor > _LAST_STANDARD_STREAM:
+        return descriptor
+    try:  # the script closed a standard stream: what it prints there must not end up in the records
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _write(descriptor: int, line: bytes) -> None:

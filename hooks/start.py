@@ -10,7 +10,8 @@ import os
 import weakref
 from importlib import import_module
 
-from perfscope.hooks.guard import call_safely, write_message
+from perfscope.hooks.guard import call_safely
+from perfscope.hooks.messages import write_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

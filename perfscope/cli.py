@@ -22,10 +22,11 @@ from typer.core import TyperCommand, TyperGroup
 
 import perfscope
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 # typer keeps its classes of contexts, errors and parameters private.
 Context: TypeAlias = Any
@@ -48,6 +49,8 @@ COMMANDS = (
 )
 
 
+#: A line on standard error is lost where nobody reads for so many seconds.
+_PATIENCE_S = 5.0
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -199,19 +202,38 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
     output = outcome.output()
     if output:
-        sys.stdout.write(output)
-        sys.stdout.flush()
+        _print_output(output)
     if not quiet:
-        _print_notes(outcome.notes)
+        for line in outcome.notes:
+            write_line(f"perfscope: {line}" if line else "", _PATIENCE_S)
     if outcome.signal is not None:
         _die_by(outcome.signal)
+    if sys.flags.inspect or os.environ.get("PYTHONINSPECT"):
+        os._exit(outcome.exit_code)  # Python would read commands from standard input now
     raise SystemExit(outcome.exit_code)
 
 
-def _print_notes(lines: Sequence[str]) -> None:
-    for line in lines:
-        sys.stderr.write(f"perfscope: {line}\n" if line else "\n")
-    sys.stderr.flush()
+def _print_output(text: str) -> None:
+    """Print to standard output.
+
+    Raises:
+        PerfscopeError: It is closed or full.
+    """
+    if sys.stdout is None:
+        raise PerfscopeError("nothing can be printed: standard output is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise PerfscopeError(f"standard output cannot be written: {error.strerror}") from None
+
+
+def _drop_output() -> None:
+    """Send the rest of the output nowhere: Python would complain once more when it writes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _die_by(number: int) -> None:
@@ -227,13 +249,12 @@ def main() -> None:
     try:
         code = _run()
     except PerfscopeError as error:
-        sys.stderr.write(f"perfscope: {error.problem}\n")
+        write_line(f"perfscope: {error.problem}", _PATIENCE_S)
         if error.hint:
-            sys.stderr.write(f"  hint: {error.hint}\n")
+            write_line(f"  hint: {error.hint}", _PATIENCE_S)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
-        # The reader of a pipe went away; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of a pipe went away
         raise SystemExit(1) from None
     raise SystemExit(code)
 

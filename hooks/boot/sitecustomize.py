@@ -44,8 +44,12 @@ def _load(name: str, file: str, submodule_folders: "list[str] | None") -> "Any":
 
 
 def _write_message(text: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write(f"perfscope: nothing is captured in process {os.getpid()}: {text}\n")
+    line = f"perfscope: nothing is captured in process {os.getpid()}: {text}\n"
+    try:
+        # Not into the stream's buffer: Python would fail at its end to write it where standard error is full.
+        os.write(sys.stderr.fileno(), line.encode(errors="backslashreplace"))
+    except (AttributeError, OSError, ValueError):
+        return  # there is no standard error
 
 
 def _on_import(hooks_files: "tuple[str, ...]", name: str, module: "ModuleType") -> None:
@@ -83,7 +87,8 @@ def _run_shadowed() -> None:
     """Import the sitecustomize that would run without this folder; where there is none, ours stays imported."""
     packaged = os.path.join(os.path.dirname(_locations()[1]), "boot")  # it is on PYTHONPATH after a run's own folder
     our_folders = {os.path.realpath(_HERE), os.path.realpath(packaged)}
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in our_folders]
+    # Ours are absolute; the place of a relative entry is not known where the working folder was deleted.
+    sys.path[:] = [entry for entry in sys.path if entry[:1] != "/" or os.path.realpath(entry) not in our_folders]
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - imported for its effect

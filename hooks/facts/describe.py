@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import perfscope
 from perfscope import wire
 from perfscope.hooks.facts.secrets import redact_arguments, redact_environment
+from perfscope.hooks.guard import value_or_none
 
 _PACKAGES = (
     "torch",
@@ -38,7 +39,7 @@ def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict
         "schema": wire.SCHEMA,
         "perfscope": perfscope.__version__,
         "command": redact_arguments(command),
-        "working_directory": os.getcwd(),
+        "working_directory": value_or_none(os.getcwd),  # it may be deleted
         "started_ns": time.time_ns(),
         "host": socket.gethostname(),
         "system": platform.platform(),
@@ -50,13 +51,16 @@ def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict
 
 def describe_machine() -> dict[str, object]:
     """Describe the commit of the working directory, the GPUs and their topology, by asking other programs."""
-    outputs = {
-        "git_commit": _read_output("git", "rev-parse", "HEAD"),
-        "git_changes": _read_output("git", "status", "--porcelain", "--untracked-files=no"),
-        "gpus": _read_output("nvidia-smi", "-L"),
-        "driver": _read_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "topology": _read_output("nvidia-smi", "topo", "-m"),
+    commands = {
+        "git_commit": ("git", "rev-parse", "HEAD"),
+        "git_changes": ("git", "status", "--porcelain", "--untracked-files=no"),
+        "gpus": ("nvidia-smi", "-L"),
+        "driver": ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "topology": ("nvidia-smi", "topo", "-m"),
     }
+    started = {name: _start(command) for name, command in commands.items()}
+    ends_s = time.monotonic() + _TIMEOUT_S
+    outputs = {name: _read_output(process, ends_s) for name, process in started.items() if process is not None}
     return {name: output for name, output in outputs.items() if output}
 
 
@@ -67,12 +71,23 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _read_output(*command: str) -> str | None:
-    """Read what a program prints; None where it is missing, fails or hangs."""
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    """Start a program that must not read the training's standard input; None where it is missing."""
     if shutil.which(command[0]) is None:
         return None
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True
+        )
+    except OSError:
         return None
-    return _TERMINAL_CODE.sub("", process.stdout).strip()
+
+
+def _read_output(process: subprocess.Popen[bytes], ends_s: float) -> str | None:
+    """Read what a program prints; None where it fails or hangs."""
+    try:
+        output, _ = process.communicate(timeout=max(0.0, ends_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()  # and do not wait: a program that hangs in a driver ends only with the driver
+        return None
+    return _TERMINAL_CODE.sub("", output.decode(errors="replace")).strip() if process.returncode == 0 else None

@@ -21,12 +21,14 @@ _SECRET_VALUE = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{12,}"
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
 )
-_URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
+_URL_USER = re.compile(r"((?<!\w)\w+://)[^/\s@]+@")
 _AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
-#: ``"name": "value"``, as in an argument that holds JSON or YAML.
-_NAMED_VALUE = re.compile(r"""(["']?)([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
+#: ``"name": "value"``, as in an argument that holds JSON or YAML; a long word is searched once, from its beginning.
+_NAMED_VALUE = re.compile(r"""(["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
 #: Long, and about the container image instead of the run.
 _OMITTED_VARIABLES = {"NVIDIA_REQUIRE_CUDA"}
+#: A longer word says nothing about a run's speed, and searching it for secrets would delay the start of the training.
+_LONGEST_CHARACTERS = 16_384
 _RECORDED_VARIABLES = re.compile(
     r"(CUDA|NCCL|TORCH|PYTORCH|OMP|MKL|GLOO|SLURM|OMPI|DS|DEEPSPEED|MASTER|HOROVOD|UCX|NVIDIA|KINETO|TEARDOWN)(_|$)"
     r"|(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|HOSTNAME|CONDA_DEFAULT_ENV|VIRTUAL_ENV)$"
@@ -62,6 +64,8 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         if value_is_secret and not argument.startswith("--"):
             redacted.append(REDACTED)
+        elif len(argument) > _LONGEST_CHARACTERS:
+            redacted.append(f"[{len(argument)} characters]")
         elif re.search(r"\s", argument):
             redacted.append(redact_text(argument))
         elif equals and _is_secret_name(name):
@@ -78,6 +82,8 @@ def redact_text(text: str) -> str:
     >>> redact_text('{"api_key": "abc", "lr": 1}')
     '{"api_key": [redacted], "lr": 1}'
     """
+    if len(text) > _LONGEST_CHARACTERS:
+        return f"[{len(text)} characters]"
     plain = redact_value(text)
     if not re.search(r"\s", plain):
         name, equals, _ = plain.partition("=")

@@ -12,7 +12,7 @@ from typing import Protocol
 from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
-from perfscope.hooks.guard import write_message
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges

@@ -7,11 +7,14 @@ variables whose names begin with PYTHON), so that Python itself runs our ``sitec
 from __future__ import annotations
 
 import compileall
+import marshal
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.util import cache_from_source
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +28,7 @@ _SAFE_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 _MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun")
 _TIMEOUT_S = 10
+_BYTECODE_HEADER_BYTES = 16
 
 _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
@@ -52,11 +56,21 @@ def prepare(config: Config) -> Path:
 def _compile(boot: Path) -> None:
     """Compile what runs in a captured process: with PYTHONDONTWRITEBYTECODE each of them would compile it again."""
     package = Path(perfscope.__file__).parent
-    for folder in (boot, _PACKAGED_BOOT.parent):
-        compileall.compile_dir(folder, quiet=2)
-    compileall.compile_dir(package / "wire", quiet=2)
-    for module in ("__init__", "constants", "frameworks"):
-        compileall.compile_file(package / f"{module}.py", quiet=2)
+    modules = [package / f"{module}.py" for module in ("__init__", "constants", "frameworks")]
+    for folder in (boot, _PACKAGED_BOOT.parent, package / "wire"):
+        modules += folder.rglob("*.py")
+    for module in modules:
+        compileall.compile_file(module, quiet=2)
+        _remove_cut_bytecode(Path(cache_from_source(str(module))))
+
+
+def _remove_cut_bytecode(path: Path) -> None:
+    """Remove what did not fit on the disk or below ``ulimit -f``: Python did not notice, and could not import it."""
+    with suppress(OSError):
+        try:
+            marshal.loads(path.read_bytes()[_BYTECODE_HEADER_BYTES:])
+        except (EOFError, TypeError, ValueError):
+            path.unlink()
 
 
 def build_environment(config: Config, boot: Path, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -85,7 +99,14 @@ def add_forwarding(command: Sequence[str]) -> list[str]:
 
 def _is_open_mpi(program: str) -> bool:
     try:
-        result = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        result = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,  # the training's own
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return "Open MPI" in result.stdout or "OpenRTE" in result.stdout

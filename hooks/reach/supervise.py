@@ -6,21 +6,34 @@ process alone is passed on; a signal of the terminal has reached the command alr
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
-_FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+from perfscope.hooks.messages import write_message
+
+#: Signals that stay this process's own: of its children, of its own faults, and of its use of the terminal.
+_NOT_FORWARDED = {
+    signal.SIGCHLD,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
+_FORWARDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - _NOT_FORWARDED
 _SENT_BY_PROCESS = 0  # SI_USER; signals of the kernel, such as Ctrl-C at the terminal, have larger codes
+#: A timer that was set before this process began is meant for the command.
+_OF_TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+#: What keeps this process from having a child; the command can still take its place.
+_NO_CHILD = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +50,77 @@ class Ending:
 
     def __str__(self) -> str:
         if self.signal:
-            return f"was ended by {signal.Signals(self.signal).name}"
+            return f"was ended by {_signal_name(self.signal)}"
         return f"ended with exit code {self.code}"
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal; Python has names for two of the real-time ones."""
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
 
 
 def run(command: Sequence[str], executable: str, environment: Mapping[str, str]) -> Ending:
     """Run a command and wait for its end; ``executable`` is the file that its first word names.
+
+    Where this process can have no child, the command takes its place, and this function does not return.
 
     Raises:
         OSError: It cannot be started.
     """
     awaited = {*_FORWARDED, signal.SIGCHLD}
     original_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    # Where the end of children is ignored, their exit codes are lost.
+    original_action = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def restore_signals() -> None:
+        signal.signal(signal.SIGCHLD, original_action)
+        signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
+
     try:
-        # Between fork and exec the child only restores the signal mask that the command is to start with.
         child = subprocess.Popen(
             command,
             executable=executable,
             env=dict(environment),
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, original_mask),  # noqa: PLW1509 - no thread exists
+            close_fds=False,  # what the shell opened for the command: <(...), 3>log
+            preexec_fn=restore_signals,  # noqa: PLW1509 - no thread exists between fork and exec
         )
         code = _wait(child, awaited)
+    except OSError as error:
+        if error.errno not in _NO_CHILD:
+            raise
+        write_message(f"the command runs without a summary: no child process can be started: {error.strerror}")
+        restore_signals()
+        replace_process(command, executable, environment)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
+        restore_signals()
     return Ending(code) if code >= 0 else Ending(128 - code, signal=-code)
+
+
+def replace_process(command: Sequence[str], executable: str, environment: Mapping[str, str]) -> NoReturn:
+    """Let a command take the place of this process.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    os.execve(executable, list(command), dict(environment))
 
 
 def _wait(child: subprocess.Popen[bytes], signals: set[signal.Signals]) -> int:
     while True:
         code = child.poll()
         if code is not None:
-            return code
+            break
         received = signal.sigwaitinfo(signals)
-        if received.si_signo != signal.SIGCHLD and received.si_code <= _SENT_BY_PROCESS:
+        if received.si_signo == signal.SIGCHLD:
+            continue
+        if received.si_code <= _SENT_BY_PROCESS or received.si_signo in _OF_TIMERS:
             os.kill(child.pid, received.si_signo)
+        if received.si_signo == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)  # the shell sees this process stop, as it would see the command
+    while signal.sigtimedwait(signals, 0):  # what came with the command's end was meant for it
+        pass
+    return code

@@ -19,6 +19,9 @@ def main() -> None:
             "then reinstall perfscope-toolkit.\n"
         )
         raise SystemExit(1)
-    from perfscope.cli import main as run  # only now is it known to be ours
+    from perfscope.search_path import put_own_modules_first  # only now is it known to be ours
+
+    put_own_modules_first()
+    from perfscope.cli import main as run  # only now, so that nothing of the user's is imported in its place
 
     run()

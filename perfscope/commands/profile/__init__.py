@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
+import errno
 import shutil
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from perfscope import wire
 from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.profile.completion import complete
+from perfscope.commands.profile.preparation import Prepared, prepare, prepare_plainly
 from perfscope.errors import CommandNotFound, UsageError
 from perfscope.hooks.config import Config
-from perfscope.hooks.facts.describe import describe_machine, describe_run
-from perfscope.hooks.profiler.compress import compress
-from perfscope.hooks.reach import launch
 from perfscope.hooks.reach.attach import find_pynvml
-from perfscope.hooks.reach.supervise import Ending, run
-from perfscope.hooks.recorder import replace_file
+from perfscope.hooks.reach.supervise import Ending, replace_process, run
 from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_step_optimizer, parse_windows
 from perfscope.outcome import Outcome
-from perfscope.renderers.summary import summarize
 
 #: Options after the command's first word are the command's own.
 SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
@@ -38,7 +28,6 @@ SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
 _RUN_PANEL = "Run"
 _WINDOW_PANEL = "Profiler windows"
 _EVENT_PANEL = "Extra profiler events (they slow windows down)"
-_LONGEST_NAME = 40
 _T = TypeVar("_T")
 
 
@@ -137,7 +126,7 @@ def profile(
         raise UsageError("no command after --", hint="perfscope profile -- deepspeed train.py")
     executable = _find_executable(command[0])
     config = Config(
-        run_dir=str((run_dir or _default_run_dir(command)).absolute()),
+        run_dir="",  # of all options the folder alone may not be possible, and the command runs without it
         windows=_parse_option("--steps", parse_windows, windows.steps),
         ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
         window=windows.window,
@@ -149,15 +138,8 @@ def profile(
         nvml_path=find_pynvml(),
         run_id=uuid.uuid4().hex,
     )
-    environment = _prepare(config, command)
-    forwarding_command = launch.add_forwarding(command)
-    if replace:
-        os.execve(executable, forwarding_command, environment)
-    try:
-        ending = run(forwarding_command, executable, environment)
-    except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-    return _finish(config, ending)
+    start = replace_process if replace else run
+    return _run(start, executable, command, prepare(config, run_dir, command))
 
 
 def _parse_option(option: str, parse: Callable[[str], _T], text: str) -> _T:
@@ -178,89 +160,13 @@ def _find_executable(program: str) -> str:
     return executable
 
 
-def _default_run_dir(command: Sequence[str]) -> Path:
-    """``runs/TIME-NAME``, named after the script; numbered where that exists."""
-    scripts = [word for word in command if word.endswith(".py")]
-    name = Path(scripts[0] if scripts else command[0]).stem
-    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)[:_LONGEST_NAME]
-    first = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-    candidate, number = first, 2
-    while candidate.exists():
-        candidate, number = first.with_name(f"{first.name}-{number}"), number + 1
-    return candidate
-
-
-def _prepare(config: Config, command: Sequence[str]) -> dict[str, str]:
-    """Create the run's folder, describe the run, and build the command's environment.
-
-    Raises:
-        UsageError: The folder exists or cannot be written.
-    """
+def _run(start: Callable[..., Ending], executable: str, command: Sequence[str], prepared: Prepared) -> Outcome:
+    """Run the prepared command; without perfscope where its environment has become too large for the system."""
     try:
-        boot = launch.prepare(config)
-        description = {**describe_run(command, os.environ), **describe_machine(), "run_id": config.run_id}
-        replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
-    except FileExistsError:
-        raise UsageError(
-            f"{config.run_dir} exists already", hint="name another folder with -o; nothing was started"
-        ) from None
+        ending = start(prepared.command, executable, prepared.environment)
     except OSError as error:
-        raise UsageError(f"{config.run_dir} cannot be written: {error.strerror}", hint="nothing was started") from None
-    for obstacle in launch.find_obstacles(command, os.environ):
-        sys.stderr.write(f"perfscope: warning: {obstacle}\n")
-    return launch.build_environment(config, boot, os.environ)
-
-
-def _finish(config: Config, ending: Ending) -> Outcome:
-    """Record how the command ended, and summarize the run; nothing here changes how the command ended."""
-    run_dir = Path(config.run_dir)
-    lines = [f"the command {ending}"]
-    try:
-        description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
-        description |= {"ended_ns": time.time_ns(), "exit_status": str(ending)}
-        replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(description))
-        for trace in (run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
-            compress(str(trace))
-        shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
-    except (OSError, ValueError) as error:
-        lines.append(f"{run_dir} is incomplete: {error}")
-    with suppress(KeyboardInterrupt):
-        lines += _summarize_run(run_dir)
-    return Outcome(notes=tuple(lines), exit_code=ending.code, signal=ending.signal)
-
-
-def _summarize_run(run_dir: Path) -> list[str]:
-    """Analyze the run in a process of its own, so that a failure there does not change how the command ended."""
-    process = subprocess.run(
-        [sys.executable, "-m", "perfscope", "--quiet", "analyze", "--format", "json", str(run_dir)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        analysis = json.loads(process.stdout)
-    except ValueError:
-        reason = (process.stderr.strip() or "no output").splitlines()[-1]
-        return [f"the run could not be summarised: {reason}", f"run: {_shorten_path(run_dir)}"]
-    return [*summarize(analysis), f"run: {_shorten_path(run_dir)}", *_list_viewers(run_dir)]
-
-
-def _list_viewers(run_dir: Path) -> list[str]:
-    lines = [f"report: perfscope analyze {_quote_path(run_dir)}"]
-    traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
-    if traces:
-        most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
-        lines += [
-            f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
-            f"TensorBoard: tensorboard --logdir {_quote_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
-        ]
-    return lines
-
-
-def _quote_path(path: Path) -> str:
-    """A path for a command that a reader copies into a shell."""
-    return shlex.quote(_shorten_path(path))
-
-
-def _shorten_path(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+        if error.errno != errno.E2BIG or prepared.run_dir is None:
+            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
+        shutil.rmtree(prepared.run_dir, ignore_errors=True)
+        return _run(start, executable, command, prepare_plainly(command, str(error.strerror)))
+    return complete(prepared.run_dir, ending)

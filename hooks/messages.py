@@ -1,0 +1,61 @@
+"""One line on standard error, written so that it cannot change how the process that writes it ends.
+
+It waits for no reader, dies by no broken pipe, and leaves nothing in the stream's buffer that Python would fail to
+write at its end: that would turn an exit code of 0 into 120.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from io import TextIOWrapper
+
+_MS_PER_S = 1000
+
+
+def write_message(text: str, patience_s: float = 0.0) -> None:
+    """Write one line in perfscope's name, where there is a standard error; see ``write_line``."""
+    write_line(f"perfscope: {text}", patience_s)
+
+
+def write_line(line: str, patience_s: float = 0.0) -> None:
+    """Write one line to standard error; it is lost where that is closed, full, or not read for so many seconds."""
+    stream = sys.stderr
+    with contextlib.suppress(Exception):
+        if isinstance(stream, TextIOWrapper) and stream is sys.__stderr__:
+            _write_all(stream, line, time.monotonic() + patience_s)
+        elif stream is not None:  # the script's own, which may have no file
+            stream.write(f"{line}\n")
+
+
+def _write_all(stream: TextIOWrapper, line: str, give_up_s: float) -> None:
+    """Write to the stream's file, past its buffer, which is empty after each line.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    descriptor = stream.fileno()
+    rest = f"{line}\n".encode(stream.encoding or "utf-8", "backslashreplace")
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    with _without_broken_pipe_signal():
+        while rest and poll.poll(max(0.0, (give_up_s - time.monotonic()) * _MS_PER_S)):
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
+
+
+@contextlib.contextmanager
+def _without_broken_pipe_signal() -> Iterator[None]:
+    """A script may have restored the default action of SIGPIPE, which is to die."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in mask:
+            signal.sigtimedwait({signal.SIGPIPE}, 0)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,97 @@
+"""What is done when the command has ended: its end is recorded, the run is summarized.
+
+Nothing here changes how the command ended: not a failure, not a signal, not a Ctrl-C of a user who is in a hurry.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from perfscope import wire
+from perfscope.hooks.guard import call_safely, value_or_none
+from perfscope.hooks.profiler.compress import compress
+from perfscope.hooks.reach.supervise import Ending
+from perfscope.hooks.recorder import replace_file
+from perfscope.outcome import Outcome
+from perfscope.renderers.summary import summarize
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: The path is this process's, in which nothing of the user's comes first; the environment's variables do not count.
+_ANALYZE = "import sys; sys.path[:] = {path!r}; from perfscope.cli import main; main()"
+
+
+def complete(run_dir: Path | None, ending: Ending) -> Outcome:
+    """Record how the command ended, and summarize the run, where there is one."""
+    lines: list[str] = []
+    if run_dir is not None:
+        lines.append(f"the command {ending}")
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            _, error = call_safely(lambda: _record_end(run_dir, ending))
+            lines += [] if error is None else [f"{run_dir} is incomplete: {error}"]
+            summary, error = call_safely(lambda: _summarize_run(run_dir))
+            lines += summary or [f"the run could not be summarised: {error}", f"run: {_shorten_path(run_dir)}"]
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+    return Outcome(notes=tuple(lines), exit_code=ending.code, signal=ending.signal)
+
+
+def _record_end(run_dir: Path, ending: Ending) -> None:
+    try:
+        description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
+        description |= {"ended_ns": time.time_ns(), "exit_status": str(ending)}
+        replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(description))
+        for trace in (run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
+            compress(str(trace))
+    finally:
+        shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
+
+
+def _summarize_run(run_dir: Path) -> list[str]:
+    """Analyze the run in a process of its own, which has neither the user's environment nor the command's input."""
+    words = ["--quiet", "analyze", "--format", "json", str(run_dir)]
+    flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode or sys.pycache_prefix else [])]
+    process = subprocess.run(
+        [sys.executable, *flags, "-c", _ANALYZE.format(path=sys.path), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        analysis = json.loads(process.stdout)
+    except ValueError:
+        reason = (process.stderr.strip() or "no output").splitlines()[-1]
+        return [f"the run could not be summarised: {reason}", f"run: {_shorten_path(run_dir)}"]
+    return [*summarize(analysis), f"run: {_shorten_path(run_dir)}", *_list_viewers(run_dir)]
+
+
+def _list_viewers(run_dir: Path) -> list[str]:
+    lines = [f"report: perfscope analyze {_quote_path(run_dir)}"]
+    traces = list((run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}*"))
+    if traces:
+        most_to_see = min(traces, key=lambda trace: (len(trace.parts), trace))  # light windows are in a folder below
+        lines += [
+            f"timeline: open {_shorten_path(most_to_see)} at https://ui.perfetto.dev",
+            f"TensorBoard: tensorboard --logdir {_quote_path(run_dir / wire.TRACES_FOLDER)} (with torch-tb-profiler)",
+        ]
+    return lines
+
+
+def _quote_path(path: Path) -> str:
+    """A path for a command that a reader copies into a shell."""
+    return shlex.quote(_shorten_path(path))
+
+
+def _shorten_path(path: Path) -> str:
+    folder = value_or_none(Path.cwd)
+    return str(path.relative_to(folder) if folder is not None and path.is_relative_to(folder) else path)

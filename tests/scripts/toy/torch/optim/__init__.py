@@ -1,0 +1,3 @@
+"""Optimizers."""
+
+from torch.optim.optimizer import SGD as SGD
