@@ -6,11 +6,12 @@ weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.checkpoints.findings import Finding, check_files, check_sizes
 from perfscope.analyzers.checkpoints.parts import Share, compute_shares, count_parameters, sum_parts
 from perfscope.analyzers.checkpoints.plan import BytesPerParameter
+from perfscope.analyzers.checkpoints.siblings import check_newest, list_siblings, sibling_data
 from perfscope.constants import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
@@ -24,7 +25,7 @@ _UNITS = (  # the smallest size, with its decimal and its binary unit
     (MB, ("MB", MB), ("MiB", MIB)),
     (0, ("kB", KB), ("KiB", KIB)),
 )
-_STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS)
+_STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS, Role.EMA, Role.BUFFERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ class CheckpointSizes:
             },
             "findings": [{"kind": finding.kind, "text": finding.text} for finding in self.findings],
             "files": [_file_data(file) for file in checkpoint.files],
-            "other_checkpoints": dict(checkpoint.other_tags),
+            "other_checkpoints": {each.name: each.size_bytes for each in checkpoint.siblings if not each.is_shown},
+            "checkpoints": [sibling_data(each) for each in checkpoint.siblings],
+            "notes": list(checkpoint.notes),
         }
 
     def _per_parameter(self, size_bytes: int) -> float | None:
@@ -81,11 +84,12 @@ class CheckpointSizes:
         sections = [self._parts()]
         if self.findings:
             sections.append(Section("Findings", notes=tuple(finding.text for finding in self.findings)))
-        sections.extend((self._kinds(), self._files()))
-        if self.checkpoint.other_tags:
-            rows = tuple((tag, size / GB) for tag, size in self.checkpoint.other_tags.items())
-            sections.append(Section("Other checkpoints in the folder", (Column("Name"), Column("GB", 3)), rows))
+        sections.extend((*list_siblings(self.checkpoint), self._kinds(), self._files()))
         return tuple(sections)
+
+    def parts_section(self, title: str = "Parts") -> Section:
+        """The bytes of each part, under a heading of its own."""
+        return replace(self._parts(), title=title)
 
     def _parts(self) -> Section:
         (decimal_name, decimal), (binary_name, binary) = _units(self.checkpoint.size_bytes)
@@ -164,6 +168,7 @@ def check_checkpoint(
     findings = (
         *check_sizes(checkpoint, shares, parameters, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
         *check_files(checkpoint),
+        *check_newest(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),
     )
     return CheckpointSizes(checkpoint, parameters, origin, read, shares, tuple(findings))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfscope.analyzers.checkpoints.parts import Share, parts_of
-from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout
+from perfscope.analyzers.checkpoints.parts import Share, count_elements, parts_of
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role
 
 _TOLERANCE = 0.03
 _TWICE = (1.9, 2.1)
@@ -59,7 +59,7 @@ def check_sizes(
             findings.append(Finding("bloated", _bloated(share, parameters)))
         elif ratio > 1 + _TOLERANCE:
             findings.append(Finding("larger", f"The {share.part} take {_per_parameter(share, parameters)}."))
-    if not any(share.part not in {"weights", "other"} for share in shares):
+    if not any(share.part in {"optimizer", "weights and optimizer"} for share in shares):
         findings.append(
             Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
         )
@@ -117,6 +117,10 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
     endings = {file.path.rpartition(".")[2] for file in checkpoint.files if file.kind is Kind.WEIGHTS}
     if checkpoint.layout is Layout.HUGGING_FACE and {"safetensors", "bin"} <= endings:
         findings.append(Finding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
+    averaged = count_elements(checkpoint, Role.EMA)
+    if averaged:
+        text = f"An averaged (EMA) copy of the weights is saved, too: {averaged:,} elements, not counted as parameters."
+        findings.append(Finding("ema_copy", text))
     groups: dict[Kind, list[CheckpointFile]] = {}
     for file in checkpoint.files:
         groups.setdefault(file.kind, []).append(file)

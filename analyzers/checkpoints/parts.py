@@ -22,6 +22,14 @@ _NAMED_ROLES: Mapping[Kind, Role] = {
     Kind.METADATA: Role.OTHER,
     Kind.OTHER: Role.OTHER,
 }
+_PARTS: Mapping[Role, str] = {
+    Role.WEIGHTS: "weights",
+    Role.MASTER: "optimizer",
+    Role.MOMENTS: "optimizer",
+    Role.EMA: "EMA copy",
+    Role.BUFFERS: "buffers",
+    Role.OTHER: "other",
+}
 #: Assumed bytes per parameter of a part whose contents are not known.
 _ASSUMED_BYTES = {"weights": 2, "optimizer": 12, "both": 14}
 _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
@@ -32,7 +40,7 @@ class Share:
     """Bytes of one part of the checkpoint.
 
     Attributes:
-        part: ``weights``, ``optimizer`` or ``other``.
+        part: ``weights``, ``optimizer``, ``EMA copy``, ``buffers`` or ``other``.
         size_bytes: Its size.
         expected: Expected bytes per parameter; absent if nothing is expected.
     """
@@ -60,7 +68,7 @@ def parts_of(checkpoint: Checkpoint, file: CheckpointFile) -> list[tuple[str, in
 
 
 def _part(role: Role) -> str:
-    return {Role.WEIGHTS: "weights", Role.MASTER: "optimizer", Role.MOMENTS: "optimizer", Role.OTHER: "other"}[role]
+    return _PARTS[role]
 
 
 def _part_by_name(checkpoint: Checkpoint, file: CheckpointFile) -> str:
@@ -83,7 +91,7 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
     if checkpoint.parameters is not None:
         return checkpoint.parameters, "from the shapes in the checkpoint"
     for role, name in ((Role.WEIGHTS, "weights"), (Role.MASTER, "fp32 master weights")):
-        elements = _elements(checkpoint, role)
+        elements = count_elements(checkpoint, role)
         if elements:
             return elements, f"counted in the {name} (tensors that model-parallel ranks replicate count once per rank)"
     return _estimate_parameters(sums)
@@ -97,7 +105,7 @@ def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:
     return min(estimates), "estimated from file sizes (set --size to be exact)"
 
 
-def _elements(checkpoint: Checkpoint, role: Role) -> int:
+def count_elements(checkpoint: Checkpoint, role: Role) -> int:
     """Elements of a role; weights in a second format are not counted."""
     by_format: dict[str, int] = {}
     for file in checkpoint.files:
@@ -116,6 +124,8 @@ def compute_shares(
         Share("weights", sums.get("weights", 0), weights),
         Share("optimizer", sums.get("optimizer", 0), optimizer),
         Share("weights and optimizer", sums.get("both", 0), (weights or 0) + (optimizer or 0)),
+        Share("EMA copy", sums.get("EMA copy", 0), None),
+        Share("buffers", sums.get("buffers", 0), None),
         Share("other", sums.get("other", 0), None),
     ]
     return tuple(share for share in shares if share.size_bytes)
@@ -131,10 +141,12 @@ def _expect(
     weights = max(dtypes, key=lambda size: dtypes[size], default=2)
     if checkpoint.layout in _WITHOUT_WEIGHTS:
         return 0, 12
-    if _elements(checkpoint, Role.MOMENTS):
-        masters = 4 if _elements(checkpoint, Role.MASTER) else 0
+    if count_elements(checkpoint, Role.MOMENTS):
+        masters = 4 if count_elements(checkpoint, Role.MASTER) else 0
         moments = _dtype_sizes(checkpoint, Role.MOMENTS)
-        kinds = max(1, round(_elements(checkpoint, Role.MOMENTS) / max(1, _elements(checkpoint, Role.WEIGHTS))))
+        kinds = max(
+            1, round(count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS)))
+        )
         return weights, masters + min(2, kinds) * max(moments, key=lambda size: moments[size], default=4)
     optimizer = 12 if sums.get("optimizer") or sums.get("both") else 0
     return weights, optimizer

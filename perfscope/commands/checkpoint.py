@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoints.check import check_checkpoint
+from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint
 from perfscope.analyzers.checkpoints.plan import (
     BytesPerParameter,
     Optimizer,
@@ -20,6 +20,7 @@ from perfscope.analyzers.checkpoints.plan import (
     plan_checkpoint,
 )
 from perfscope.analyzers.checkpoints.published_sizes import PublishedSize
+from perfscope.analyzers.checkpoints.siblings import newest_complete
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.groups import expand_groups
@@ -27,11 +28,12 @@ from perfscope.constants import GB, MB, PETA, TB
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report
+from perfscope.report import Json, Report, Section
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.joblog.saves import read_log_saves
 from perfscope.sources.runs.run import is_run
 from perfscope.sources.runs.saves import read_run_saves
+from perfscope.tables.checkpoint import Checkpoint
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
@@ -41,6 +43,7 @@ _PUBLISHED = re.compile(
 )
 _UNITS = {"M": MB, "G": GB, "T": TB, "P": PETA}
 _ZERO_STAGES = range(4)
+_FACTS = ("weights_only", "ema_copy")  # findings that are no problems
 _MODEL_PANEL = "Model and training"
 _PLAN_PANEL = "Planned size (without DIR)"
 _SPEED_PANEL = "Save speed in GB/s"
@@ -139,6 +142,9 @@ def checkpoint(
             rich_help_panel=_PLAN_PANEL,
         ),
     ] = None,
+    all: Annotated[
+        bool, typer.Option("--all", help="Show the parts and problems of every checkpoint of the folder.")
+    ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Show the contents of a checkpoint's files and check their sizes; nothing is ever unpickled."""
@@ -158,7 +164,7 @@ def checkpoint(
         if saves is not None:
             raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time, --run and --log")
         return Outcome(_report_saves(directory, parameters, per_parameter), format)
-    return _check(directory, parameters, per_parameter, saves, format)
+    return _check(directory, parameters, per_parameter, saves, all, format)
 
 
 def _parse_published(texts: list[str]) -> list[PublishedSize]:
@@ -208,6 +214,7 @@ def _check(
     parameters: int | None,
     per_parameter: BytesPerParameter | None,
     saves: Saves | None,
+    shows_all: bool,
     output_format: Format,
 ) -> Outcome:
     stored = read_checkpoint(directory)
@@ -220,11 +227,35 @@ def _check(
         timed = summarize_saves(saves, stored.size_bytes)
         results["saves"] = timed.data()
         sections = (sections[0], *timed.sections(), *sections[1:])
+    others = [
+        check_checkpoint(read_checkpoint(directory, tag), parameters, per_parameter)
+        for tag in _tags_beside(stored, shows_all)
+    ]
+    if shows_all:
+        results["checkpoints"] = [sizes.data(), *(other.data() for other in others)]
+    sections = (*sections, *(section for other in others for section in _sections_beside(other)))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
-    warnings = tuple(finding.text for finding in sizes.findings if finding.kind != "weights_only")
+    warnings = tuple(finding.text for finding in sizes.findings if finding.kind not in _FACTS)
+    has_broken_newest = any(each.is_newest and each.problems for each in stored.siblings)
     return Outcome(
         Report(title, data, sections),
         output_format,
         notes=tuple(f"warning: {warning}" for warning in warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if stored.damage else ExitCode.OK,
+        exit_code=ExitCode.DAMAGED_INPUT if stored.damage or has_broken_newest else ExitCode.OK,
     )
+
+
+def _tags_beside(stored: Checkpoint, shows_all: bool) -> list[str]:
+    """The names of the checkpoints that are shown beside the newest: all, or the newest complete one."""
+    if shows_all:
+        return [each.name for each in reversed(stored.siblings) if not each.is_shown]
+    complete = newest_complete(stored.siblings)
+    return [] if complete is None or complete.is_shown else [complete.name]
+
+
+def _sections_beside(sizes: CheckpointSizes) -> list[Section]:
+    """The parts and the problems of a checkpoint that is shown beside another one."""
+    name = sizes.checkpoint.tag or "the folder itself"
+    sections = [sizes.parts_section(f"Parts of {name}")]
+    texts = tuple(finding.text for finding in sizes.findings if finding.kind != "newest_incomplete")
+    return [*sections, Section(f"Findings in {name}", notes=texts)] if texts else sections

@@ -13,6 +13,8 @@ class Role(StrEnum):
     WEIGHTS = "weights"
     MASTER = "fp32 master weights"
     MOMENTS = "optimizer moments"
+    EMA = "EMA copy of the weights"
+    BUFFERS = "buffers"
     OTHER = "other"
 
 
@@ -92,6 +94,33 @@ class CheckpointFile:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One of the checkpoints in a folder, from its names, its sizes and the ends of its files.
+
+    Attributes:
+        name: Its name in the folder; empty for the folder itself.
+        step: The training step after which it was saved; absent where nothing states it.
+        epoch: The epoch, as for the step.
+        files: How many files it has.
+        size_bytes: Their size.
+        modified_ns: When one of them was last modified; absent for a list of names.
+        problems: What is missing or cut off, in words; empty where it seems complete.
+        is_newest: Whether it is the newest of the folder.
+        is_shown: Whether it is the one whose files are read.
+    """
+
+    name: str
+    step: int | None
+    epoch: int | None
+    files: int
+    size_bytes: int
+    modified_ns: int | None
+    problems: tuple[str, ...]
+    is_newest: bool
+    is_shown: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One checkpoint.
 
@@ -102,8 +131,9 @@ class Checkpoint:
         files: Its files, by path.
         has_experts: Whether its model is a mixture of experts.
         parameters: The number of parameters that the checkpoint itself states; absent if it states none.
-        other_tags: Other checkpoints in the same folder, with their sizes in bytes.
+        siblings: All checkpoints in the same folder, this one included; empty for a single file.
         damage: What is missing or cannot be read, in words.
+        notes: Why this checkpoint of the folder was taken, and what is unusual about the folder.
     """
 
     path: str
@@ -112,8 +142,9 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     has_experts: bool
     parameters: int | None
-    other_tags: Mapping[str, int]
+    siblings: tuple[CheckpointSummary, ...]
     damage: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:

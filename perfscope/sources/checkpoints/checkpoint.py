@@ -12,9 +12,10 @@ from perfscope.sources.checkpoints.completeness import check_indexes, find_missi
 from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
+from perfscope.sources.checkpoints.listing import Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
-from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, list_files, select_checkpoint
+from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
@@ -50,22 +51,26 @@ class _Contents:
     dangerous_calls: tuple[str, ...] = ()
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint: its folder, the folder of several (the latest is taken), one file, or a list of files.
+def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
+    """Read a checkpoint: its folder, the folder of several (the newest is taken), one file, or a list of files.
 
     A list is a CSV file of ``path,bytes``, for a checkpoint on another machine; only its names and sizes are known.
+
+    Args:
+        path: The folder or file.
+        tag: Read the one of this name of several instead.
 
     Raises:
         SourceError: There is no checkpoint.
     """
     if path.is_file() and path.suffix.lower() == ".csv":
-        return _read_list(path)
+        return _read_list(path, tag)
     if path.is_file():
-        return _read_files(path, path.parent, Selection("", {path.name: path.stat().st_size}, {}))
+        return _read_files(path, path.parent, Selection("", "", {path.name: path.stat().st_size}))
     if not path.is_dir():
         raise SourceError(path, "does not exist")
-    selection = select_checkpoint(path, list_files(path))
-    return _read_files(path, path / selection.tag, selection)
+    selection = select_checkpoint(path, list_files(path), tag)
+    return _read_files(path, path / selection.folder, selection)
 
 
 def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
@@ -84,8 +89,9 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
         files=files,
         has_experts=any(file.kind in _EXPERT_KINDS for file in files),
         parameters=_count_stated_parameters(reading),
-        other_tags=selection.other_tags,
+        siblings=selection.summaries,
         damage=tuple(dict.fromkeys(damage)),
+        notes=selection.notes,
     )
 
 
@@ -111,7 +117,7 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     """Read the table of contents of a file, if it has one."""
     path = reading.folder / name
     if name.endswith(".safetensors"):
-        return _Contents(sum_safetensors(read_safetensors(path)))
+        return _Contents(sum_safetensors(read_safetensors(path), path.name))
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
@@ -164,7 +170,7 @@ def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
     return _Contents(tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items())))
 
 
-def _read_list(path: Path) -> Checkpoint:
+def _read_list(path: Path, tag: str | None) -> Checkpoint:
     """A CSV file of ``path,bytes``."""
     sizes: dict[str, int] = {}
     for number, row in enumerate(csv.reader(read_text(path).splitlines()), 1):
@@ -177,7 +183,7 @@ def _read_list(path: Path) -> Checkpoint:
                 raise SourceError(
                     path, f"line {number} is not `path,bytes`", hint="find DIR -type f -printf '%P,%s\\n'"
                 )
-    selection = select_checkpoint(path, sizes)
+    selection = select_checkpoint(path, Listing(sizes), tag)
     layout = find_layout(list(selection.sizes))
     unread = "only its name and size are known"
     files = tuple(
@@ -191,6 +197,7 @@ def _read_list(path: Path) -> Checkpoint:
         files=files,
         has_experts=any(file.kind in _EXPERT_KINDS for file in files),
         parameters=None,
-        other_tags=selection.other_tags,
-        damage=tuple(find_missing(layout, selection.sizes)),
+        siblings=selection.summaries,
+        damage=(*selection.damage, *find_missing(layout, selection.sizes)),
+        notes=selection.notes,
     )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
-from perfscope.sources.checkpoints.file_names import holds_state, parse_name
-from perfscope.sources.checkpoints.selection import MOST_FILES
+from perfscope.sources.checkpoints.file_names import find_layout, holds_state, parse_name
+from perfscope.sources.checkpoints.listing import MOST_FILES
+from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
+from perfscope.sources.checkpoints.torch_files import TorchDamage, check_end
 from perfscope.tables.checkpoint import CheckpointFile, Kind, Layout
 
 _INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
 _LISTED_MISSING = 10
+_LISTED_LACKING = 3
+_MOST_OPENED = 200
+_NUMBER = re.compile(r"\d+")
+_TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _KINDS_OF_EVERY_RANK = (
     Kind.OPTIMIZER,
     Kind.MODEL,
@@ -38,6 +46,56 @@ def find_missing(layout: Layout, sizes: Mapping[str, int]) -> list[str]:
             missing.extend(_find_gaps(kind, ranks))
     missing.extend(f"{name} is empty" for name, size in sizes.items() if size == 0 and holds_state(name))
     return missing
+
+
+def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
+    """Why a checkpoint is not complete, by its names, its sizes and the ends of its files; empty where it seems to be.
+
+    Args:
+        folder: Its folder; None where only names and sizes are known.
+        sizes: The size of each of its files in bytes, by path.
+    """
+    problems = find_missing(find_layout(list(sizes)), sizes)
+    if folder is None:
+        return problems
+    for name, size in itertools.islice(sizes.items(), _MOST_OPENED):
+        if not size or not holds_state(name):
+            continue
+        try:
+            if name.endswith(".safetensors"):
+                read_safetensors(folder / name)
+            elif name.endswith(_TORCH_ENDINGS):
+                check_end(folder / name)
+        except (SafetensorsDamage, TorchDamage) as damage:
+            problems.append(f"{name} {damage}")
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror}")
+    indexes = [name for name in sizes if name.endswith(_INDEX_ENDINGS)]
+    return problems + [problem for name in indexes for problem in _find_absent(folder, name, sizes)]
+
+
+def _find_absent(folder: Path, name: str, sizes: Mapping[str, int]) -> list[str]:
+    """Files that an index lists and that are not there."""
+    try:
+        listed = {str(file) for file in json.loads(read_text(folder / name))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return [f"{name} is not a complete index"]
+    parent = name.rpartition("/")[0]
+    absent = sorted(file for file in listed if (f"{parent}/{file}" if parent else file) not in sizes)
+    return [f"{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING]]
+
+
+def find_lacking(sizes: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> list[str]:
+    """Kinds of files that a checkpoint lacks and that all other ones of its series have; numbers are left out."""
+    if not others:
+        return []
+    shared = set.intersection(*({_NUMBER.sub("#", name) for name in other} for other in others))
+    absent = sorted(shared - {_NUMBER.sub("#", name) for name in sizes})
+    if not absent:
+        return []
+    more = f" and {len(absent) - _LISTED_LACKING} more" if len(absent) > _LISTED_LACKING else ""
+    whose = "the other one has" if len(others) == 1 else "the others have"
+    return [f"it lacks {', '.join(absent[:_LISTED_LACKING])}{more}, which {whose}"]
 
 
 def _find_gaps(kind: Kind, ranks: Sequence[Mapping[str, int]]) -> list[str]:

@@ -26,7 +26,7 @@ _NAMES: tuple[tuple[str, Kind], ...] = (
     (r"__(?P<rank>\d+)_(?P<part>\d+)\.distcp", Kind.SHARD),
     (r"model(?:-\d+-of-\d+)?\.safetensors|.*\.safetensors", Kind.WEIGHTS),
     (r"pytorch_model(?:-\d+-of-\d+)?\.bin|adapter_model\.bin", Kind.WEIGHTS),
-    (r"optimizer(?:_\d+)?\.(?:pt|bin)", Kind.OPTIMIZER),
+    (r"(?!model)(?:.*[-_.])?optim(?:izer)?s?(?:[-_.=].*)?\.(?:pt|pth|bin)", Kind.OPTIMIZER),
     (r"\.metadata|metadata\.json|common\.pt|.*\.index\.json|config\.json|trainer_state\.json", Kind.METADATA),
     (r"scheduler\.pt|scaler\.pt|training_args\.bin|rng_state(?:_\d+)?\.pth|random_states_\d+\.pkl", Kind.OTHER),
     (r".*\.(?:pt|pth|ckpt)", Kind.MODEL_AND_OPTIMIZER),
@@ -86,12 +86,6 @@ def find_layout(paths: Sequence[str]) -> Layout:
         (Kind.MODEL in kinds or Kind.EXPERT in kinds, Layout.DEEPSPEED_ZERO_0),
         (bool(names & {"model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt"}), Layout.MEGATRON_LEGACY),
         (weights, Layout.HUGGING_FACE),
-        (Kind.MODEL_AND_OPTIMIZER in kinds or Kind.WEIGHTS in kinds, Layout.TORCH_FILE),
+        (bool(kinds & {Kind.MODEL_AND_OPTIMIZER, Kind.WEIGHTS, Kind.OPTIMIZER}), Layout.TORCH_FILE),
     )
     return next((layout for applies, layout in rules if applies), Layout.UNKNOWN)
-
-
-def tag_order(tag: str) -> tuple[int, str]:
-    """A sort key for tags, by the last number in them: global_step1000, iter_0001000, step-1000, checkpoint-1000."""
-    numbers = re.findall(r"\d+", tag)
-    return (int(numbers[-1][:18]) if numbers else -1, tag)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence, Set
+from itertools import pairwise
 
+from perfscope.sources.checkpoints.pickles import InertDict
 from perfscope.sources.checkpoints.safetensors import StoredTensor
 from perfscope.sources.checkpoints.torch_files import Tensor, TorchFile, item_bytes
 from perfscope.tables.checkpoint import Kind, Role, TensorGroup
@@ -16,23 +19,67 @@ _MASTERS = frozenset({
     "fp32", "fp32_param", "fp32_params", "fp32_from_fp16_params", "fp32_flat_groups", "fp32_groups", "master_weights",
     "fp32_groups_flat", "single_partition_of_fp32_groups", "master_param", "fp32_from_float16_groups",
 })  # fmt: skip
+#: Copies of the weights that are averaged over steps: they are no further parameters.
+_AVERAGES = frozenset({
+    "ema", "ema_model", "model_ema", "ema_state", "ema_state_dict", "ema_weights", "ema_params", "state_dict_ema",
+    "ema_generator", "shadow", "shadow_params", "averaged_model", "swa", "swa_model", "swa_state_dict", "average_model",
+})  # fmt: skip
+_AVERAGE_FILE = re.compile(r"(?:.*[-_.])?(?:ema|swa)(?:[-_.=\d].*|epoch.*|step.*)?", re.IGNORECASE)
+#: Tensors of a model's state that no optimizer trains, by the last part of their names.
+_BUFFERS = frozenset({
+    "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "masked_bias",
+    "position_ids", "token_type_ids", "cos_cached", "sin_cached", "causal_mask", "attn_mask", "attention_mask",
+    "relative_position_index", "freqs_cis",
+})  # fmt: skip
 _MASTERS_IN_OPTIMIZER = frozenset({"param", "master", "params"})
 _FLOATS = ("float", "bfloat")
 _OPTIMIZER_KINDS = (Kind.OPTIMIZER, Kind.EXPERT_OPTIMIZER)
 
 
-def find_role(path: Sequence[str], dtype: str, kind: Kind) -> Role:
-    """The role of a tensor, by its keys, its dtype and the kind of its file."""
+def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = frozenset()) -> Role:
+    """The role of a tensor, by its keys, its dtype and the kind of its file.
+
+    Args:
+        path: The keys on the path to it.
+        dtype: Its data type.
+        kind: The kind of its file.
+        buffers: The names of buffers, where the file states them.
+    """
     parts = {part for key in path for part in key.lower().split(".")}
-    in_optimizer = kind in _OPTIMIZER_KINDS or any(part.startswith("optim") for part in parts)
+    in_optimizer = kind in _OPTIMIZER_KINDS or _is_optimizer_state(path) or any(map(_names_optimizer, parts))
     if parts & _MOMENTS and (in_optimizer or kind is Kind.UNIVERSAL or "state" in parts):
         return Role.MOMENTS
     if parts & _MASTERS or (in_optimizer and parts & _MASTERS_IN_OPTIMIZER and dtype.startswith(_FLOATS)):
         return Role.MASTER
     rng = any("rng" in part or "random" in part for part in parts)
-    if in_optimizer or rng or "lr_scheduler" in parts or not dtype.startswith(_FLOATS):
+    counts_steps = bool(path) and path[-1].rpartition(".")[2] == "step"
+    if in_optimizer or counts_steps or rng or "lr_scheduler" in parts or not dtype.startswith(_FLOATS):
         return Role.OTHER
-    return Role.WEIGHTS
+    if path and (path[-1] in buffers or path[-1].rpartition(".")[2] in _BUFFERS):
+        return Role.BUFFERS
+    return Role.EMA if parts & _AVERAGES else Role.WEIGHTS
+
+
+def _names_optimizer(key: str) -> bool:
+    return key.startswith("optim") or key in ("opt", "opt_state", "opt_state_dict")
+
+
+def _is_optimizer_state(path: Sequence[str]) -> bool:
+    """Whether a tensor is an entry of an optimizer's ``state``, by the number of its parameter: ``state, 0, step``."""
+    return any(key == "state" and number.isdigit() for key, number in pairwise(path[:-1]))
+
+
+def is_average_file(name: str) -> bool:
+    """Whether a file holds averaged weights, by its name.
+
+    >>> is_average_file("ema_epoch1.pt"), is_average_file("model.ema.safetensors"), is_average_file("schema.pt")
+    (True, True, False)
+    """
+    return bool(_AVERAGE_FILE.fullmatch(name.rpartition("/")[2].rpartition(".")[0]))
+
+
+def _in_file(role: Role, name: str) -> Role:
+    return Role.EMA if role is Role.WEIGHTS and is_average_file(name) else role
 
 
 def find_universal_role(name: str) -> Role:
@@ -44,12 +91,14 @@ def find_universal_role(name: str) -> Role:
 
 def sum_torch_tensors(file: TorchFile, kind: Kind, name: str) -> tuple[tuple[TensorGroup, ...], int]:
     """The tensors of a file, summed by role and dtype, and the bytes of its storages outside of every tensor."""
+    buffers = _stated_buffers(file.value)
     spans: dict[str, list[tuple[int, int]]] = {}  # of the tensors in each storage
     groups: dict[str, tuple[Role, str]] = {}
     for tensor in reversed(file.tensors):  # so that the first tensor of a shared storage decides
         key = tensor.storage.key
         spans.setdefault(key, []).append((tensor.offset, tensor.offset + tensor.items))
-        role = find_universal_role(name) if kind is Kind.UNIVERSAL else find_role(tensor.path, tensor.dtype, kind)
+        role = _in_file(find_role(tensor.path, tensor.dtype, kind, buffers), name)
+        role = find_universal_role(name) if kind is Kind.UNIVERSAL else role
         if tensor.items:
             groups[key] = (role, tensor.dtype)
     storages = {tensor.storage.key: tensor for tensor in file.tensors}
@@ -79,11 +128,22 @@ def _count_covered(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def sum_safetensors(tensors: Iterable[StoredTensor]) -> tuple[TensorGroup, ...]:
-    """The tensors of a safetensors header, summed by dtype."""
-    sums: dict[str, list[int]] = {}
+def _stated_buffers(value: object) -> frozenset[str]:
+    """The names of buffers that DeepSpeed states in the files of model states."""
+    names = value.get("buffer_names") if isinstance(value, InertDict) else None
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else frozenset()
+    )
+
+
+def sum_safetensors(tensors: Iterable[StoredTensor], name: str) -> tuple[TensorGroup, ...]:
+    """The tensors of a safetensors header, summed by role and dtype; the name is that of the file."""
+    sums: dict[tuple[Role, str], list[int]] = {}
     for tensor in tensors:
-        entry = sums.setdefault(tensor.dtype, [0, 0])
+        role = find_role([tensor.name], tensor.dtype, Kind.WEIGHTS)
+        # Quantised weights are integers.
+        is_quantised = role is Role.OTHER and tensor.name.endswith((".weight", ".qweight", "_qdata", ":_data"))
+        entry = sums.setdefault((_in_file(Role.WEIGHTS if is_quantised else role, name), tensor.dtype), [0, 0])
         entry[0] += tensor.elements
         entry[1] += tensor.size_bytes
-    return tuple(TensorGroup(Role.WEIGHTS, dtype, *counts) for dtype, counts in sorted(sums.items()))
+    return tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items()))

@@ -1,22 +1,31 @@
-"""Which files of a folder, or of a list of files, are one checkpoint: the latest, if there are several."""
+"""Which checkpoint of a folder, or of a list of files, is the newest one, and which others there are."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import read_text
-from perfscope.sources.checkpoints.file_names import holds_state, is_tracker, tag_order
+from perfscope.sources.checkpoints.completeness import find_lacking, find_problems
+from perfscope.sources.checkpoints.listing import Listing
+from perfscope.sources.checkpoints.partition import Unit, find_tracker, find_units, read_tracked_tag
+from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file, stated_numbers
+from perfscope.tables.checkpoint import CheckpointSummary
 
 NO_CHECKPOINT = "no file in it has a name that a checkpoint's files have"
-#: More files than any checkpoint has.
-MOST_FILES = 1_000_000
 _LONGEST_TAG = 200
-_TAG = re.compile(r"(global_step|iter_|step|checkpoint|epoch|ckpt)[-_]?\d+(_universal)?")
+_TRAINER_STATE = "trainer_state.json"
+#: Files without a step in their names, such as last.ckpt, are asked for it; reading one may take a second.
+_MOST_ASKED = 20
+_BY_TRACKER = "the one that the tracker file names"
+_BY_LINK = "the one that a link names"
+_BY_STEP = "the newest by its training step"
+_BY_EPOCH = "the newest by its epoch"
+_BY_TIME = "the newest by its time of modification"
+_ONLY = "the only one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,75 +34,227 @@ class Selection:
 
     Attributes:
         tag: Its name in the folder; empty for the folder itself.
+        folder: The folder of its files, below the one that was named.
         sizes: The size of each of its files in bytes, by path.
-        other_tags: The sizes of the other checkpoints in bytes.
+        summaries: All checkpoints of the folder, by series and step; empty for a single file.
         damage: Problems with the choice, in words.
+        notes: What else a reader must know of the choice.
     """
 
     tag: str
+    folder: str
     sizes: Mapping[str, int]
-    other_tags: Mapping[str, int]
+    summaries: tuple[CheckpointSummary, ...] = ()
     damage: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def list_files(folder: Path) -> dict[str, int]:
-    """Every file below a folder with its size in bytes, by its path in the folder.
-
-    Raises:
-        SourceError: A folder cannot be read, or there are too many files.
-    """
-    sizes: dict[str, int] = {}
-    for parent, _, names in os.walk(folder, onerror=_raise_unreadable):
-        for name in names:
-            file = Path(parent, name)
-            try:
-                size = file.stat().st_size
-            except OSError:  # a broken link: reading it reports the problem
-                size = 0
-            sizes[file.relative_to(folder).as_posix()] = size
-        if len(sizes) > MOST_FILES:
-            raise SourceError(folder, f"holds more than {MOST_FILES:,} files", hint="name one checkpoint in it")
-    return dict(sorted(sizes.items()))
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    unit: Unit
+    summary: CheckpointSummary
 
 
-def _raise_unreadable(error: OSError) -> None:
-    raise SourceError(error.filename or "a folder", f"cannot be read: {error.strerror}")
+def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> Selection:
+    """Select the newest checkpoint: the one that the tracker file names, else by step, else by time.
 
-
-def select_checkpoint(path: Path, sizes: Mapping[str, int]) -> Selection:
-    """Select the checkpoint that the tracker file names, else the one with the highest number.
+    Args:
+        path: The folder, or a list of files, which cannot be read themselves.
+        listing: Its files.
+        tag: Select the one of this name instead.
 
     Raises:
-        SourceError: There is no checkpoint.
+        SourceError: There is no checkpoint, or none of this name.
     """
-    by_tag: dict[str, dict[str, int]] = {}
-    for name, size in sizes.items():
-        tag, _, rest = name.rpartition("/") if "/" not in name else name.partition("/")
-        by_tag.setdefault(tag, {})[rest] = size
-    tags = {tag for tag, files in by_tag.items() if tag and any(map(holds_state, files))}
-    if any(map(holds_state, by_tag.get("", ()))) or _is_split(sizes):
-        siblings = sorted((tag for tag in tags if _TAG.fullmatch(tag)), key=tag_order)
-        own = {name: size for name, size in sizes.items() if name.partition("/")[0] not in siblings}
-        return Selection("", own, {tag: sum(by_tag[tag].values()) for tag in siblings})
-    if not tags:
-        raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
-    tracked = _read_tracker(path, sizes)
-    is_lost = tracked is not None and tracked not in tags
-    damage = (f"the tracker file names {tracked} as the latest checkpoint, which is missing",) if is_lost else ()
-    tag = tracked if tracked in tags and tracked else max(tags, key=tag_order)
-    siblings = sorted(tags - {tag}, key=tag_order)
-    return Selection(tag, by_tag[tag], {sibling: sum(by_tag[sibling].values()) for sibling in siblings}, damage)
+    tracked = _read_tracker(path, listing)
+    links = {name: target for name, target in listing.aliases.items() if "/" not in name}
+    candidates = _find_candidates(path, listing, tracked)
+    if not candidates:
+        empty = not listing.sizes and not listing.broken
+        raise SourceError(path, "holds no file" if empty else "contains no checkpoint", hint=NO_CHECKPOINT)
+    newest, reason = _find_newest(candidates, tracked, links)
+    chosen = newest
+    if tag is not None:
+        chosen = next((each for each in candidates if each.unit.name == tag), None) or _refuse(path, tag)
+    damage = [f"{name} is a link to {target}, which does not exist" for name, target in listing.broken.items()]
+    if tracked is not None and not any(_is_named(each.unit, tracked) for each in candidates):
+        damage.append(f"the tracker file names {tracked} as the latest checkpoint, which is missing")
+    summaries = tuple(replace(each.summary, is_newest=each is newest, is_shown=each is chosen) for each in candidates)
+    notes = tuple(_notes(candidates, newest, reason, links)) if len(candidates) > 1 or links else ()
+    return Selection(chosen.unit.name, chosen.unit.folder, chosen.unit.sizes, summaries, tuple(damage), notes)
 
 
-def _is_split(sizes: Mapping[str, int]) -> bool:
-    """Whether the folder is one checkpoint with its files in folders: Megatron's ranks, universal parameters."""
-    return any(name.startswith(("mp_rank_", "zero/")) and "/" in name for name in sizes)
+def _refuse(path: Path, tag: str) -> _Candidate:
+    raise SourceError(path, f"holds no checkpoint named {tag}")
 
 
-def _read_tracker(path: Path, sizes: Mapping[str, int]) -> str | None:
+def _read_tracker(path: Path, listing: Listing) -> str | None:
     """The tag that the tracker file names; None without a tracker file."""
-    for name in sizes:
-        if is_tracker(name) and path.is_dir():
-            text = read_text(path / name).strip()[:_LONGEST_TAG]
-            return f"iter_{int(text):07d}" if text.isdigit() and name.endswith(".txt") else text
-    return None
+    name = find_tracker(listing.sizes)
+    if name is None or not path.is_dir():
+        return None
+    return read_tracked_tag(name, read_text(path / name).strip()[:_LONGEST_TAG])
+
+
+def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[_Candidate]:
+    """The checkpoints, in the order of their series and steps."""
+    units = find_units(listing.sizes, tracked)
+    asked = 0
+    candidates = []
+    for unit in units:
+        identity = unit.identity
+        if identity.step is None and path.is_dir() and asked < _MOST_ASKED:
+            stated = _ask_for_step(path / unit.folder, unit)
+            asked += 1
+            identity = identity._replace(step=stated[0], epoch=identity.epoch if stated[1] is None else stated[1])
+        problems = find_problems(path / unit.folder if path.is_dir() else None, unit.sizes)
+        if identity.mark.startswith(("tmp", "temp")):
+            problems.append("it is the temporary folder of a save")
+        modified = [listing.modified_ns[name] for name in unit.paths() if name in listing.modified_ns]
+        summary = CheckpointSummary(
+            name=unit.name,
+            step=identity.step,
+            epoch=identity.epoch,
+            files=len(unit.sizes),
+            size_bytes=sum(unit.sizes.values()),
+            modified_ns=max(modified, default=None),
+            problems=tuple(problems),
+            is_newest=False,
+            is_shown=False,
+        )
+        candidates.append(_Candidate(replace(unit, identity=identity), summary))
+    return _with_lacking(sorted(candidates, key=_order))
+
+
+def _with_lacking(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Name the files that a checkpoint lacks and all others of its series have."""
+    complete = [each for each in candidates if _is_comparable(each) and not each.summary.problems]
+    lacking = {
+        each.unit.name: find_lacking(
+            each.unit.sizes,
+            [peer.unit.sizes for peer in complete if peer is not each and _series(peer) == _series(each)],
+        )
+        for each in candidates
+        if _is_comparable(each)
+    }
+    return [
+        replace(
+            each, summary=replace(each.summary, problems=(*each.summary.problems, *lacking.get(each.unit.name, ())))
+        )
+        for each in candidates
+    ]
+
+
+def _is_comparable(candidate: _Candidate) -> bool:
+    """Whether a checkpoint is one of a numbered series, whose files have the same names but for the numbers."""
+    identity = candidate.unit.identity
+    is_numbered = identity.step is not None or identity.epoch is not None
+    return is_numbered and not identity.mark and bool(candidate.unit.name)
+
+
+def _series(candidate: _Candidate) -> tuple[str, str]:
+    name = candidate.unit.name
+    return name.rpartition("/")[0], candidate.unit.identity.series
+
+
+def _order(candidate: _Candidate) -> tuple[object, ...]:
+    identity = candidate.unit.identity
+    step, epoch = (-1 if number is None else number for number in (identity.step, identity.epoch))
+    return (*_series(candidate), step, epoch, candidate.summary.modified_ns or 0, candidate.unit.name)
+
+
+def _ask_for_step(folder: Path, unit: Unit) -> tuple[int | None, int | None]:
+    """The step and the epoch that a checkpoint states in its files; None where it does not."""
+    if _TRAINER_STATE in unit.sizes:
+        try:
+            state = json.loads(read_text(folder / _TRAINER_STATE))
+            return _number(state.get("global_step")), None
+        except (OSError, ValueError, AttributeError, SourceError, RecursionError):
+            return None, None
+    if len(unit.sizes) != 1:
+        return None, None
+    name = next(iter(unit.sizes))
+    if not name.endswith((".pt", ".pth", ".ckpt")):
+        return None, None
+    try:
+        numbers = stated_numbers(read_torch_file(folder / name).value)
+    except (OSError, TorchDamage):
+        return None, None
+    step = next((numbers[key] for key in ("global_step", "step", "iteration", "iter") if key in numbers), None)
+    return step, numbers.get("epoch")
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_named(unit: Unit, tag: str) -> bool:
+    return tag in (unit.name, unit.folder, *unit.paths())
+
+
+def _find_newest(
+    candidates: Sequence[_Candidate], tracked: str | None, links: Mapping[str, str]
+) -> tuple[_Candidate, str]:
+    """The newest checkpoint, and why it is taken for it."""
+    for target, reason in (
+        (tracked, _BY_TRACKER),
+        *((links[name], _BY_LINK) for name in links if name.partition(".")[0] in ("latest", "last")),
+    ):
+        named = [each for each in candidates if target is not None and _is_named(each.unit, target)]
+        if named:
+            return named[0], reason
+    if len(candidates) == 1:
+        return candidates[0], _ONLY
+    tops = [_newest_of_series(own) for own in _by_series(candidates)]
+    if len(tops) == 1 or all(top.summary.modified_ns is None for top, _ in tops):
+        return max(tops, key=lambda top: _order(top[0])[2:]) if len(tops) > 1 else tops[0]
+    return max(tops, key=lambda top: top[0].summary.modified_ns or 0)[0], _BY_TIME
+
+
+def _by_series(candidates: Sequence[_Candidate]) -> list[list[_Candidate]]:
+    """Checkpoints of one folder and one name; best and last belong to the only series beside them."""
+    groups: dict[tuple[str, str], list[_Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(_series(candidate), []).append(candidate)
+    return list(groups.values())
+
+
+def _newest_of_series(candidates: Sequence[_Candidate]) -> tuple[_Candidate, str]:
+    readings: tuple[tuple[Callable[[_Candidate], int | None], str], ...] = (
+        (lambda each: each.unit.identity.step, _BY_STEP),
+        (lambda each: each.unit.identity.epoch, _BY_EPOCH),
+        (lambda each: each.summary.modified_ns, _BY_TIME),
+    )
+    for read, reason in readings:
+        values = [(read(each), each) for each in candidates]
+        stated = [
+            (value, not each.unit.identity.mark, _order(each)[3:], each) for value, each in values if value is not None
+        ]
+        if stated:
+            return max(stated, key=lambda entry: entry[:3])[3], reason
+    return candidates[-1], "the last by name"
+
+
+def _notes(candidates: Sequence[_Candidate], newest: _Candidate, reason: str, links: Mapping[str, str]) -> list[str]:
+    notes = [f"{newest.unit.name or 'The folder itself'} is {reason}."]
+    later = [
+        each.unit.name or "the folder itself"
+        for each in candidates
+        if each is not newest
+        and each.unit.identity.step is None
+        and each.unit.identity.epoch is None
+        and (each.summary.modified_ns or 0) > (newest.summary.modified_ns or 0)
+    ]
+    if later and reason in (_BY_STEP, _BY_EPOCH):
+        notes.append(f"Written later, without a step: {', '.join(later)}.")
+    steps = [each.unit.identity.step or -1 for each in candidates if not each.unit.identity.mark]
+    if reason in (_BY_TRACKER, _BY_LINK) and max(steps, default=-1) > (newest.unit.identity.step or -1):
+        notes.append(f"A checkpoint of a later step, {max(steps):,}, is not the one that is named: was it completed?")
+    series = {_series(each) for each in candidates}
+    if len(series) > 1:
+        names = sorted("/".join(part for part in name if part) or "." for name in series)
+        notes.append(
+            f"The folder holds {len(series)} series of checkpoints, maybe of several models: {', '.join(names)}."
+        )
+    notes.extend(f"{name} is a link to {target}, which is counted once." for name, target in links.items())
+    return notes

@@ -21,6 +21,7 @@ from perfscope.constants import MIB
 from perfscope.sources.checkpoints.pickles import (
     Call,
     GlobalName,
+    InertDict,
     PersistentId,
     PickleDamage,
     ReplayedPickle,
@@ -130,6 +131,27 @@ def read_torch_file(path: Path) -> TorchFile:
         if not start.strip(b"\0"):
             raise TorchDamage("begins with zeros only: it was not written whole")
         raise TorchDamage("is not a torch.save file")
+
+
+def check_end(path: Path) -> None:
+    """Check that a file has its end, without reading what is in it; only zip archives have one that says so.
+
+    Raises:
+        TorchDamage: It is cut off, or was never written.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+        if start.startswith(b"PK"):
+            _refuse_large_directory(file)
+        elif not start.strip(b"\0"):
+            raise TorchDamage("begins with zeros only: it was not written whole")
+
+
+def stated_numbers(value: object) -> dict[str, int]:
+    """The whole numbers that the saved object states by name, such as ``global_step``."""
+    pairs = value.items if isinstance(value, InertDict) else ()
+    return {key: number for key, number in pairs if isinstance(key, str) and type(number) is int}
 
 
 def _read_zip(file: IO[bytes]) -> TorchFile:

@@ -1,0 +1,178 @@
+"""Takes a folder of several checkpoints apart, whatever lies in it: folders, files, or both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from perfscope.sources.checkpoints.file_names import holds_state, is_tracker, parse_name
+from perfscope.sources.checkpoints.file_series import Identity, parse_identity
+from perfscope.tables.checkpoint import Kind
+
+_TAG = re.compile(r"(?:tmp-)?(?:global[-_]?step|iter|step|checkpoint|epoch|ckpt)[-_=]?\d+.*|.*\.ckpt", re.IGNORECASE)
+#: Folders inside a checkpoint, one for each part or rank.
+_PART = re.compile(
+    r"mp_rank_\d+.*|zero|(?:model|optim|optimizer|ema|state|lr_scheduler|scheduler|dataloader|pytorch_model_fsdp)(?:_\d+)?",
+    re.IGNORECASE,
+)
+_GENERIC = re.compile(r".*\.(?:pt|pth|ckpt|safetensors)")
+_OWN_NAMES = re.compile(
+    r"(?:model|adapter_model|diffusion_pytorch_model)(?:[-.].*)?\.safetensors|model_optim_rng\.pt|model_rng\.pt"
+)
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One checkpoint of a folder.
+
+    Attributes:
+        name: Its name in the folder; empty for the folder itself.
+        folder: The folder of its files, below the one that is taken apart; empty for that itself.
+        sizes: The size of each of its files in bytes, by its path in ``folder``.
+        identity: What its name says.
+    """
+
+    name: str
+    folder: str
+    sizes: Mapping[str, int]
+    identity: Identity
+
+    def paths(self) -> Iterable[str]:
+        """The paths of its files below the folder that is taken apart."""
+        return (f"{self.folder}/{name}" if self.folder else name for name in self.sizes)
+
+
+@dataclass(slots=True)
+class _Folder:
+    files: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, _Folder] = field(default_factory=dict)
+
+    def all_files(self, prefix: str = "") -> dict[str, int]:
+        files = {f"{prefix}{name}": size for name, size in self.files.items()}
+        for name, folder in self.folders.items():
+            files.update(folder.all_files(f"{prefix}{name}/"))
+        return files
+
+    def holds_state(self) -> bool:
+        return any(map(holds_state, self.all_files()))
+
+
+def find_units(sizes: Mapping[str, int], tracked: str | None) -> list[Unit]:
+    """The checkpoints of a folder, by the sizes of its files; ``tracked`` is what its tracker file names."""
+    root = _Folder()
+    for path, size in sizes.items():
+        *parents, name = path.split("/")
+        folder = root
+        for parent in parents:
+            folder = folder.folders.setdefault(parent, _Folder())
+        folder.files[name] = size
+    return _take_apart(root, "", tracked)
+
+
+def _take_apart(folder: _Folder, path: str, tracked: str | None) -> list[Unit]:
+    """The checkpoints in a folder that may hold several."""
+    name = path.rpartition("/")[2]
+    inner = {sub: below for sub, below in folder.folders.items() if below.holds_state()}
+    if path and _is_whole(name, folder, inner):
+        return [Unit(path, path, folder.all_files(), parse_identity(name))]
+    states = {file: size for file, size in folder.files.items() if holds_state(file)}
+    below = {sub: _take_apart(part, f"{path}/{sub}" if path else sub, None) for sub, part in inner.items()}
+    parts = [sub for sub in inner if len(below[sub]) == 1 and _is_part(sub, folder, states, tracked)]
+    units = _group_files(folder.files, states, path)
+    if parts:
+        part_files = {f"{sub}/{file}": size for sub in parts for file, size in inner[sub].all_files().items()}
+        units = _join_parts(units, part_files, folder.files, path)
+    elif len(units) == 1 and "model_index.json" in folder.files:  # a pipeline of several models
+        return [Unit(path, path, folder.all_files(), parse_identity(name))]
+    if "model_index.json" in folder.files and not states:
+        return [Unit(path, path, folder.all_files(), parse_identity(name))]
+    others = [unit for sub in inner if sub not in parts for unit in below[sub]]
+    return [*units, *others]
+
+
+def _is_whole(name: str, folder: _Folder, inner: Mapping[str, _Folder]) -> bool:
+    """Whether all below a folder is one checkpoint: its name says so, and it does not hold several itself."""
+    if not _TAG.fullmatch(name):
+        return False
+    has_state = any(map(holds_state, folder.files))
+    return has_state or sum(bool(_TAG.fullmatch(sub)) for sub in inner) <= 1
+
+
+def _is_part(sub: str, folder: _Folder, states: Mapping[str, int], tracked: str | None) -> bool:
+    """Whether a folder holds a part of the checkpoint around it: of a rank, or DeepSpeed's part of a Trainer's."""
+    if _PART.fullmatch(sub):
+        return True
+    return bool(states) and sub == tracked and "trainer_state.json" in folder.files
+
+
+def _join_parts(units: list[Unit], part_files: Mapping[str, int], files: Mapping[str, int], path: str) -> list[Unit]:
+    if len(units) > 1:
+        return [*units, Unit(path, path, part_files, parse_identity(path.rpartition("/")[2]))]
+    return [Unit(path, path, {**files, **part_files}, parse_identity(path.rpartition("/")[2]))]
+
+
+def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str) -> list[Unit]:
+    """The checkpoints that the files of one folder are."""
+    framework = [name for name in states if not _is_generic(name)]
+    series: dict[Identity, list[str]] = {}
+    for name in states:
+        identity = parse_identity(name)
+        if name not in framework and not (framework and _belongs_to_framework(identity)):
+            series.setdefault(_with_version(identity, name), []).append(name)
+    if set(framework) <= {name for name in framework if parse_name(name).kind is Kind.OPTIMIZER} and series:
+        for name in framework:
+            series.setdefault(parse_identity(name), []).append(name)
+        framework = []
+    own = parse_identity(path.rpartition("/")[2])
+    if not series or (not framework and len(series) == 1):
+        # Its name matters where it is the only one: the name of the folder, else that of the file.
+        identity = own if own.step is not None or not series else next(iter(series))
+        return [Unit(path, path, dict(files), identity)] if states else []
+    units = [
+        Unit(_name_files(names, path), path, {name: files[name] for name in sorted(names)}, identity)
+        for identity, names in series.items()
+    ]
+    if framework:
+        taken = {name for names in series.values() for name in names}
+        units.insert(0, Unit(path, path, {name: size for name, size in files.items() if name not in taken}, own))
+    return units
+
+
+def _with_version(identity: Identity, name: str) -> Identity:
+    """Lightning numbers the files of one step: ``epoch=0-step=9-v1.ckpt`` is a checkpoint of its own."""
+    version = re.search(r"-(v\d+)\.ckpt$", name)
+    return identity if version is None else identity._replace(mark=version[1])
+
+
+def _is_generic(name: str) -> bool:
+    """Whether a script chose the name of a file, and not a framework."""
+    kind = parse_name(name).kind
+    is_state = kind in (Kind.MODEL_AND_OPTIMIZER, Kind.WEIGHTS)
+    return is_state and bool(_GENERIC.fullmatch(name)) and not _OWN_NAMES.fullmatch(name)
+
+
+def _belongs_to_framework(identity: Identity) -> bool:
+    return identity == Identity("", None, None, "")
+
+
+def _name_files(names: list[str], path: str) -> str:
+    prefix = f"{path}/" if path else ""
+    shown = " + ".join(sorted(names)[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    return f"{prefix}{shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def read_tracked_tag(name: str, text: str) -> str:
+    """The checkpoint that the text of a tracker file names.
+
+    >>> read_tracked_tag("latest_checkpointed_iteration.txt", "20"), read_tracked_tag("latest", "global_step5")
+    ('iter_0000020', 'global_step5')
+    """
+    return f"iter_{int(text):07d}" if text.isdigit() and name.endswith(".txt") else text
+
+
+def find_tracker(names: Iterable[str]) -> str | None:
+    """The tracker file among the files of a folder; None without one."""
+    return next((name for name in names if is_tracker(name)), None)
