@@ -1,7 +1,8 @@
 """What perfscope costs a training process, A against B in one run.
 
-Run: ``python -m benchmarks.overhead [--json FILE] [--small]``; on a GPU where there is one. The loop is a GPT in plain
-torch with AdamW, a data loader and ``loss.item()`` in every step, so that the device hides nothing of the host's work.
+Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop]``; on a GPU where there is one.
+``benchmarks.whole_processes`` says how whole processes are compared, on steps bound by the host and by the device. The
+rest alternates inside one loop:
 
 - Outside windows: steps with and without the hooks take turns by fives; the limit is 0.3 % on the median step.
 - In a window: windows of perfscope and of a bare ``torch.profiler.profile`` with the same options take turns; the limit
@@ -35,8 +36,10 @@ from typing import Any
 import msgspec
 import torch
 from tabulate import tabulate
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import dataloader
 
+from benchmarks import whole_processes
+from benchmarks.training_loop import Size, Training
 from perfscope import hooks, wire
 from perfscope.hooks import start
 from perfscope.hooks.config import Config
@@ -44,48 +47,13 @@ from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits
-from perfscope.workloads.gpt import Gpt, GptConfig
+from perfscope.workloads.gpt import GptConfig
 
 ACTIVE = 3  # steps of a window
 LARGE = GptConfig(layers=24, hidden=1024, heads=16, vocabulary=8192, seq_len=513)
 SMALL = GptConfig(layers=12, hidden=64, heads=2, vocabulary=256, seq_len=33)
+TINY = GptConfig(layers=1, hidden=16, heads=1, vocabulary=16, seq_len=9)
 Split = dict[str, float]
-
-
-class Tokens:
-    """Endless random tokens."""
-
-    def __init__(self, config: GptConfig) -> None:
-        self.config = config
-
-    def __len__(self) -> int:
-        return 10**9
-
-    def __getitem__(self, _index: int) -> Any:  # noqa: ANN401 - a tensor
-        return torch.randint(self.config.vocabulary, (self.config.seq_len,))
-
-
-class Training:
-    """The loop that is measured."""
-
-    def __init__(self, config: GptConfig, batch: int) -> None:
-        torch.manual_seed(0)
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = Gpt(config).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.batches = iter(DataLoader(Tokens(config), batch_size=batch))
-
-    def step(self) -> float:
-        """Train one step; seconds of it."""
-        began = time.perf_counter()
-        tokens = next(self.batches).to(self.device)
-        self.optimizer.zero_grad()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            loss = self.model(tokens)
-        loss.backward()
-        self.optimizer.step()
-        loss.item()
-        return time.perf_counter() - began
 
 
 class Hooks:
@@ -277,7 +245,7 @@ def memory_child(kind: str, config: GptConfig, batch: int, steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if kind == "hooked":
             hooks.attach(str(Path(folder) / "run"), steps="1000000", nvml_hz=0)
-        training = Training(config, batch)
+        training = Training(Size(config, batch))
         for _ in range(steps):
             training.step()
         print(anonymous_mb())
@@ -285,13 +253,12 @@ def memory_child(kind: str, config: GptConfig, batch: int, steps: int) -> None:
 
 def growth_child(kind: str, count: int) -> None:
     """Many short windows in one process; prints the memory after a tenth of them and at the end."""
-    config = GptConfig(layers=1, hidden=16, heads=1, vocabulary=16, seq_len=9)
     marks = []
     with tempfile.TemporaryDirectory() as folder:
         if kind == "hooked":
             steps = ",".join(str(2 + 3 * window) for window in range(count))
             hooks.attach(str(Path(folder) / "run"), steps=steps, nvml_hz=0)
-        training = Training(config, 1)
+        training = Training(Size(TINY, 1))
         if kind == "hooked":
             training.step()
         for window in range(1, count + 1):
@@ -328,8 +295,8 @@ def machine() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def measure(*, small: bool) -> dict[str, Any]:
-    """Everything, as the JSON that the report is written from."""
+def measure_loop(*, small: bool) -> dict[str, Any]:
+    """What alternates inside one loop."""
     on_gpu = torch.cuda.is_available()
     # On a GPU the batch is so large that a step waits for the device, not for a host that other work disturbs.
     config, batch = (SMALL, 2) if small or not on_gpu else (LARGE, 64)
@@ -340,11 +307,11 @@ def measure(*, small: bool) -> dict[str, Any]:
         first = [counted + 3 + window * (ACTIVE + 2) for window in range(rounds)]
         steps = ",".join(f"{step}-{step + ACTIVE - 1}" for step in first)
         hooks.attach(str(folder / "run"), steps=steps, nvml_hz=0)
-        training = Training(config, batch)
+        training = Training(Size(config, batch))
         for _ in range(12):
             training.step()
         away = Hooks(training)
-        figures: dict[str, Any] = {"machine": machine(), "outside": outside(training, away, turns)}
+        figures: dict[str, Any] = {"outside": outside(training, away, turns)}
         captured = start.PROCESS.capture
         assert captured is not None
         assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
@@ -370,16 +337,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--child", choices=("hooked", "bare"))
+    parser.add_argument("--part", choices=("whole", "loop"), help="Measure only this part.")
+    parser.add_argument("--child", choices=("hooked", "bare", "whole"))
     parser.add_argument("--growth", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.child == "whole":
+        return whole_processes.run_child(small=options.small or not torch.cuda.is_available())
     if options.child and options.growth:
         return growth_child(options.child, options.growth)
     if options.child:
         small = options.small or not torch.cuda.is_available()
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
-    figures = measure(small=options.small)
+    figures: dict[str, Any] = {"machine": machine()}
+    if options.part != "loop":
+        figures["processes"] = whole_processes.measure(small=options.small or not torch.cuda.is_available())
+    if options.part != "whole":
+        figures |= measure_loop(small=options.small)
     print(", ".join(figures["machine"].values()))
     rows = [astuple(line) for line in compare_with_limits(msgspec.convert(figures, OverheadRecord))]
     headings = ("", "with perfscope", "bare", "difference", "limit", "kept")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from perfscope.constants import MS_PER_S
+from perfscope.constants import MS_PER_S, US_PER_S
 from perfscope.errors import SourceError
 from perfscope.files import read_text
 
 #: The limits.
 OUTSIDE_PERCENT, WINDOW_PERCENT, STALL_RATIO, MEMORY_MB, GROWTH_MB = 0.3, 2.0, 0.5, 20.0, 5.0
+AFTER_PERCENT, HOOKS_US = 1.0, 50.0
 _YES_NO = {True: "yes", False: "no"}
 #: Standard errors below which a change is not measurable.
 _NOISE = 3.0
@@ -111,15 +112,49 @@ class _Growth(msgspec.Struct):
     bare_mb: float
 
 
+class _Processes(msgspec.Struct):
+    """One kind of training in whole processes, with perfscope and without, in turn.
+
+    Attributes:
+        rounds: Processes of each.
+        before_ms, after_ms: Median step ahead of a window and behind it; ``bare_`` are the same steps of the others.
+        change_percent, error_percent: By how much more the steps behind the window took of those ahead of it than
+            without perfscope, and its standard error.
+        hooks_us, hooks_mean_us: Time of the hooks in a step outside windows, median and mean.
+        window_ms: Median step in the window.
+        stall_ms: How long start and end of the window stalled training.
+    """
+
+    rounds: int
+    before_ms: float
+    bare_before_ms: float
+    after_ms: float
+    bare_after_ms: float
+    change_percent: float
+    error_percent: float
+    hooks_us: float
+    hooks_mean_us: float
+    window_ms: float
+    stall_ms: float
+
+
 class OverheadRecord(msgspec.Struct):
-    """What the benchmark measured."""
+    """What the benchmark measured; absent parts were not measured.
+
+    Attributes:
+        machine: Where it ran.
+        processes: Whole processes, by the kind of training.
+        outside, window, after, memory, growth: Inside one loop.
+        nvml: The same beside the sampler.
+    """
 
     machine: dict[str, object]
-    outside: _Change
-    window: _Windows
-    after: _After
-    memory: _Memory
-    growth: _Growth
+    processes: dict[str, _Processes] = {}
+    outside: _Change | None = None
+    window: _Windows | None = None
+    after: _After | None = None
+    memory: _Memory | None = None
+    growth: _Growth | None = None
     nvml: _Sampling | None = None
 
 
@@ -133,41 +168,83 @@ def read_overhead(path: Path) -> tuple[str, tuple[OverheadLine, ...]]:
     try:
         record = msgspec.json.decode(content, type=OverheadRecord)
     except (ValueError, RecursionError):
-        raise SourceError(path, "was not written by `python -m benchmarks.overhead --json`") from None
+        record = OverheadRecord({})
+    if not (record.processes or record.outside):
+        raise SourceError(path, "was not written by `python -m benchmarks.overhead --json`")
     return ", ".join(str(fact) for fact in record.machine.values()), compare_with_limits(record)
 
 
 def compare_with_limits(record: OverheadRecord) -> tuple[OverheadLine, ...]:
     """What was measured, line by line, beside the limits."""
-    memory, growth = record.memory, record.growth
+    lines = [line for kind, processes in record.processes.items() for line in _process_lines(kind, processes)]
+    if record.outside is not None:
+        lines.append(_step_line("step outside windows (ms)", record.outside, OUTSIDE_PERCENT))
+    if record.window is not None:
+        lines += [_step_line("step in a window (ms)", record.window, WINDOW_PERCENT), *_stall_lines(record.window)]
+    if record.after is not None:
+        lines.append(
+            OverheadLine(
+                "steady-state step after all windows, and before them (ms)",
+                record.after.median_ms,
+                record.outside.bare_median_ms if record.outside else None,
+                f"{record.after.change_percent:+.2f} %",
+            )
+        )
+    return (*lines, *_nvml_lines(record.nvml), *_memory_lines(record.memory, record.growth))
+
+
+def _process_lines(kind: str, processes: _Processes) -> tuple[OverheadLine, ...]:
+    slowdown = processes.window_ms / processes.bare_before_ms - 1
+    hook_share = processes.hooks_mean_us / US_PER_S * MS_PER_S / processes.before_ms
+    is_shown = processes.error_percent <= AFTER_PERCENT
     return (
-        _step_line("step outside windows (ms)", record.outside, OUTSIDE_PERCENT),
-        _step_line("step in a window (ms)", record.window, WINDOW_PERCENT),
-        *_stall_lines(record.window),
         OverheadLine(
-            "steady-state step after all windows, and before them (ms)",
-            record.after.median_ms,
-            record.outside.bare_median_ms,
-            f"{record.after.change_percent:+.2f} %",
+            f"{kind} step behind a window, {processes.rounds} processes of each (ms)",
+            processes.after_ms,
+            processes.bare_after_ms,
+            f"{processes.change_percent:+.2f} % (standard error {processes.error_percent:.2f})",
+            f"{AFTER_PERCENT} %",
+            _YES_NO[processes.change_percent <= AFTER_PERCENT] if is_shown else "not shown",
         ),
-        *_nvml_lines(record.nvml),
+        OverheadLine("... ahead of the window (ms)", processes.before_ms, processes.bare_before_ms),
         OverheadLine(
-            "RSS outside windows (MB)",
-            memory.mb,
-            memory.bare_mb,
-            f"{memory.more_mb:+.1f} MB",
-            f"{MEMORY_MB:.0f} MB",
-            _YES_NO[memory.more_mb <= MEMORY_MB],
+            "... hooks in a step outside windows, median (us)",
+            processes.hooks_us,
+            None,
+            f"mean {processes.hooks_mean_us:.0f} us, {hook_share:.2%}",
+            f"{HOOKS_US:.0f} us and {OUTSIDE_PERCENT} %",
+            _YES_NO[processes.hooks_us <= HOOKS_US and 100 * hook_share <= OUTSIDE_PERCENT],
         ),
-        OverheadLine(
-            f"RSS growth over the last 90 % of {growth.windows} windows (MB)",
-            growth.mb,
-            growth.bare_mb,
-            "",
-            f"{GROWTH_MB:.0f} MB",
-            _YES_NO[growth.mb <= GROWTH_MB],
-        ),
+        OverheadLine("... in the window (ms)", processes.window_ms, processes.bare_before_ms, f"{slowdown:+.1%}"),
+        OverheadLine("... stall by start and end of the window (ms)", processes.stall_ms, None),
     )
+
+
+def _memory_lines(memory: _Memory | None, growth: _Growth | None) -> tuple[OverheadLine, ...]:
+    lines = []
+    if memory is not None:
+        lines.append(
+            OverheadLine(
+                "RSS outside windows (MB)",
+                memory.mb,
+                memory.bare_mb,
+                f"{memory.more_mb:+.1f} MB",
+                f"{MEMORY_MB:.0f} MB",
+                _YES_NO[memory.more_mb <= MEMORY_MB],
+            )
+        )
+    if growth is not None:
+        lines.append(
+            OverheadLine(
+                f"RSS growth over the last 90 % of {growth.windows} windows (MB)",
+                growth.mb,
+                growth.bare_mb,
+                "",
+                f"{GROWTH_MB:.0f} MB",
+                _YES_NO[growth.mb <= GROWTH_MB],
+            )
+        )
+    return tuple(lines)
 
 
 def _step_line(measurement: str, change: _Change, limit_percent: float) -> OverheadLine:

@@ -33,6 +33,32 @@ def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> Non
         msgspec.convert({**measured, "outside": {**change, "error_percent": 0.4}}, OverheadRecord)
     )
     assert noisy[0].within_limit == "not shown"
+    processes = {
+        "rounds": 6,
+        "before_ms": 20.0,
+        "bare_before_ms": 19.9,
+        "after_ms": 20.1,
+        "bare_after_ms": 20.0,
+        "change_percent": 0.2,
+        "error_percent": 0.3,
+        "hooks_us": 40.0,
+        "hooks_mean_us": 44.0,
+        "window_ms": 31.84,
+        "stall_ms": 300.0,
+    }
+    whole = {"machine": {"device": "d"}, "processes": {"host-bound": processes}}
+    lines_of_processes = compare_with_limits(msgspec.convert(whole, OverheadRecord))
+    assert [line.within_limit for line in lines_of_processes] == ["yes", "", "yes", "", ""]
+    assert [line.difference for line in lines_of_processes][2:4] == ["mean 44 us, 0.22%", "+60.0%"]
+    slower = {**processes, "change_percent": 1.1, "hooks_us": 51.0}
+    whole["processes"] = {"host-bound": slower}
+    assert [line.within_limit for line in compare_with_limits(msgspec.convert(whole, OverheadRecord))] == [
+        "no",
+        "",
+        "no",
+        "",
+        "",
+    ]
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(SourceError, match="was not written by"):
         read_overhead(tmp_path / "x.json")
