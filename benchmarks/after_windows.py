@@ -1,0 +1,264 @@
+"""What a window may break on a GPU: each case trains below ``perfscope profile`` with three windows, and without it.
+
+Run: ``python -m benchmarks.after_windows [--json FILE] [CASE ...]`` on a machine with a GPU. A case passes where both
+processes end with code 0 and print the same numbers to the last bit, and where every window recorded as many kernels as
+the others and left CUPTI detached. The cases are CUDA graphs, ``torch.compile`` with and without ``reduce-overhead``,
+NCCL, FSDP 2, DeepSpeed's ZeRO 1, a training that ends inside a window, and a profiler of the script's own afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import distributed, nn
+
+from perfscope.sources.runs.run import read_run
+
+STEPS = 24
+WINDOWS = "5-6,12-13,19-20"
+_TIMEOUT_S = 240
+_WIDTH, _DEPTH, _ROWS = 256, 8, 64
+
+
+class Loop:
+    """A small training: its ``step`` runs forward and backward and returns the loss."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(_DEPTH) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.Tanh())]
+        self.model: Any = nn.Sequential(*layers).cuda()
+        self.batch = torch.randn(_ROWS, _WIDTH, device="cuda")
+
+    def optimize(self) -> None:
+        """Make the optimizer, when the model is as it is to be trained."""
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self) -> str:
+        """Train one step; the loss to the last bit."""
+        self.optimizer.zero_grad()
+        loss = self.model(self.batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss).hex()
+
+
+def train_plainly() -> list[str]:
+    """No more than the loop."""
+    loop = Loop()
+    loop.optimize()
+    return [loop.step() for _ in range(STEPS)]
+
+
+def train_with_graph() -> list[str]:
+    """A CUDA graph that was captured ahead of all windows is replayed in every step."""
+    loop = Loop()
+    loop.optimize()
+    static = torch.randn(_ROWS, _WIDTH, device="cuda")
+    weight = torch.randn(_WIDTH, _WIDTH, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        result = (static @ weight).tanh()  # allocates what must exist ahead of the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = (static @ weight).tanh()
+    lines = []
+    for step in range(STEPS):
+        static.fill_(step / STEPS)
+        graph.replay()
+        lines.append(f"{loop.step()} {float(result.double().sum()).hex()}")
+    return lines
+
+
+def train_compiled(mode: str | None) -> list[str]:
+    """The model is compiled."""
+    loop = Loop()
+    loop.optimize()
+    loop.model = torch.compile(loop.model, mode=mode)
+    return [loop.step() for _ in range(STEPS)]
+
+
+def join_group() -> None:
+    """A group of this process alone, with NCCL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+
+
+def train_with_nccl() -> list[str]:
+    """An all-reduce in every step."""
+    join_group()
+    loop = Loop()
+    loop.optimize()
+    lines = []
+    for _ in range(STEPS):
+        lines.append(loop.step())
+        distributed.all_reduce(loop.batch)
+    distributed.destroy_process_group()
+    return lines
+
+
+def train_with_fsdp2() -> list[str]:
+    """Every linear layer is sharded."""
+    fully_shard = torch.distributed.fsdp.fully_shard
+    join_group()
+    loop = Loop()
+    for layer in loop.model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(loop.model)
+    loop.optimize()
+    lines = [loop.step() for _ in range(STEPS)]
+    distributed.destroy_process_group()
+    return lines
+
+
+def train_with_deepspeed() -> list[str]:
+    """ZeRO 1."""
+    import deepspeed  # optional: only this case needs it
+
+    join_group()
+    loop = Loop()
+    config = {
+        "train_micro_batch_size_per_gpu": _ROWS,
+        "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    }
+    engine, *_ = deepspeed.initialize(model=loop.model, config=config)
+    lines = []
+    for _ in range(STEPS):
+        loss = engine(loop.batch.bfloat16()).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+        lines.append(float(loss).hex())
+    distributed.destroy_process_group()
+    return lines
+
+
+def train_and_end_in_window() -> list[str]:
+    """The last step is the first of the third window's two."""
+    loop = Loop()
+    loop.optimize()
+    return [loop.step() for _ in range(19)]
+
+
+def train_and_profile() -> list[str]:
+    """A profiler of the script's own, when all windows are over: it records, and the process ends."""
+    loop = Loop()
+    loop.optimize()
+    lines = [loop.step() for _ in range(STEPS)]
+    with torch.profiler.profile() as profiler:
+        lines.append(loop.step())
+    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [*lines, f"kernels of its own: {len(kernels) > 0}"]
+
+
+CASES: dict[str, Callable[[], list[str]]] = {
+    "plain": train_plainly,
+    "graph": train_with_graph,
+    "compile": lambda: train_compiled(None),
+    "reduce-overhead": lambda: train_compiled("reduce-overhead"),
+    "nccl": train_with_nccl,
+    "fsdp2": train_with_fsdp2,
+    "deepspeed": train_with_deepspeed,
+    "ends-in-window": train_and_end_in_window,
+    "own-profiler": train_and_profile,
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case went.
+
+    Attributes:
+        case: Its name.
+        problem: What is wrong; empty where it passed.
+        kernels: Kernels that each window recorded.
+    """
+
+    case: str
+    problem: str
+    kernels: tuple[int, ...]
+
+
+def judge(case: str, folder: Path) -> Verdict:
+    """Run a case with perfscope and without."""
+    child = [sys.executable, "-m", "benchmarks.after_windows", "--child", case]
+    profile = [sys.executable, "-m", "perfscope", "profile", "--exec", "--run-dir", str(folder / case)]
+    try:
+        bare = subprocess.run(child, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        words = [*profile, "--steps", WINDOWS, "--", *child]
+        ours = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        return Verdict(case, f"did not end: {' '.join(error.cmd)}", ())
+    if bare.returncode != 0:
+        return Verdict(case, f"fails without perfscope: {bare.stderr[-400:]}", ())
+    if ours.returncode != 0:
+        return Verdict(case, f"ended with {ours.returncode}: {ours.stderr[-400:]}", ())
+    windows = sorted(read_run(folder / case).windows, key=lambda window: window.first_step)
+    kernels = tuple(count_kernels(folder / case / "traces", window.trace) for window in windows)
+    problems = [
+        f"{len(windows)} windows" if len(windows) != len(WINDOWS.split(",")) else "",
+        "other numbers" if numbers(ours.stdout) != numbers(bare.stdout) else "",
+        "a window without kernels" if 0 in kernels else "",
+        "CUPTI stays attached" if not all(window.detached for window in windows) else "",
+        "windows differ" if case != "ends-in-window" and len(set(kernels)) > 1 else "",
+    ]
+    return Verdict(case, ", ".join(problem for problem in problems if problem), kernels)
+
+
+def numbers(output: str) -> list[str]:
+    """What the child itself printed."""
+    return [line for line in output.splitlines() if line.startswith("result ")]
+
+
+def count_kernels(folder: Path, trace: str) -> int:
+    """The kernels of a trace, which may be compressed by now."""
+    plain, compressed = folder / trace, folder / f"{trace}.gz"
+    content = gzip.decompress(compressed.read_bytes()) if compressed.exists() else plain.read_bytes()
+    return content.count(b'"cat": "kernel"')
+
+
+def main() -> None:
+    """Print a row a case; end with 1 where one fails."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", help="Cases to run; all of them by default.")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", choices=tuple(CASES))
+    options = parser.parse_args()
+    if options.child:
+        for line in CASES[options.child]():
+            print("result", line)
+        return
+    if not torch.cuda.is_available():
+        sys.exit("a GPU is needed")
+    available = [case for case in CASES if case != "deepspeed" or find_spec("deepspeed")]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(available)) as pool:
+        verdicts = list(pool.map(lambda case: judge(case, Path(folder)), options.cases or available))
+    rows = [(verdict.case, verdict.problem or "passed", *verdict.kernels) for verdict in verdicts]
+    print(tabulate(rows, ("case", "result", *(f"kernels {name}" for name in WINDOWS.split(","))), tablefmt="pipe"))
+    if options.json:
+        options.json.write_text(json.dumps([vars(verdict) for verdict in verdicts], indent=2) + "\n")
+    sys.exit(any(verdict.problem for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    main()
