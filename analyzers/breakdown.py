@@ -46,6 +46,7 @@ class RankParts:
         outside: What ran besides them; absent where there are none.
         events: Device events.
         is_damaged: A part of the trace is lost, and the numbers rest on the rest.
+        activities: What its times are of: see ``Trace``.
     """
 
     rank: int | None
@@ -59,6 +60,7 @@ class RankParts:
     outside: Outside | None
     events: int
     is_damaged: bool
+    activities: str = ""
 
     @property
     def marked(self) -> Parts | None:
@@ -98,6 +100,7 @@ class RankParts:
             outside=_sum_outside(earlier.outside, self.outside),
             events=earlier.events + self.events,
             is_damaged=earlier.is_damaged or self.is_damaged,
+            activities=self.activities,
         )
 
     def data(self) -> dict[str, Json]:
@@ -250,6 +253,7 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         outside=measure_outside(trace, rows),
         events=len(of_device),
         is_damaged=bool(trace.damage),
+        activities=trace.activities,
     )
 
 

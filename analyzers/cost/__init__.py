@@ -2,7 +2,7 @@
 
 Steady-state steps before the first window, those after it, and the steps inside windows are compared by their medians,
 the slowest rank of each step. A window that slowed its steps by more than 10 % is not representative: the shares of its
-trace are those of slowed steps; ``perfscope.analyzers.cost.corrected`` puts the device's part of them right.
+trace are those of slowed steps; ``perfscope.analyzers.cost.corrected`` puts them right.
 """
 
 from __future__ import annotations
@@ -95,4 +95,5 @@ def _summarize_window(windows: Sequence[Window], tables: Sequence[Steps], steady
         release_s=in_unit(slowest.release_ns, NS_PER_S),
         trace_bytes=sum(window.trace_bytes for window in windows),
         memory_bytes=max(growth_bytes, default=None),
+        activities=windows[0].activities or "",
     )

@@ -1,8 +1,9 @@
 """The device's shares of a steady-state step, from a window whose steps the profiler slowed.
 
 A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device
-computed and copied in a profiled step is divided by a steady-state step of the same rank. The rest of that is exposed
-communication and idle time together: a collective waits for ranks that the profiler slowed, too.
+computed and copied in a profiled step is divided by a steady-state step of the same rank. In a window with operators
+the rest of that is exposed communication and idle time together: a collective waits for ranks that the profiler slowed,
+too. A light window slows the host much less: the exposed communication is divided likewise, and idle time is the rest.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from dataclasses import dataclass
 from statistics import mean
 
 from perfscope.analyzers.breakdown import Breakdown, RankParts
-from perfscope.analyzers.cost.result import Cost
+from perfscope.analyzers.cost.result import LARGEST_REPRESENTATIVE_SLOWDOWN, Cost
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.report import Column, Json, Section, milliseconds, percent
+from perfscope.wire import LIGHT
+
+#: A light window that slowed its steps by less changed no share by more than two points.
+_LARGEST_LIGHT_SLOWDOWN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class CorrectedShares:
         rank, device: The device, and the rank that used it.
         step_s: Median steady-state step of the rank.
         compute, exposed_copy: Shares of it.
+        exposed_communication: Likewise; absent of a window with operators.
         rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
             so that the correction does not hold.
     """
@@ -34,7 +40,15 @@ class CorrectedShares:
     step_s: float
     compute: float
     exposed_copy: float
+    exposed_communication: float | None
     rest: float | None
+
+    @property
+    def idle(self) -> float | None:
+        """Idle time; absent where it cannot be separated from communication, or where the correction does not hold."""
+        if self.rest is None or self.exposed_communication is None:
+            return None
+        return self.rest - self.exposed_communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,7 @@ class Corrected:
     """The shares of every device of windows that are not representative."""
 
     ranks: tuple[CorrectedShares, ...]
+    is_light: bool = False
 
     def data(self) -> Json:
         """The value of ``results.corrected``."""
@@ -54,6 +69,8 @@ class Corrected:
                     "compute": rank.compute,
                     "exposed_copy": rank.exposed_copy,
                     "exposed_communication_and_idle": rank.rest,
+                    "exposed_communication": rank.exposed_communication,
+                    "idle": rank.idle,
                 }
                 for rank in self.ranks
             ]
@@ -61,12 +78,13 @@ class Corrected:
 
     def sections(self) -> tuple[Section, ...]:
         """A row a device."""
+        parts = ("Exposed comm.", "Idle") if self.is_light else ("Exposed comm. + idle",)
         columns = (
             Column("Rank"),
             Column("Steady-state step (ms)", 2),
             Column("Compute (%)"),
             Column("Exposed copies (%)"),
-            Column("Exposed comm. + idle (%)"),
+            *(Column(f"{part} (%)") for part in parts),
         )
         rows = tuple(
             (
@@ -74,46 +92,63 @@ class Corrected:
                 milliseconds(rank.step_s),
                 percent(rank.compute),
                 percent(rank.exposed_copy),
-                percent(rank.rest),
+                *(
+                    (percent(rank.exposed_communication), percent(rank.idle))
+                    if self.is_light
+                    else (percent(rank.rest),)
+                ),
             )
             for rank in self.ranks
         )
         notes = [
             "The profiler slowed the window's steps. Here the device's own work in a profiled step is divided by the "
-            "rank's median steady-state step. Exposed communication and idle time cannot be separated: in slowed steps "
-            "collectives also wait for slowed ranks."
+            "rank's median steady-state step."
         ]
+        if self.is_light:
+            notes.append("Idle is the rest of that step. Times: light window.")
+        else:
+            notes[0] += (
+                " Exposed communication and idle time cannot be separated: in slowed steps collectives also wait for "
+                "slowed ranks."
+            )
         if any(rank.rest is None for rank in self.ranks):
             notes.append("n/a: the device was busy for longer than a steady-state step, so the correction fails.")
         return (Section("Device time, corrected for profiling overhead", columns, rows, tuple(notes)),)
 
 
 def derive(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | None:
-    """Correct the shares of windows that are not representative.
+    """Correct the shares of the windows that the breakdown is of, if the profiler slowed them too much.
 
     Returns:
-        None where every window is representative, or where no rank has both steps and a breakdown.
+        None where it did not, or where no rank has both steps and a breakdown.
     """
-    if cost.largest_distortion is None:
+    activities = breakdown.ranks[0].activities
+    is_light = activities == LIGHT
+    slowdown = cost.largest_slowdown(activities)
+    if slowdown is None or slowdown <= (_LARGEST_LIGHT_SLOWDOWN if is_light else LARGEST_REPRESENTATIVE_SLOWDOWN):
         return None
     medians = {rank.rank: rank.median_s for rank in steps.ranks}
     ranks = [
-        _correct(parts, parts.rank, median_s)
+        _correct(parts, parts.rank, median_s, is_light=is_light)
         for parts in breakdown.ranks
         if parts.rank is not None and parts.steps and (median_s := medians.get(parts.rank))
     ]
-    return Corrected(tuple(ranks)) if ranks else None
+    return Corrected(tuple(ranks), is_light) if ranks else None
 
 
-def _correct(parts: RankParts, rank: int, step_s: float) -> CorrectedShares:
-    compute = mean(step.parts.compute for step in parts.steps) / NS_PER_S / step_s
-    copy = mean(step.parts.exposed_copy for step in parts.steps) / NS_PER_S / step_s
+def _correct(parts: RankParts, rank: int, step_s: float, *, is_light: bool) -> CorrectedShares:
+    compute, copy, communication = (
+        mean(getattr(step.parts, part) for step in parts.steps) / NS_PER_S / step_s
+        for part in ("compute", "exposed_copy", "exposed_communication")
+    )
     rest = 1 - compute - copy
+    holds = rest >= (communication if is_light else 0)
     return CorrectedShares(
         rank=rank,
         device=parts.device,
         step_s=step_s,
         compute=compute,
         exposed_copy=copy,
-        rest=rest if rest >= 0 else None,
+        exposed_communication=communication if is_light else None,
+        rest=rest if holds else None,
     )

@@ -28,6 +28,7 @@ class WindowCost:
         trace_bytes: Size of all its traces before compression.
         memory_bytes: Growth of the resident memory over the window, of the process that grew most; absent where
             unknown.
+        activities: What it recorded, ``operators`` or ``light``; ``""`` where the run does not say so.
     """
 
     first_step: int
@@ -40,6 +41,7 @@ class WindowCost:
     release_s: float | None
     trace_bytes: int
     memory_bytes: int | None
+    activities: str = ""
 
     @property
     def stall_s(self) -> float:
@@ -53,14 +55,16 @@ class WindowCost:
 
     @property
     def name(self) -> str:
-        """Its steps, as people write them."""
-        return format_ranges(range(self.first_step, self.last_step + 1))
+        """Its steps, as people write them, and what it recorded."""
+        steps = format_ranges(range(self.first_step, self.last_step + 1))
+        return f"{steps} ({self.activities})" if self.activities else steps
 
     def data(self) -> dict[str, Json]:
         """The window for JSON."""
         return {
             "first_step": self.first_step,
             "last_step": self.last_step,
+            "activities": self.activities or None,
             "profiled_s": self.profiled_s,
             "slower": self.slowdown,
             "start_s": self.start_s,
@@ -98,11 +102,15 @@ class Cost:
     detached: bool | None = None
     attached_because: tuple[str, ...] = ()
 
-    @property
-    def largest_distortion(self) -> float | None:
-        """The largest slowdown of a window that is not representative; absent where all are."""
-        slowdowns = [window.slowdown for window in self.windows if window.is_representative is False]
-        return max((slowdown for slowdown in slowdowns if slowdown is not None), default=None)
+    def largest_slowdown(self, activities: str) -> float | None:
+        """The largest slowdown of the windows that recorded something, of all windows where it is ``""``."""
+        windows = [window for window in self.windows if activities in ("", window.activities)]
+        return max((window.slowdown for window in windows if window.slowdown is not None), default=None)
+
+    def largest_distortion(self, activities: str) -> float | None:
+        """The same of windows that are not representative; absent where all are."""
+        slowdown = self.largest_slowdown(activities)
+        return slowdown if slowdown is not None and slowdown > LARGEST_REPRESENTATIVE_SLOWDOWN else None
 
     def data(self) -> Json:
         """The value of ``results.cost``."""

@@ -18,6 +18,7 @@ from perfscope.frameworks import STEP_BOUNDARIES
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS, Steps
 from perfscope.units import format_count, format_ranges
+from perfscope.wire import LIGHT
 
 
 def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
@@ -83,8 +84,9 @@ def _on_windows(run: Run) -> list[str]:
         slowest = max(windows, key=lambda window: window.start_ns + window.stop_ns + window.export_ns)
         stalls_ns = {"start": slowest.start_ns, "stop": slowest.stop_ns, "export": slowest.export_ns}
         parts = ", ".join(f"{name} {stall_ns / NS_PER_MS:.0f} ms" for name, stall_ns in stalls_ns.items())
+        kind = "Light window" if slowest.activities == LIGHT else "Window"
         notes.append(
-            f"Window {format_ranges(range(first, last + 1))} stalled training for "
+            f"{kind} {format_ranges(range(first, last + 1))} stalled training for "
             f"{sum(stalls_ns.values()) / NS_PER_MS:.0f} ms (excluded from step times): {parts}."
         )
     unfinished = {table.rank for table in run.steps if len(table) and table.window[-1] in ("warmup", "profiled")}

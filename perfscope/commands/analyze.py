@@ -217,7 +217,7 @@ def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     cost = analysis.results.get("cost")
     if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, Cost):
         return ()
-    slowdown = cost.largest_distortion
+    slowdown = cost.largest_distortion(analysis.window)
     if slowdown is None:
         return ()
     return (f"Not representative: measured in profiled steps, up to {slowdown:.0%} slower than steady-state steps.",)

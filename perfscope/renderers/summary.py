@@ -17,7 +17,10 @@ _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = [*_describe_steps(results.get("steps")), *_describe_shares(results.get("breakdown") or results.get("host"))]
+    lines = _describe_steps(results.get("steps"))
+    lines += _describe_corrected(results.get("corrected")) or _describe_shares(
+        results.get("breakdown") or results.get("host")
+    )
     lines += _describe_overhead(results.get("cost"))
     lines += _describe_energy(results.get("energy"), results.get("throttling"))
     lines += [
@@ -76,14 +79,36 @@ def _describe_overhead(cost: Mapping[str, Any] | None) -> list[str]:
     return [line + (": their shares are not representative" if distorted else "")]
 
 
+def _describe_corrected(corrected: Mapping[str, Any] | None) -> list[str]:
+    """Describe the shares of a steady-state step, where those of the window are not representative."""
+    ranks: Sequence[Mapping[str, Any]] = corrected["ranks"] if corrected else []
+    lines = []
+    for rank in ranks[:_MOST_RANKS]:
+        parts = [
+            f"{label} {percent(rank[key]):.1f} %"
+            for label, key in (
+                ("compute", "compute"),
+                ("exposed communication", "exposed_communication"),
+                ("exposed copies", "exposed_copy"),
+                ("idle", "idle"),
+                ("exposed communication and idle", "exposed_communication_and_idle"),
+            )
+            if rank.get(key) is not None and not (key.endswith("and_idle") and rank.get("idle") is not None)
+        ]
+        step = format_seconds(rank["step_s"])
+        lines.append(f"rank {rank['rank']}: {', '.join(parts)} of a steady-state step of {step}")
+    return [*lines, *_count_more(len(ranks))]
+
+
+def _count_more(ranks: int) -> list[str]:
+    return [f"... and {ranks - _MOST_RANKS} more ranks"] if ranks > _MOST_RANKS else []
+
+
 def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
     if breakdown is None:
         return []
     ranks: Sequence[Mapping[str, Any]] = breakdown["ranks"]
-    lines = [_describe_rank(rank) for rank in ranks[:_MOST_RANKS]]
-    if len(ranks) > _MOST_RANKS:
-        lines.append(f"... and {len(ranks) - _MOST_RANKS} more ranks")
-    return lines
+    return [*(_describe_rank(rank) for rank in ranks[:_MOST_RANKS]), *_count_more(len(ranks))]
 
 
 def _describe_rank(rank: Mapping[str, Any]) -> str:

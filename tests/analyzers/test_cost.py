@@ -114,8 +114,10 @@ def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], STEPS)))
     parts = SimpleNamespace(compute=51 * MS, exposed_communication=60 * MS, exposed_copy=10.2 * MS)
     long = SimpleNamespace(compute=103 * MS, exposed_communication=0, exposed_copy=0)
-    rank = SimpleNamespace(rank=0, device=0, steps=[SimpleNamespace(parts=parts), SimpleNamespace(parts=parts)])
-    busy = SimpleNamespace(rank=0, device=1, steps=[SimpleNamespace(parts=long)])
+    rank = SimpleNamespace(
+        rank=0, device=0, activities="", steps=[SimpleNamespace(parts=parts), SimpleNamespace(parts=parts)]
+    )
+    busy = SimpleNamespace(rank=0, device=1, activities="", steps=[SimpleNamespace(parts=long)])
     steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
     breakdown: Any = SimpleNamespace(ranks=[rank, busy])
     corrected = derive(found, steps, breakdown)
@@ -126,3 +128,51 @@ def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     assert "longer than a steady-state step" in corrected.sections()[0].notes[1]
     kept = Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slowdown=0.02) for window in found.windows))
     assert derive(kept, steps, breakdown) is None
+
+
+LIGHT_STEPS = {**STEPS, 12: {"wall_ns": 90 * MS, "window": "warmup"}, 13: {"wall_ns": 112 * MS, "window": "profiled"}}
+WINDOWS = [
+    replace(WINDOW, activities="operators"),
+    replace(WINDOW, first_step=13, last_step=13, trace="light/t.json", activities="light"),
+]
+
+
+def shares(activities: str, cost_of_run: Cost) -> Any:
+    parts = SimpleNamespace(compute=51 * MS, exposed_communication=20.4 * MS, exposed_copy=10.2 * MS)
+    rank = SimpleNamespace(rank=0, device=0, activities=activities, steps=[SimpleNamespace(parts=parts)])
+    steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
+    breakdown: Any = SimpleNamespace(ranks=[rank])
+    return derive(cost_of_run, steps, breakdown)
+
+
+def test_a_light_window_is_judged_by_itself_and_its_idle_time_is_apart(tmp_path: Path) -> None:
+    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
+    assert [window.name for window in found.windows] == ["6-7 (operators)", "13 (light)"]
+    assert found.largest_slowdown("operators") == pytest.approx(0.145 / 0.102 - 1)
+    assert found.largest_slowdown("light") == pytest.approx(0.112 / 0.102 - 1)
+    corrected = shares("light", found)
+    (rank,) = corrected.ranks
+    assert (rank.compute, rank.exposed_copy, rank.exposed_communication, rank.idle) == pytest.approx(
+        (0.5, 0.1, 0.2, 0.2)
+    )
+    assert rank.compute + rank.exposed_copy + rank.exposed_communication + rank.idle == pytest.approx(1)
+    assert [column.heading for column in corrected.sections()[0].columns][-2:] == ["Exposed comm. (%)", "Idle (%)"]
+    assert shares("operators", found).ranks[0].idle is None
+
+
+def test_a_light_window_that_hardly_slowed_its_steps_needs_no_correction(tmp_path: Path) -> None:
+    quick = {**LIGHT_STEPS, 13: {"wall_ns": 103 * MS, "window": "profiled"}}
+    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, quick)))
+    assert shares("light", found) is None
+    assert shares("operators", found) is not None
+
+
+def test_communication_and_compute_of_more_than_a_step_are_not_corrected(tmp_path: Path) -> None:
+    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
+    parts = SimpleNamespace(compute=90 * MS, exposed_communication=20 * MS, exposed_copy=0)
+    rank = SimpleNamespace(rank=0, device=0, activities="light", steps=[SimpleNamespace(parts=parts)])
+    steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
+    breakdown: Any = SimpleNamespace(ranks=[rank])
+    corrected = derive(found, steps, breakdown)
+    assert corrected is not None
+    assert (corrected.ranks[0].rest, corrected.ranks[0].idle) == (None, None)

@@ -110,6 +110,20 @@ def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple
     assert files(tmp_path / "whole" / wire.RANKS_FOLDER)["00001/steps.jsonl"].count(b"\n") == 11
 
 
+def test_light_windows_come_along_and_are_copied_once(two: tuple[Path, Path], tmp_path: Path) -> None:
+    for one in two:
+        light = one / wire.TRACES_FOLDER / wire.LIGHT_FOLDER / f"{one.name}_1.17.pt.trace.json.gz"
+        light.parent.mkdir()
+        light.write_bytes(b"light")
+    _, first, _ = bring(*two, into=tmp_path / "RUN")
+    folder = tmp_path / "RUN" / wire.TRACES_FOLDER / wire.LIGHT_FOLDER
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{one.name}_1.17.pt.trace.json.gz" for one in two)
+    _, again, _ = bring(*two, into=tmp_path / "RUN")
+    for one, before, after in zip(two, first["parts"], again["parts"], strict=True):
+        traces = sum(path.is_file() for path in (one / wire.TRACES_FOLDER).rglob("*"))
+        assert before["copied_files"] - after["copied_files"] == traces
+
+
 def test_a_missing_rank_is_named_and_what_is_there_is_collected(two: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.rmtree(two[1] / wire.RANKS_FOLDER / "00003")
     code, answer, said = bring(*two, into=tmp_path / "whole")
