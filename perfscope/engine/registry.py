@@ -130,6 +130,7 @@ class Derivation:
 
 
 BUILT_IN: tuple[Analyzer, ...] = (
+    Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),

@@ -10,6 +10,7 @@ from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.saves import Saves
 from perfscope.tables.steps import Steps
+from perfscope.tables.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Run:
         models: The model of each rank that recorded it.
         saves: Checkpoint saves that the hooks timed; None where there was none.
         stated: What the user states of it.
+        timelines: The life of each process that completed a step.
     """
 
     path: str
@@ -106,3 +108,4 @@ class Run:
     models: tuple[Model, ...] = ()
     saves: Saves | None = None
     stated: Stated = field(default_factory=Stated)
+    timelines: tuple[Timeline, ...] = ()

@@ -38,6 +38,11 @@ class Steps:
         save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
         draining: An asynchronous checkpoint save was writing during the step.
         stalled_elsewhere: A checkpoint save stalled this step on another rank, for which this one waits.
+        no_grad_ns: Time of validation and generation, which ``wall_ns`` leaves out; masked where there was none, and
+            where most steps have some: then it is a part of the step.
+        gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass; masked where
+            unknown.
+        compile_ns: Time of torch.compile, which is a part of ``wall_ns``; masked where there was none.
         hook_ns: Time that perfscope's hooks took; masked where unknown.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
     """
@@ -58,6 +63,9 @@ class Steps:
     save_ns: MaskedInt64
     draining: Bool
     stalled_elsewhere: Bool
+    no_grad_ns: MaskedInt64
+    gap_ns: MaskedInt64
+    compile_ns: MaskedInt64
     hook_ns: MaskedInt64
     memory_peak_bytes: MaskedInt64
 
@@ -66,13 +74,21 @@ class Steps:
 
     @property
     def steady(self) -> Bool:
-        """The steady-state steps, as a mask: neither start-up nor a window nor a checkpoint save affected them.
+        """The steady-state steps, as a mask: no start-up, window, checkpoint save or validation affected them.
 
-        Steps beside an asynchronous save are included where there are hardly any others: some jobs always save.
+        Steps beside an asynchronous save, or with a compilation, are included where there are hardly any others: some
+        jobs always save.
         """
         unstalled = (self.window == "") & (self.step > 1) & ~present(self.save_ns) & ~self.stalled_elsewhere
-        without_save = unstalled & ~self.draining
-        return np.asarray(without_save if without_save.sum() >= FEWEST_STEPS else unstalled, np.bool_)
+        unstalled &= ~present(self.no_grad_ns)
+        alone = unstalled & ~self.draining & ~present(self.compile_ns)
+        return np.asarray(alone if alone.sum() >= FEWEST_STEPS else unstalled, np.bool_)
+
+    @property
+    def begin_ns(self) -> MaskedInt64:
+        """When each step began: at the end of the hook at the boundary before it; masked where that is unknown."""
+        stalls_ns = np.ma.filled(self.save_ns, 0) + np.ma.filled(self.no_grad_ns, 0)
+        return np.ma.MaskedArray(self.end_ns - self.wall_ns.data - stalls_ns, mask=np.ma.getmaskarray(self.wall_ns))
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.runs.micro_batches import read_micro_batches
@@ -21,13 +19,15 @@ from perfscope.sources.runs.records import (
     read_records,
 )
 from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
+from perfscope.sources.runs.step_records import to_steps
+from perfscope.sources.runs.timeline import to_timeline
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
-from perfscope.tables.columns import masked
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.steps import Steps
+from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
 
 _MOST_RANGES_SHOWN = 16
@@ -51,6 +51,7 @@ class _Process:
         steps: Its steps; None where it completed none.
         windows: Its finished windows.
         micro_batches: The passes of its micro-batches.
+        timeline: Its life; None where it completed no step.
         model: Its model; None where it recorded none.
         saves: Its checkpoint saves.
     """
@@ -59,6 +60,7 @@ class _Process:
     steps: Steps | None
     windows: tuple[Window, ...]
     micro_batches: tuple[MicroBatches, ...]
+    timeline: Timeline | None
     model: Model | None
     saves: ProcessSaves
 
@@ -94,6 +96,7 @@ def read_run(path: Path) -> Run:
         micro_batches=tuple(passes for process in processes for passes in process.micro_batches),
         models=tuple(process.model for process in processes if process.model is not None),
         saves=to_saves([process.saves for process in processes], steps),
+        timelines=tuple(process.timeline for process in processes if process.timeline is not None),
     )
 
 
@@ -129,16 +132,21 @@ def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
 
 def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSamples], damage: list[str]) -> _Process:
     steps = _read_steps(folder, damage)
+    saves = read_process_saves(folder, rank, attempt, damage)
     micro_batches = read_micro_batches(folder, rank, attempt, damage)
     events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
     notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
+    timeline = to_timeline((rank, attempt), read_rank_record(folder), steps, events, saves.records)
     return _Process(
         rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
-        steps=_to_steps(rank, attempt, steps) if steps else None,
+        steps=to_steps(rank, attempt, steps) if steps else None,
         windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
         micro_batches=micro_batches,
+        timeline=to_timeline((rank, attempt), read_rank_record(folder), steps, events, saves.records)
+        if steps
+        else None,
         model=read_model_record(folder, rank, damage),
-        saves=read_process_saves(folder, rank, attempt, damage),
+        saves=saves,
     )
 
 
@@ -177,29 +185,6 @@ def _coordinates(folder: Path) -> dict[str, int]:
     """The rank's index on each axis of parallelism; empty where it recorded none."""
     coordinates = read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
     return {str(axis): int(index) for axis, index in coordinates.items()} if isinstance(coordinates, dict) else {}
-
-
-def _to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps:
-    return Steps(
-        rank=rank,
-        attempt=attempt,
-        step=np.asarray([record.step for record in records], np.int64),
-        end_ns=np.asarray([record.end_ns for record in records], np.int64),
-        wall_ns=masked([record.wall_ns for record in records]),
-        source=np.asarray([record.source for record in records], np.str_),
-        window=np.asarray([record.window or "" for record in records], np.str_),
-        skipped=np.asarray([bool(record.skipped) for record in records], np.bool_),
-        micro_batches=masked([record.micro_batches for record in records]),
-        samples=masked([record.samples for record in records]),
-        tokens=masked([record.tokens for record in records]),
-        global_samples=masked([record.global_samples for record in records]),
-        data_wait_ns=masked([record.data_wait_ns for record in records]),
-        save_ns=masked([record.save_ns for record in records]),
-        draining=np.asarray([bool(record.draining) for record in records], np.bool_),
-        stalled_elsewhere=np.zeros(len(records), np.bool_),
-        hook_ns=masked([record.hook_ns for record in records]),
-        memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
-    )
 
 
 def _to_window(rank: int, attempt: int, record: wire.WindowRecord) -> Window:

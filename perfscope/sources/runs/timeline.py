@@ -1,0 +1,56 @@
+"""The life of one process, from its records of steps, events and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfscope import wire
+from perfscope.tables.timeline import ProcessSpans, Timeline
+
+SAVE = "save"
+
+
+def to_timeline(
+    number: tuple[int, int],
+    record: wire.RankRecord | None,
+    steps: Sequence[wire.StepRecord],
+    events: Sequence[object],
+    saves: Sequence[wire.CheckpointRecord],
+) -> Timeline:
+    """Put together what one process of a rank recorded.
+
+    Args:
+        number: The rank, and which of its processes it is.
+        record: Who the rank is; None where that cannot be read.
+        steps: Its completed steps.
+        events: Its windows, its notes and its end.
+        saves: Its checkpoint saves.
+    """
+    end = next((event for event in reversed(events) if isinstance(event, wire.EndRecord)), None)
+    spans = [span for step in steps for span in step.spans or ()]
+    spans += end.spans or () if end is not None else ()
+    for save in saves:
+        stalls = ((save.start_ns, save.end_ns), *(save.waits or ()))
+        spans += [wire.Span(SAVE, start_ns, end_ns) for start_ns, end_ns in stalls]
+    return Timeline(
+        rank=number[0],
+        attempt=number[1],
+        host=None if record is None else record.host,
+        started_ns=None if record is None else record.started_ns,
+        torch_loaded_ns=None if record is None else record.torch_loaded_ns,
+        hooked_ns=None if record is None else record.hooked_ns,
+        ended_ns=None if end is None else end.end_ns,
+        spans=_to_spans(spans),
+        records_spans=record is not None and record.hooked_ns is not None,
+    )
+
+
+def _to_spans(spans: Sequence[wire.Span]) -> ProcessSpans:
+    return ProcessSpans(
+        kind=np.asarray([span.kind for span in spans], np.str_),
+        start_ns=np.asarray([span.start_ns for span in spans], np.int64),
+        end_ns=np.asarray([span.end_ns for span in spans], np.int64),
+        wait_ns=np.asarray([span.wait_ns for span in spans], np.int64),
+    )

@@ -1,0 +1,54 @@
+"""The life of one training process: when it began and ended, and what it did besides training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.tables.columns import Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessSpans:
+    """Stretches of a process's time, in the order in which they ended.
+
+    Attributes:
+        kind: ``validation``, ``generation``, ``compilation``, ``first_batch`` or ``save``.
+        start_ns: When each began, on the host's monotonic clock.
+        end_ns: When it ended.
+        wait_ns: How much of it was spent waiting for data loaders.
+    """
+
+    kind: npt.NDArray[np.str_]
+    start_ns: Int64
+    end_ns: Int64
+    wait_ns: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """One process of a rank that completed a step; times are on its host's monotonic clock.
+
+    Attributes:
+        rank: Its rank.
+        attempt: 0 for the rank's first process in the run, 1 after a restart.
+        host: Its machine; absent where unknown.
+        started_ns: When it was started; absent in runs that did not record it.
+        torch_loaded_ns: When torch was imported; absent where unknown.
+        hooked_ns: When training first called a hook; absent where unknown.
+        ended_ns: When it was about to end by itself; absent where it was killed, or where that was not recorded.
+        spans: What it did besides training.
+        records_spans: Whether it recorded validation and the like at all.
+    """
+
+    rank: int
+    attempt: int
+    host: str | None
+    started_ns: int | None
+    torch_loaded_ns: int | None
+    hooked_ns: int | None
+    ended_ns: int | None
+    spans: ProcessSpans
+    records_spans: bool
