@@ -17,6 +17,7 @@ import numpy as np
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
+from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
@@ -38,7 +39,7 @@ class GpuEnergy:
     Attributes:
         host, uuid, name: The GPU.
         ranks: The ranks that trained on it.
-        steps: Number of steady-state steps that the samples cover.
+        steps: Number of undisturbed steps that the samples cover.
         step_j: Mean energy of these; absent where there is none.
         power_w: Mean power in these; absent with it.
         counter_j: Change of the energy counter over ``compared_s``; absent without a counter.
@@ -156,7 +157,8 @@ def analyze(run: Run) -> Energy:
         MissingInput: No such GPU was sampled, or none reported its power.
     """
     used = used_gpus(run)
-    gpus = tuple(_integrate_steps(gpu, run) for gpu in used)
+    undisturbed = find_undisturbed(run.steps)
+    gpus = tuple(_integrate_steps(gpu, run, undisturbed) for gpu in used)
     if all(gpu.step_j is None and gpu.counter_j is None for gpu in gpus):
         raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU reported its power"))
     uncovered = _uncovered_ranks(run, used)
@@ -172,14 +174,14 @@ def analyze(run: Run) -> Energy:
     )
 
 
-def _integrate_steps(used: UsedGpu, run: Run) -> GpuEnergy:
+def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> GpuEnergy:
     power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
     reason = _find_obstacle(used, run)
     starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
-    covered = power.covers(starts_ns, ends_ns) & used.steps.steady[rows]
+    covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
     joules = power.energy_j(starts_ns[covered], ends_ns[covered])
     if reason is None and not covered.any():
-        reason = "no steady-state step lies between two samples of power"
+        reason = "no undisturbed step lies between two samples of power"
     counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
     seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
     return GpuEnergy(
@@ -244,7 +246,7 @@ def _work_per_joule(rate: float | None, step_s: float | None, step_j: float | No
 def _notes(gpus: Sequence[GpuEnergy], uncovered: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:
     notes = [
         "Energy of the GPU boards, without their hosts: NVML power, itself a mean over up to 1 s, integrated over the "
-        "steady-state steps."
+        "undisturbed steps."
     ]
     if uncovered:
         notes.append(f"No total: the energy is unknown for ranks {uncovered[:_MOST_RANKS_SHOWN]}.")

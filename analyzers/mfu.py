@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.analyzers.flops.comparison import Convention, Step, compare
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations
@@ -24,14 +22,13 @@ from perfscope.analyzers.flops.trained_run import (
     find_recomputation,
     find_trained_model,
 )
-from perfscope.analyzers.shared.step_selection import slowest_rank_times_ns
+from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import active_parameters
 from perfscope.report import Column, Json, Section, in_unit, percent
-from perfscope.tables.columns import Bool
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
@@ -40,7 +37,7 @@ HEADLINE = "megatron_core"
 
 @dataclass(frozen=True, slots=True)
 class StepUtilisation:
-    """A step outside start-up and windows: its number, TFLOPs per GPU and MFU by the headline convention."""
+    """An undisturbed step: its number, TFLOPs per GPU and MFU by the headline convention."""
 
     step: int
     tflops_per_gpu: float
@@ -53,7 +50,7 @@ class Utilisation:
 
     Attributes:
         conventions: The median step by every convention.
-        steps: Each step outside start-up and windows, by the headline convention.
+        steps: Each undisturbed step, by the headline convention.
         trained: The model that was counted.
         device: The GPUs, and their peak.
         checkpointing: What was counted as recomputed.
@@ -131,7 +128,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     trained = find_trained_model(run)
     tokens, seq_len = count_step_tokens(times)
     if times.median_s is None:
-        raise MissingInput("no steady-state step: start-up or a profiler window affected every step")
+        raise MissingInput("no undisturbed step: start-up or a profiler window affected every step")
     gpus = max(rank.world_size for rank in run.ranks)
     device = find_device(run, traced)
     checkpointing, checkpointing_notes = find_recomputation(run.models, traced)
@@ -171,16 +168,12 @@ def _representative(run: Run, traced: Sequence[Operations], gpus: int) -> Sequen
 
 
 def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Convention]) -> tuple[StepUtilisation, ...]:
-    """The steps outside start-up and windows by the headline convention, each at the time of its slowest rank."""
+    """The undisturbed steps by the headline convention, each at the time of its slowest rank."""
     per_token = next(convention.flops_per_token for convention in conventions if convention.name == HEADLINE)
     assert per_token is not None
-    times_ns = slowest_rank_times_ns(tables, _outside_windows)
+    times_ns = find_undisturbed(tables).times_ns()
     timed = {number: step._replace(step_ns=wall_ns) for number, wall_ns in sorted(times_ns.items())}
     return tuple(
         StepUtilisation(number, timed_step.tflops_per_gpu(per_token), timed_step.utilisation(per_token))
         for number, timed_step in timed.items()
     )
-
-
-def _outside_windows(steps: Steps) -> Bool:
-    return np.asarray((steps.window == "") & (steps.step > 1))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from perfscope.analyzers.pipelines.recognition import RecognisedSchedule, recognise_order
+from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, in_unit, percent
@@ -193,7 +194,11 @@ def analyze(run: Run) -> PipelineSteps:
         raise MissingInput(f"stages {', '.join(map(str, missing))} of the pipeline timed no micro-batches")
     common = sorted(set.intersection(*(set(records) for records in by_rank.values())))
     windows = _profiler_windows(run)
-    steady = [step for step in common if step > 1 and not windows.get(step)] or common
+    undisturbed = set(find_undisturbed(run.steps).numbers.tolist())
+    steady = [step for step in common if step in undisturbed] or [
+        step for step in common if step > 1 and not windows.get(step)
+    ]
+    steady = steady or common
     if not steady:
         raise MissingInput("no step was timed on every stage")
     pipeline = _TimedPipeline(by_rank, tuple(tuple(ranks_of[device]) for device in range(devices)))

@@ -17,6 +17,7 @@ from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, use
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import read_column
 from perfscope.analyzers.shared.statistics import mean, median
+from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, milliseconds, percent
@@ -158,20 +159,21 @@ def analyze(run: Run) -> Throttling:
     Raises:
         MissingInput: No GPU that a rank trained on reports why its clock is reduced.
     """
-    gpus = tuple(_find_throttled_steps(gpu) for gpu in used_gpus(run) if gpu.samples.throttle.count())
+    undisturbed = find_undisturbed(run.steps)
+    gpus = tuple(_find_throttled_steps(gpu, undisturbed) for gpu in used_gpus(run) if gpu.samples.throttle.count())
     gpus = tuple(gpu for gpu in gpus if gpu.covered)
     if not gpus:
         raise MissingInput("NVML did not report why clocks were reduced while a step ran")
     return Throttling(gpus)
 
 
-def _find_throttled_steps(used: UsedGpu) -> GpuThrottling:
+def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuThrottling:
     starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
     covered, bits = _bits_of_steps(used.samples, starts_ns, ends_ns)
     step = used.steps.step[rows]
     throttled = covered & (bits & sum(CAUSES) != 0)
     unthrottled = covered & ~throttled
-    steady = used.steps.steady[rows]
+    steady = undisturbed.mask(used.steps)[rows]
     times_s = (ends_ns - starts_ns) / NS_PER_S
     clocks_mhz = _clocks_of_steps(used.samples, starts_ns, ends_ns)
     training_ns = (int(starts_ns.min()), int(ends_ns.max())) if len(starts_ns) else (0, 0)

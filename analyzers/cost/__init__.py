@@ -13,12 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.cost.result import Cost, WindowCost
 from perfscope.analyzers.shared.statistics import median
-from perfscope.analyzers.shared.step_selection import (
-    last_attempts,
-    profiled_steps,
-    slowest_rank_times_s,
-    steady_steps,
-)
+from perfscope.analyzers.shared.step_selection import find_undisturbed, profiled_steps, slowest_rank_times_s
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import in_unit
@@ -32,16 +27,16 @@ def analyze(run: Run) -> Cost:
     Raises:
         MissingInput: No rank completed a training step.
     """
-    tables = last_attempts(run.steps)
+    undisturbed = find_undisturbed(run.steps)
+    tables, effect = undisturbed.tables, undisturbed.effect
     if not tables:
         raise MissingInput("no rank completed a training step")
-    steady_s = median(slowest_rank_times_s(tables, steady_steps))
+    steady_s = median(undisturbed.times_s())
     ranges = sorted({(window.first_step, window.last_step) for window in run.windows})
-    before_s, after_s = _steady_around(tables, ranges[0][0]) if ranges else (None, None)
-    hook_ns = np.concatenate([table.hook_ns[steady_steps(table)].compressed() for table in tables])
+    hook_ns = np.concatenate([table.hook_ns[undisturbed.mask(table)].compressed() for table in tables])
     return Cost(
-        before_s=before_s,
-        after_s=after_s,
+        before_s=None if effect is None else effect.before_s,
+        after_s=None if effect is None else effect.after_s,
         steady_s=steady_s,
         hooks_s=in_unit(median(hook_ns), NS_PER_S),
         windows=tuple(
@@ -60,13 +55,6 @@ def _is_detached(windows: Sequence[Window]) -> bool | None:
     """Whether every window left the device's launches as it found them; None where a window does not say so."""
     states = [window.detached for window in windows]
     return None if not states or None in states else all(states)
-
-
-def _steady_around(tables: Sequence[Steps], step: int) -> tuple[float | None, float | None]:
-    """The median steady-state step before a step and after it, in seconds."""
-    before = median(slowest_rank_times_s(tables, lambda table: steady_steps(table) & (table.step < step)))
-    after = median(slowest_rank_times_s(tables, lambda table: steady_steps(table) & (table.step > step)))
-    return before, after
 
 
 def _summarize_window(windows: Sequence[Window], tables: Sequence[Steps], steady_s: float | None) -> WindowCost:

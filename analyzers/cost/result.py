@@ -85,7 +85,7 @@ class Cost:
     Attributes:
         before_s: Median steady-state step before the first window; absent where there is none.
         after_s: Median steady-state step after it; absent where there is none.
-        steady_s: Median of both.
+        steady_s: Median of the undisturbed steps: of both sides, or of those before where the window slowed the others.
         hooks_s: Median time that the hooks took in a steady-state step and at its boundary; absent where unknown.
         windows: Every window, in order.
         marks_passes: Whether the hooks mark the passes of micro-batches on the device.

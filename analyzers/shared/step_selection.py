@@ -1,18 +1,22 @@
 """Selects the training steps that a figure is over, and their times on the slowest rank.
 
 A step of data-parallel training takes as long as on its slowest rank, so that is the time that figures of a run use.
+What disturbs a step on one rank disturbs it on all: they wait for each other. Which steps are undisturbed is decided
+here, for every figure alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
 from perfscope.constants import NS_PER_S
-from perfscope.tables.columns import Bool, Float64, present
-from perfscope.tables.steps import Steps
+from perfscope.tables.columns import Bool, Float64, Int64, present
+from perfscope.tables.steps import FEWEST_STEPS, Steps
 
 #: Selects steps of a table, as a mask.
 Selection: TypeAlias = Callable[[Steps], Bool]
@@ -27,9 +31,70 @@ def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
     return list(last.values())
 
 
-def steady_steps(steps: Steps) -> Bool:
-    """Steady-state steps: affected by neither start-up nor a window nor a checkpoint save."""
-    return steps.steady
+@dataclass(frozen=True, slots=True, eq=False)
+class UndisturbedSteps:
+    """The steps whose time is the training's own, by which medians, throughput, MFU and energy are computed.
+
+    Attributes:
+        tables: The last process of each rank that completed a step.
+        numbers: The undisturbed steps, ascending.
+        steady: The steady-state steps, ascending: those behind the first window included, even if it slowed them.
+        effect: The steps before the first window and behind it; None without a window.
+    """
+
+    tables: tuple[Steps, ...]
+    numbers: Int64
+    steady: Int64
+    effect: WindowEffect | None
+
+    def mask(self, steps: Steps) -> Bool:
+        """Where a table has undisturbed steps."""
+        return np.isin(steps.step, self.numbers)
+
+    def times_ns(self) -> dict[int, int]:
+        """The time of each undisturbed step on its slowest rank, by its number."""
+        return slowest_rank_times_ns(self.tables, self.mask)
+
+    def times_s(self) -> Float64:
+        """These times in seconds."""
+        return slowest_rank_times_s(self.tables, self.mask)
+
+
+def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
+    """Select the steps whose time is the training's own.
+
+    Steady-state steps are those that no start-up, window, checkpoint save or validation affected on any rank. Where a
+    window slowed the ones behind it, only those before the first window are undisturbed.
+    """
+    last = last_attempts(tables)
+    steady = _steady_on_all_ranks(last)
+    labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
+    if not labelled:
+        return UndisturbedSteps(tuple(last), steady, steady, None)
+    times_ns = slowest_rank_times_ns(last, lambda table: np.isin(table.step, steady))
+    timed = np.asarray(sorted(times_ns), np.int64)
+    walls_ns = np.asarray([times_ns[step] for step in timed.tolist()], np.int64)
+    effect = compare_sides(timed, walls_ns, _kinds(last[0], timed), min(labelled))
+    is_slowed = effect.verdict is Verdict.SLOWER
+    return UndisturbedSteps(tuple(last), steady[steady < min(labelled)] if is_slowed else steady, steady, effect)
+
+
+def _steady_on_all_ranks(tables: Sequence[Steps]) -> Int64:
+    """The steps that are steady on every rank; where hardly any are, what some ranks write beside them is allowed."""
+    every = np.unique(np.concatenate([table.step for table in tables])) if tables else np.zeros(0, np.int64)
+    for steady in ([table.is_alone for table in tables], [table.is_unstalled for table in tables]):
+        disturbed = [table.step[~rows] for table, rows in zip(tables, steady, strict=True)]
+        chosen = np.setdiff1d(every, np.concatenate(disturbed)) if disturbed else every
+        if len(chosen) >= FEWEST_STEPS:
+            return np.asarray(chosen, np.int64)
+    return np.asarray(chosen, np.int64)
+
+
+def _kinds(steps: Steps, numbers: Int64) -> Int64:
+    """What each step did, as a number: its micro-batches, and whether it updated the weights."""
+    micro_batches = np.ma.filled(steps.micro_batches, 0) * 2 + steps.skipped
+    by_step = dict(zip(steps.step.tolist(), micro_batches.tolist(), strict=True))
+    return np.asarray([by_step.get(step, -1) for step in numbers.tolist()], np.int64)
 
 
 def profiled_steps(steps: Steps) -> Bool:

@@ -1,9 +1,10 @@
 """How long a training step takes and how much it processes, as the host saw it.
 
-The step time is the host's time from one step boundary to the next. The median is over steady-state steps: the first
-step, the profiled ones, their warm-up, the step after an export and the steps in which a checkpoint was saved are
-reported separately, because each costs more than training does, or, behind a save that waited for the device, less.
-Throughput is the work of a median step over its time, summed over data-parallel ranks.
+The step time is the host's time from one step boundary to the next, without checkpoint saves and validation. The
+median is over undisturbed steps: the first step, the profiled ones, their warm-up, the step after an export and the
+steps in which a checkpoint was saved or the model was validated are reported separately, because each costs more than
+training does, or, behind a save that waited for the device, less. Where a window slowed the steps behind it, these are
+left out, too. Throughput is the work of a median step over its time, summed over data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from perfscope.analyzers.shared.statistics import maximum, median, percentile
 from perfscope.analyzers.shared.step_selection import (
-    last_attempts,
+    UndisturbedSteps,
+    find_undisturbed,
     profiled_steps,
     slowest_rank_times_s,
-    steady_steps,
     steps_after_export,
 )
 from perfscope.analyzers.steps.notes import write_notes
@@ -36,11 +37,12 @@ def analyze(run: Run) -> StepTimes:
     Raises:
         MissingInput: No rank completed a training step.
     """
-    tables = last_attempts(run.steps)
+    undisturbed = find_undisturbed(run.steps)
+    tables = undisturbed.tables
     if not tables:
         raise MissingInput("no rank completed a training step")
-    ranks = tuple(_summarize_rank(table) for table in tables)
-    times_s = slowest_rank_times_s(tables, steady_steps)
+    ranks = tuple(_summarize_rank(table, undisturbed) for table in tables)
+    times_s = undisturbed.times_s()
     median_s = median(times_s)
     samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
     return StepTimes(
@@ -54,12 +56,13 @@ def analyze(run: Run) -> StepTimes:
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
-        notes=write_notes(run, ranks, tables),
+        effect=undisturbed.effect,
+        notes=write_notes(run, ranks, undisturbed),
     )
 
 
-def _summarize_rank(steps: Steps) -> RankSteps:
-    steady = steady_steps(steps)
+def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
+    steady = undisturbed.mask(steps)
     times_s = steps.wall_ns[steady].compressed() / NS_PER_S
     return RankSteps(
         rank=steps.rank,

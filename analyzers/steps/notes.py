@@ -7,27 +7,42 @@ from collections.abc import Sequence
 from perfscope.analyzers.shared.statistics import median
 from perfscope.analyzers.shared.step_selection import (
     Selection,
+    UndisturbedSteps,
     slowest_rank_times_s,
-    steady_steps,
     steps_beside_save,
     steps_with_save,
 )
+from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
 from perfscope.analyzers.steps.result import RankSteps
-from perfscope.constants import MS_PER_S, NS_PER_MS
+from perfscope.constants import MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.frameworks import STEP_BOUNDARIES
+from perfscope.tables.columns import present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import FEWEST_STEPS, Steps
 from perfscope.units import format_count, format_ranges
 from perfscope.wire import LIGHT
 
+#: Its warm-up, and a step that is profiled.
+_FEWEST_FOR_WINDOW = 2
 
-def write_notes(run: Run, ranks: Sequence[RankSteps], tables: Sequence[Steps]) -> tuple[str, ...]:
+
+def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> tuple[str, ...]:
     """The notes below the table of steps."""
+    tables = undisturbed.tables
     notes = [f"Step boundary: {_boundary(str(tables[0].source[-1]))}."]
     notes += _on_capture(run)
-    notes += _on_steady_steps(ranks)
+    notes += _on_undisturbed_steps(ranks, undisturbed)
+    if undisturbed.effect is not None:
+        notes += _on_effect(undisturbed.effect)
+    if any(rank.first_s is None for rank in ranks):
+        notes.append(
+            "First is n/a: no hook saw the first step begin. A DataLoader, a wrapped model (DDP, FSDP) or a step of a "
+            "framework would show it."
+        )
     notes += _on_windows(run)
-    notes += _on_saves(tables)
+    notes += _on_unreached_windows(run, max(rank.count for rank in ranks))
+    notes += _on_saves(undisturbed)
+    notes += _on_validation(tables)
     counts = {rank.count for rank in ranks}
     if len(counts) > 1:
         notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
@@ -60,20 +75,75 @@ def _on_capture(run: Run) -> list[str]:
     ]
 
 
-def _on_steady_steps(ranks: Sequence[RankSteps]) -> list[str]:
+def _on_undisturbed_steps(ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> list[str]:
     fewest = min(rank.steady for rank in ranks)
     if fewest == 0:
         return [
-            "No median: start-up, a profiler window or a checkpoint save affected every step. Train for more steps."
+            "No median: start-up, a profiler window, a checkpoint save or a validation affected every step. Train for "
+            "more steps."
         ]
     excluded = max(rank.count - rank.steady for rank in ranks)
+    behind = ", and those behind the first window" if len(undisturbed.numbers) < len(undisturbed.steady) else ""
     notes = [
         f"Median and p95 are over {fewest} steady-state steps; {excluded} steps are excluded: the first, profiled "
-        "ones, their warm-up, the step after an export, and steps with a checkpoint save."
+        "ones, their warm-up, the step after an export, steps with a checkpoint save, a validation or a "
+        f"compilation{behind}."
     ]
     if fewest < FEWEST_STEPS:
         notes.append(f"{fewest} steady-state steps are too few for a reliable median: train for more steps.")
     return notes
+
+
+def _on_effect(effect: WindowEffect) -> list[str]:
+    """Whether the steps behind the first window differ from those before it, and what follows from that."""
+    if effect.verdict is Verdict.UNTESTED:
+        if not effect.after:
+            return []
+        return [f"Whether the window slowed the steps behind it was not tested: {effect.reason}."]
+    if effect.before_s is None or effect.after_s is None or effect.low is None or effect.high is None:
+        return []
+    medians = (
+        f"median {effect.after_s * MS_PER_S:.2f} ms behind the first window and {effect.before_s * MS_PER_S:.2f} ms "
+        f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.low:+.1%} to {effect.high:+.1%})"
+    )
+    texts = {
+        Verdict.SLOWER: f"The window slowed the steps behind it: {medians}. Median, p95, throughput, MFU and energy "
+        f"are of the {effect.before} steps before the window.",
+        Verdict.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
+        "slowed the steps before it, such as start-up; the median is over both.",
+        Verdict.DRIFT: f"Step times drift: {medians}, but no jump at the window; the median is over both.",
+    }
+    return [texts[effect.verdict]] if effect.verdict in texts else []
+
+
+def _on_unreached_windows(run: Run, steps: int) -> list[str]:
+    """The windows that training ended too early for, and which would have fitted."""
+    recorded = {window.first_step for window in run.windows}
+    notes = []
+    for first, last in run.planned_windows:
+        if first in recorded or first <= steps:
+            continue
+        if steps < _FEWEST_FOR_WINDOW:
+            advice = "a window needs two steps at least: train for more"
+        else:
+            until = max(steps - 1, _FEWEST_FOR_WINDOW)
+            fitting = format_ranges(range(max(until - (last - first), _FEWEST_FOR_WINDOW), until + 1))
+            advice = f"`--steps {fitting}` would fit"
+        window = format_ranges(range(first, last + 1))
+        notes.append(f"Window {window} was not reached: training ended after step {steps}; {advice}.")
+    return notes
+
+
+def _on_validation(tables: Sequence[Steps]) -> list[str]:
+    """How many steps held a validation, which is not in their time."""
+    held = max(int(present(table.no_grad_ns).sum()) for table in tables)
+    if not held:
+        return []
+    total_s = max(int(table.no_grad_ns.sum()) for table in tables if table.no_grad_ns.count()) / NS_PER_S
+    return [
+        f"Validation or generation ran for {total_s:.2f} s in {format_count(held, 'step')}: it is not in the steps' "
+        "times, and these steps are not in the median."
+    ]
 
 
 def _on_windows(run: Run) -> list[str]:
@@ -96,8 +166,9 @@ def _on_windows(run: Run) -> list[str]:
     return notes
 
 
-def _on_saves(tables: Sequence[Steps]) -> list[str]:
+def _on_saves(undisturbed: UndisturbedSteps) -> list[str]:
     """How checkpoint saves affected steps."""
+    tables = undisturbed.tables
     notes = []
     stalled = max(int(steps_with_save(table).sum()) for table in tables)
     if stalled:
@@ -108,7 +179,7 @@ def _on_saves(tables: Sequence[Steps]) -> list[str]:
     beside = max(int(steps_beside_save(table).sum()) for table in tables)
     if beside:
         time = _median_text(tables, steps_beside_save)
-        included = any((steady_steps(table) & table.draining).any() for table in tables)
+        included = any((undisturbed.mask(table) & table.draining).any() for table in tables)
         notes.append(
             f"An asynchronous save was writing during {beside} further steps{time}; they are "
             f"{'included, because hardly any step is without one' if included else 'excluded'}."

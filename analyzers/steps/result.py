@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfscope.analyzers.shared.window_effect import WindowEffect
 from perfscope.constants import GB
 from perfscope.report import Column, Json, Section, in_unit, milliseconds
 
@@ -16,8 +17,8 @@ class RankSteps:
         rank: The rank.
         count: All completed steps.
         skipped: Steps that did not update the weights.
-        steady: Number of steady-state steps, which the median and the 95th percentile are over.
-        median_s, p95_s: Of the steady-state steps; absent where there is none.
+        steady: Number of undisturbed steps, which the median and the 95th percentile are over.
+        median_s, p95_s: Of the undisturbed steps; absent where there is none.
         first_s: The first step, from when training could begin; absent where unknown.
         profiled_s: Median of the steps inside windows; absent without a window.
         export_s: Median of the steps after an export, the export itself excluded; absent without one.
@@ -67,11 +68,12 @@ class StepTimes:
     Attributes:
         source: What detected that a step completed.
         count: Completed training steps: the most that any rank completed.
-        median_s, p95_s: Over all ranks' steady-state steps, the slowest rank of each step.
+        median_s, p95_s: Over all ranks' undisturbed steps, the slowest rank of each step.
         first_s: The first step of the slowest rank.
         profiled_s, export_s: Median of profiled steps and of those after an export, the slowest rank of each.
         samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
         ranks: Each rank by itself.
+        effect: The steps before the first window and behind it; absent without a window.
         notes: What a reader must know.
     """
 
@@ -85,6 +87,7 @@ class StepTimes:
     samples_per_s: float | None
     tokens_per_s: float | None
     ranks: tuple[RankSteps, ...]
+    effect: WindowEffect | None
     notes: tuple[str, ...]
 
     def data(self) -> Json:
@@ -99,6 +102,7 @@ class StepTimes:
             "export_s": self.export_s,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
+            "window_effect": None if self.effect is None else self.effect.data(),
             "ranks": [rank.data() for rank in self.ranks],
             "notes": list(self.notes),
         }
@@ -126,9 +130,11 @@ class StepTimes:
             )
             for rank in self.ranks
         ]
+        notes = [*self._throughput(), *self.notes]
         if len(self.ranks) > 1:
             rows.append(("all", self.count, *_times_ms(self), None, None))
-        return (Section("Steps", columns, tuple(rows), notes=(*self._throughput(), *self.notes)),)
+            notes.append("all: each step at the time of its slowest rank.")
+        return (Section("Steps", columns, tuple(rows), notes=tuple(notes)),)
 
     def _throughput(self) -> tuple[str, ...]:
         rates = [

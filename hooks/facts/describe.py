@@ -16,6 +16,7 @@ import perfscope
 from perfscope import wire
 from perfscope.hooks.facts.secrets import redact_arguments, redact_environment
 from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.selection import StepWindow
 
 _PACKAGES = (
     "torch",
@@ -33,13 +34,17 @@ _TIMEOUT_S = 10
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def describe_run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, object]:
+def describe_run(
+    command: Sequence[str], environment: Mapping[str, str], windows: Sequence[StepWindow]
+) -> dict[str, object]:
     """Describe a run with the standard library alone, as inside a training job."""
     return {
         "schema": wire.SCHEMA,
         "perfscope": perfscope.__version__,
         "command": redact_arguments(command),
         "working_directory": value_or_none(os.getcwd),  # it may be deleted
+        "windows": [(window.first, window.last) for window in windows],
+        "working_directory": os.getcwd(),
         "started_ns": time.time_ns(),
         "host": socket.gethostname(),
         "system": platform.platform(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TypedDict, Unpack
@@ -15,7 +16,14 @@ from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts.describe import describe_run
 from perfscope.hooks.reach.imports import PostImportFinder
-from perfscope.hooks.selection import DEFAULT_WINDOWS, parse_choice, parse_ranks, parse_step_optimizer, parse_windows
+from perfscope.hooks.selection import (
+    DEFAULT_WINDOWS,
+    StepWindow,
+    parse_choice,
+    parse_ranks,
+    parse_step_optimizer,
+    parse_windows,
+)
 
 
 class RecordOptions(TypedDict):
@@ -52,7 +60,7 @@ def attach_process(
         return
     start_capture(
         Config(
-            run_dir=make_run_dir(run_dir),
+            run_dir=make_run_dir(run_dir, windows),
             windows=windows,
             ranks=profiled_ranks,
             window=choice,
@@ -78,7 +86,7 @@ def start_capture(config: Config) -> None:
     capture.adopt_process_group()
 
 
-def make_run_dir(run_dir: str) -> str:
+def make_run_dir(run_dir: str, windows: Sequence[StepWindow]) -> str:
     """Create the run's folder and describe the run, unless another rank has done so.
 
     Raises:
@@ -87,7 +95,7 @@ def make_run_dir(run_dir: str) -> str:
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
         os.makedirs(os.path.join(path, folder), exist_ok=True)
-    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ))
+    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ, windows))
     with contextlib.suppress(FileExistsError), open(os.path.join(path, wire.RUN_FILE), "xb") as file:
         file.write(description)
     return path

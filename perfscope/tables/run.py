@@ -93,6 +93,7 @@ class Run:
         saves: Checkpoint saves that the hooks timed; None where there was none.
         stated: What the user states of it.
         timelines: The life of each process that completed a step.
+        planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
     """
 
     path: str
@@ -109,3 +110,4 @@ class Run:
     saves: Saves | None = None
     stated: Stated = field(default_factory=Stated)
     timelines: tuple[Timeline, ...] = ()
+    planned_windows: tuple[tuple[int, int], ...] = ()

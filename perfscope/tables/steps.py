@@ -73,16 +73,23 @@ class Steps:
         return len(self.step)
 
     @property
-    def steady(self) -> Bool:
-        """The steady-state steps, as a mask: no start-up, window, checkpoint save or validation affected them.
+    def is_unstalled(self) -> Bool:
+        """Which steps no start-up, window, checkpoint save or validation affected."""
+        is_stalled = present(self.save_ns) | self.stalled_elsewhere | present(self.no_grad_ns)
+        return np.asarray((self.window == "") & (self.step > 1) & ~is_stalled, np.bool_)
 
-        Steps beside an asynchronous save, or with a compilation, are included where there are hardly any others: some
-        jobs always save.
+    @property
+    def is_alone(self) -> Bool:
+        """Which of these steps ran beside no asynchronous save, and without a compilation."""
+        return np.asarray(self.is_unstalled & ~self.draining & ~present(self.compile_ns), np.bool_)
+
+    @property
+    def steady(self) -> Bool:
+        """The steady-state steps of this process: of those alone, or where these are hardly any, all unstalled ones.
+
+        Some jobs always save. For figures of a run see ``perfscope.analyzers.shared.step_selection``.
         """
-        unstalled = (self.window == "") & (self.step > 1) & ~present(self.save_ns) & ~self.stalled_elsewhere
-        unstalled &= ~present(self.no_grad_ns)
-        alone = unstalled & ~self.draining & ~present(self.compile_ns)
-        return np.asarray(alone if alone.sum() >= FEWEST_STEPS else unstalled, np.bool_)
+        return self.is_alone if self.is_alone.sum() >= FEWEST_STEPS else self.is_unstalled
 
     @property
     def begin_ns(self) -> MaskedInt64:

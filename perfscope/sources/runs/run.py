@@ -31,6 +31,8 @@ from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
 
 _MOST_RANGES_SHOWN = 16
+#: A window is written as its first and its last step.
+_EDGES = 2
 _NO_RANKS = (
     "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
     "or started Python with -I, -E or -S"
@@ -96,6 +98,7 @@ def read_run(path: Path) -> Run:
         micro_batches=tuple(passes for process in processes for passes in process.micro_batches),
         models=tuple(process.model for process in processes if process.model is not None),
         saves=to_saves([process.saves for process in processes], steps),
+        planned_windows=_planned_windows(facts),
         timelines=tuple(process.timeline for process in processes if process.timeline is not None),
     )
 
@@ -103,6 +106,13 @@ def read_run(path: Path) -> Run:
 def _command(facts: Mapping[str, object]) -> tuple[str, ...]:
     words = facts.get("command")
     return tuple(str(word) for word in words) if isinstance(words, list) else ()
+
+
+def _planned_windows(facts: Mapping[str, object]) -> tuple[tuple[int, int], ...]:
+    """The windows that were asked for, such as ``[[4, 6]]``; none where the run does not say."""
+    windows = facts.get("windows")
+    pairs = [tuple(pair) for pair in windows if isinstance(pair, list)] if isinstance(windows, list) else []
+    return tuple(pair for pair in pairs if len(pair) == _EDGES and all(isinstance(edge, int) for edge in pair))
 
 
 def _exit_status(facts: Mapping[str, object]) -> str | None:
@@ -142,9 +152,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         steps=to_steps(rank, attempt, steps) if steps else None,
         windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
         micro_batches=micro_batches,
-        timeline=to_timeline((rank, attempt), read_rank_record(folder), steps, events, saves.records)
-        if steps
-        else None,
+        timeline=timeline if steps else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
     )

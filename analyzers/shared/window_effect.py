@@ -1,0 +1,201 @@
+"""Whether a profiler window slowed the steps behind it: a test that minds autocorrelation and drift.
+
+Steps are no independent draws: a slow one is followed by slow ones. So the interval of the difference of the medians is
+that of a moving-block bootstrap (H. Kuensch, "The jackknife and the bootstrap for general stationary observations",
+Annals of Statistics 17, 1989), with the block length that is best for a first-order autoregression (D. Andrews,
+Econometrica 59, 1991, equation 6.4, for Bartlett's kernel). A training that drifts, as a GPU that warms up, has other
+medians on both sides of a window, too, so that a second interval is that of the jump at the window beside a straight
+line. A difference counts where both intervals lie above 0 and it is large enough to matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, sqrt
+
+import numpy as np
+
+from perfscope.constants import NS_PER_S
+from perfscope.report import Json
+from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.steps import FEWEST_STEPS
+
+#: The smallest difference that matters, as a share of the median before the window.
+SMALLEST_EFFECT = 0.02
+_CONFIDENCE = 0.99
+_RESAMPLES = 2000
+#: Steps on each side that are compared: those next to the window, which drift moves least.
+_MOST_COMPARED = 200
+_SEED = 0
+#: Values further from the median than so many deviations are drawn in, so that a single stall is no trend.
+_FARTHEST = 4.0
+_MAD_TO_DEVIATION = 1.4826
+
+
+class Verdict(StrEnum):
+    """What the steps behind a window are, compared with those before it."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    DRIFT = "drift"
+    NO_DIFFERENCE = "no difference found"
+    UNTESTED = "untested"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEffect:
+    """The steps on both sides of the first window.
+
+    Attributes:
+        verdict: What was concluded.
+        before, after: How many steady-state steps there are before the first window, and behind it.
+        before_s, after_s: Their medians; absent of none.
+        low, high: Interval of the difference of the medians, as shares of the one before; absent where untested.
+        reason: Why it was not tested; empty where it was.
+    """
+
+    verdict: Verdict
+    before: int
+    after: int
+    before_s: float | None
+    after_s: float | None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+    @property
+    def change(self) -> float | None:
+        """The median behind the window over the one before it, less 1; absent where there is none of either."""
+        return self.after_s / self.before_s - 1 if self.before_s and self.after_s is not None else None
+
+    def data(self) -> dict[str, Json]:
+        """The comparison for JSON."""
+        return {
+            "verdict": str(self.verdict),
+            "before": self.before,
+            "after": self.after,
+            "before_s": self.before_s,
+            "after_s": self.after_s,
+            "change": self.change,
+            "change_low": self.low,
+            "change_high": self.high,
+            "reason": self.reason or None,
+        }
+
+
+def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) -> WindowEffect:
+    """Compare the steady-state steps before a window with those behind it.
+
+    Args:
+        step: Their numbers, ascending.
+        wall_ns: The time of each.
+        kind: What each did, as a number: only steps of the same kind are compared.
+        window_step: The first step that the window affected.
+    """
+    is_before = step < window_step
+    before, after = wall_ns[is_before], wall_ns[~is_before]
+    sides = int(is_before.sum()), int((~is_before).sum())
+    medians = _median_s(before), _median_s(after)
+    common = _common_kind(kind[is_before], kind[~is_before])
+    reason = _obstacle(*sides, has_common_kind=common is not None)
+    if reason:
+        return WindowEffect(Verdict.UNTESTED, *sides, *medians, reason=reason)
+    rows = kind == common
+    before, after = wall_ns[is_before & rows][-_MOST_COMPARED:], wall_ns[~is_before & rows][:_MOST_COMPARED]
+    steps = np.concatenate([step[is_before & rows][-_MOST_COMPARED:], step[~is_before & rows][:_MOST_COMPARED]])
+    base = float(np.median(before))
+    difference = float(np.median(after)) / base - 1
+    low, high = (bound / base for bound in _median_difference_interval(before, after))
+    jump_low, jump, jump_high = (value / base for value in _jump_interval(steps - window_step, before, after))
+    if difference >= SMALLEST_EFFECT and low > 0:
+        is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2
+        verdict = Verdict.SLOWER if is_jump else Verdict.DRIFT
+    elif difference <= -SMALLEST_EFFECT and high < 0:
+        verdict = Verdict.FASTER if jump_high < 0 else Verdict.DRIFT
+    else:
+        verdict = Verdict.NO_DIFFERENCE
+    return WindowEffect(verdict, *sides, *medians, low=low, high=high)
+
+
+def _median_s(wall_ns: Int64) -> float | None:
+    return float(np.median(wall_ns)) / NS_PER_S if len(wall_ns) else None
+
+
+def _common_kind(before: Int64, after: Int64) -> int | None:
+    """The kind of which both sides have most steps; None where no kind has enough on both."""
+    counts = {
+        int(kind): min(int((before == kind).sum()), int((after == kind).sum())) for kind in np.unique(before).tolist()
+    }
+    count, kind = max(((count, kind) for kind, count in counts.items()), default=(0, 0))
+    return kind if count >= FEWEST_STEPS else None
+
+
+def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
+    """Why the sides cannot be compared; empty where they can."""
+    if min(before, after) < FEWEST_STEPS:
+        return (
+            f"{before} steady-state steps before the first window and {after} behind it: a test needs at least "
+            f"{FEWEST_STEPS} on each side"
+        )
+    if not has_common_kind:
+        return "the steps on the two sides of the first window differ in kind, in micro-batches or skipped updates"
+    return ""
+
+
+def _draw_in(values: Float64) -> Float64:
+    """Values without outliers: no farther from the median than some deviations."""
+    middle = np.median(values)
+    reach = _FARTHEST * _MAD_TO_DEVIATION * np.median(np.abs(values - middle))
+    return np.asarray(np.clip(values, middle - reach, middle + reach) if reach else values, np.float64)
+
+
+def _block_length(residuals: Float64) -> int:
+    """The best length of blocks for residuals that are a first-order autoregression."""
+    n = len(residuals)
+    spread = float((residuals**2).sum())
+    correlation = float((residuals[1:] * residuals[:-1]).sum()) / spread if spread else 0.0
+    correlation = min(max(correlation, 0.0), 0.95)
+    length = (sqrt(6) * correlation / (1 - correlation**2)) ** (2 / 3) * n ** (1 / 3)
+    return min(max(ceil(length), 1), max(n // 2, 1))
+
+
+def _resample(generator: np.random.Generator, n: int, block: int) -> Int64:
+    """Rows of moving blocks that begin anywhere, as (resamples, n) indices; a block goes on at the beginning."""
+    blocks = ceil(n / block)
+    begins = generator.integers(0, n, (_RESAMPLES, blocks, 1))
+    rows = (begins + np.arange(block)).reshape(_RESAMPLES, -1)[:, :n] % n
+    return np.asarray(rows, np.int64)
+
+
+def _median_difference_interval(before: Int64, after: Int64) -> tuple[float, float]:
+    """The interval of the difference of the medians, in nanoseconds."""
+    generator = np.random.default_rng(_SEED)
+    medians = []
+    for side in (before, after):
+        block = _block_length(_draw_in(side - np.median(side)))
+        medians.append(np.median(side[_resample(generator, len(side), block)], axis=1))
+    low, high = np.quantile(medians[1] - medians[0], ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2))
+    return float(low), float(high)
+
+
+def _jump_interval(distance: Int64, before: Int64, after: Int64) -> tuple[float, float, float]:
+    """The jump at the window beside a straight line through both sides: its interval's low end, itself, its high end.
+
+    Args:
+        distance: Steps from the window, negative before it, as long as both sides together.
+        before: The times before it in nanoseconds.
+        after: Those behind it.
+    """
+    n = len(distance)
+    is_after = np.arange(n) >= len(before)
+    values = np.concatenate([_draw_in(before.astype(np.float64)), _draw_in(after.astype(np.float64))])
+    design = np.stack([np.ones(n), distance / max(int(np.abs(distance).max()), 1), is_after], axis=1)
+    solve = np.linalg.pinv(design)
+    coefficients = solve @ values
+    residuals = values - design @ coefficients
+    residuals *= sqrt(n / max(n - design.shape[1], 1))
+    rows = _resample(np.random.default_rng(_SEED), n, _block_length(residuals))
+    jumps = coefficients[2] + residuals[rows] @ solve[2]
+    low, high = np.quantile(jumps, ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2))
+    return float(low), float(coefficients[2]), float(high)
