@@ -24,7 +24,7 @@ from perfscope.tables.steps import FEWEST_STEPS
 #: The smallest difference that matters, as a share of the median before the window.
 SMALLEST_EFFECT = 0.02
 _CONFIDENCE = 0.99
-_RESAMPLES = 2000
+_RESAMPLES = 1000
 #: Steps on each side that are compared: those next to the window, which drift moves least.
 _MOST_COMPARED = 200
 _SEED = 0
@@ -124,11 +124,10 @@ def _median_s(wall_ns: Int64) -> float | None:
 
 def _common_kind(before: Int64, after: Int64) -> int | None:
     """The kind of which both sides have most steps; None where no kind has enough on both."""
-    counts = {
-        int(kind): min(int((before == kind).sum()), int((after == kind).sum())) for kind in np.unique(before).tolist()
-    }
-    count, kind = max(((count, kind) for kind, count in counts.items()), default=(0, 0))
-    return kind if count >= FEWEST_STEPS else None
+    kinds, counts_before = np.unique(before, return_counts=True)
+    counts = [min(count, int((after == kind).sum())) for kind, count in zip(kinds, counts_before.tolist(), strict=True)]
+    most = max(counts, default=0)
+    return int(kinds[counts.index(most)]) if most >= FEWEST_STEPS else None
 
 
 def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
@@ -156,7 +155,7 @@ def _block_length(residuals: Float64) -> int:
     spread = float((residuals**2).sum())
     correlation = float((residuals[1:] * residuals[:-1]).sum()) / spread if spread else 0.0
     correlation = min(max(correlation, 0.0), 0.95)
-    length = (sqrt(6) * correlation / (1 - correlation**2)) ** (2 / 3) * n ** (1 / 3)
+    length = float(n * 6 * (correlation / (1 - correlation**2)) ** 2) ** (1 / 3)
     return min(max(ceil(length), 1), max(n // 2, 1))
 
 

@@ -1,0 +1,95 @@
+"""The test of a window's effect: what it must see, and what it must not take for one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
+from perfscope.tables.columns import Float64
+
+MS = 10**6
+
+
+def noise(n: int, seed: int, correlation: float = 0.0) -> Float64:
+    """Noise of 1 % that remembers the step before."""
+    generator = np.random.default_rng(seed)
+    values = [float(generator.normal())]
+    for draw in generator.normal(size=n - 1):
+        values.append(correlation * values[-1] + (1 - correlation**2) ** 0.5 * float(draw))
+    return 0.01 * np.asarray(values)
+
+
+def effect(before: Float64, after: Float64, kinds: tuple[int, int] | None = None) -> WindowEffect:
+    """The effect of a window of five steps between steps of these times in milliseconds."""
+    first = 2 + len(before)
+    step = np.concatenate([np.arange(2, first), np.arange(first + 5, first + 5 + len(after))])
+    wall = np.concatenate([before, after]) * MS
+    kind = np.zeros(len(step), np.int64)
+    if kinds is not None:
+        kind = np.repeat(np.asarray(kinds), (len(before), len(after)))
+    return compare_sides(step, wall.astype(np.int64), kind, first)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+@pytest.mark.parametrize(("before", "after"), [(8, 40), (20, 20), (40, 400), (400, 8)])
+def test_steps_that_a_window_slowed_are_seen(before: int, after: int, correlation: float) -> None:
+    for seed in range(20):
+        steps = 20 * (1 + noise(before + after, seed, correlation))
+        found = effect(steps[:before], 1.25 * steps[before:])
+        assert found.verdict is Verdict.SLOWER
+        assert found.change == pytest.approx(0.25, abs=0.04)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(("before", "after"), [(5, 50), (20, 20), (50, 300)])
+def test_a_window_without_effect_is_hardly_ever_taken_for_one(before: int, after: int, correlation: float) -> None:
+    verdicts = []
+    for seed in range(80):
+        steps = 20 * (1 + noise(before + after, seed, correlation))
+        verdicts.append(effect(steps[:before], steps[before:]).verdict)
+    assert verdicts.count(Verdict.SLOWER) <= 2
+
+
+def test_a_drift_is_no_window() -> None:
+    for seed in range(20):
+        steps = 20 * (1 + noise(200, seed, 0.3)) * np.linspace(1, 1.3, 200)
+        assert effect(steps[:80], steps[80:]).verdict in (Verdict.DRIFT, Verdict.NO_DIFFERENCE)
+
+
+def test_a_difference_that_does_not_matter_is_none() -> None:
+    steps = 20 * (1 + noise(2000, 0) / 10)
+    assert effect(steps[:1000], 1.01 * steps[1000:]).verdict is Verdict.NO_DIFFERENCE
+
+
+def test_steps_that_are_faster_behind_a_window_are_no_effect_of_it() -> None:
+    steps = 20 * (1 + noise(80, 0))
+    assert effect(1.2 * steps[:40], steps[40:]).verdict is Verdict.FASTER
+
+
+def test_single_stalls_change_nothing() -> None:
+    steps = 20 * (1 + noise(80, 3))
+    steps[[50, 55, 61, 70]] *= 20
+    assert effect(steps[:40], steps[40:]).verdict is Verdict.NO_DIFFERENCE
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 30), (1, 30), (4, 30), (30, 0), (30, 4), (0, 0)])
+def test_too_few_steps_on_a_side_are_not_tested_and_both_medians_are_there(before: int, after: int) -> None:
+    steps = np.full(before + after, 20.0)
+    found = effect(steps[:before], 2 * steps[before:])
+    assert found.verdict is Verdict.UNTESTED
+    assert "needs at least 5 on each side" in found.reason
+    assert (found.before_s, found.after_s) == (0.020 if before else None, 0.040 if after else None)
+
+
+def test_steps_of_another_kind_on_the_other_side_are_not_compared() -> None:
+    steps = np.full(40, 20.0)
+    found = effect(steps[:20], 4 * steps[20:], kinds=(2, 8))
+    assert found.verdict is Verdict.UNTESTED
+    assert "differ in kind" in found.reason
+
+
+def test_equal_steps_have_no_spread_and_still_an_answer() -> None:
+    steps = np.full(40, 20.0)
+    assert effect(steps[:20], steps[20:]).verdict is Verdict.NO_DIFFERENCE
+    assert effect(steps[:20], 1.1 * steps[20:]).verdict is Verdict.SLOWER
