@@ -2,10 +2,11 @@
 
 Steps are no independent draws: a slow one is followed by slow ones. So the interval of the difference of the medians is
 that of a moving-block bootstrap (H. Kuensch, "The jackknife and the bootstrap for general stationary observations",
-Annals of Statistics 17, 1989), with the block length that is best for a first-order autoregression (D. Andrews,
-Econometrica 59, 1991, equation 6.4, for Bartlett's kernel). A training that drifts, as a GPU that warms up, has other
-medians on both sides of a window, too, so that a second interval is that of the jump at the window beside a straight
-line. A difference counts where both intervals lie above 0 and it is large enough to matter.
+Annals of Statistics 17, 1989), with the block length that is best for a first-order autoregression (E. Carlstein, "The
+use of subseries values for estimating the variance of a general statistic", Annals of Statistics 14, 1986). A training
+that drifts, as a GPU that warms up, has other medians on both sides of a window, too, so that a second interval is that
+of the jump at the window beside a straight line. A difference counts where both intervals lie above 0 and it is large
+enough to matter.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def _block_length(residuals: Float64) -> int:
     spread = float((residuals**2).sum())
     correlation = float((residuals[1:] * residuals[:-1]).sum()) / spread if spread else 0.0
     correlation = min(max(correlation, 0.0), 0.95)
-    length = float(n * 6 * (correlation / (1 - correlation**2)) ** 2) ** (1 / 3)
-    return min(max(ceil(length), 1), max(n // 2, 1))
+    length = np.cbrt(n * 6 * (correlation / (1 - correlation**2)) ** 2)
+    return min(max(ceil(float(length)), 1), max(n // 2, 1))
 
 
 def _resample(generator: np.random.Generator, n: int, block: int) -> Int64:

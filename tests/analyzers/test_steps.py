@@ -10,19 +10,25 @@ from typing import Any
 import pytest
 
 from perfscope import wire
+from perfscope.analyzers.cost import analyze as analyze_cost
 from perfscope.analyzers.steps import analyze
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.runs.run import read_run
 
 MS = 10**6
+LABELS = {3: wire.WARMUP, 4: wire.PROFILED, 5: wire.PROFILED, 6: wire.EXPORT}
 
 
 def write_run(
-    root: Path, walls_ms: dict[int, Sequence[float | None]], *, world_size: int | None = None, **fields: Any
+    root: Path,
+    walls_ms: dict[int, Sequence[float | None]],
+    *,
+    world_size: int | None = None,
+    labels: dict[int, str] = LABELS,
+    **fields: Any,
 ) -> Path:
     """A run whose rank r took walls_ms[r][n] for step n + 1; step 3 is the warm-up, 4 and 5 are profiled."""
-    labels = {3: wire.WARMUP, 4: wire.PROFILED, 5: wire.PROFILED, 6: wire.EXPORT}
     (root / wire.RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
     (root / wire.RUN_FILE).write_text(json.dumps({"command": ["train"]}))
     for rank, walls in walls_ms.items():
@@ -140,3 +146,110 @@ def test_the_table_is_a_data_frame_with_gaps(tmp_path: Path) -> None:
     frame = read_run(write_run(tmp_path, {0: [None, 10]})).steps[0].frame()
     assert list(frame["step"]) == [1, 2]
     assert frame["wall_ns"].isna().tolist() == [True, False]
+
+
+def long_run(root: Path, before: Sequence[float], behind: Sequence[float], **fields: Any) -> Path:
+    """A run with a window of two steps, these steps before it, and these behind it."""
+    number = 2 + len(before)
+    window = {number: wire.WARMUP, number + 1: wire.PROFILED, number + 2: wire.PROFILED, number + 3: wire.EXPORT}
+    walls = [900, *before, 80, 90, 90, 70, *behind]
+    return write_run(root, {0: walls}, labels=window, **fields)
+
+
+def noisy(median_ms: float, count: int) -> list[float]:
+    """Times around a median, 1 % up and down."""
+    return [median_ms * (1 + 0.01 * ((7 * number) % 5 - 2) / 2) for number in range(count)]
+
+
+def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_before(tmp_path: Path) -> None:
+    run = read_run(long_run(tmp_path, noisy(20, 15), noisy(26, 40), samples=4))
+    steps = analyze(run)
+    assert steps.median_s == pytest.approx(0.020, rel=0.01)
+    assert steps.samples_per_s == pytest.approx(4 / 0.020, rel=0.01)
+    assert steps.ranks[0].steady == 15
+    assert steps.effect is not None
+    assert steps.effect.after_s == pytest.approx(0.026, rel=0.01)
+    assert any(note.startswith("The window slowed the steps behind it: median 26.00 ms") for note in steps.notes)
+    cost = analyze_cost(run)
+    assert cost.steady_s == steps.median_s
+    assert (cost.before_s, cost.after_s) == (steps.effect.before_s, steps.effect.after_s)
+
+
+def test_where_a_window_slowed_nothing_the_steps_on_both_sides_count(tmp_path: Path) -> None:
+    steps = steps_of(long_run(tmp_path, noisy(20, 15), noisy(20, 40)))
+    assert steps.ranks[0].steady == 55
+    assert not any("behind" in note for note in steps.notes)
+
+
+def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
+    steps = steps_of(long_run(tmp_path, [20], noisy(26, 40)))
+    assert steps.ranks[0].steady == 41
+    assert any("was not tested: 1 steady-state steps before the first window" in note for note in steps.notes)
+
+
+def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:
+    times = [20 + 0.05 * number for number in range(100)]
+    steps = steps_of(long_run(tmp_path, times[:40], times[40:]))
+    assert steps.ranks[0].steady == 100
+    assert any(note.startswith("Step times drift: ") for note in steps.notes)
+
+
+def test_a_window_on_one_rank_disturbs_the_steps_of_all(tmp_path: Path) -> None:
+    """Rank 1 is not profiled and waits for rank 0, which is."""
+    run = write_run(tmp_path, {0: [9, 10, 50, 70, 80, 60, 10, 10, 10], 1: [9, 10, 49, 69, 79, 59, 10, 10, 10]})
+    lines = (run / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    plain = [json.dumps({key: value for key, value in record.items() if key != "window"}) for record in records]
+    (run / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).write_text("".join(f"{line}\n" for line in plain))
+    steps = steps_of(run)
+    assert steps.median_s == pytest.approx(0.010)
+    assert [rank.steady for rank in steps.ranks] == [4, 4]
+
+
+def test_a_step_with_a_validation_is_shown_apart_and_in_no_median(tmp_path: Path) -> None:
+    run = long_run(tmp_path, noisy(20, 15), noisy(20, 15))
+    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records[4] |= {"no_grad_ns": 500 * MS, "wall_ns": 7 * MS}
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    steps = steps_of(run)
+    assert steps.ranks[0].steady == 29
+    assert steps.median_s == pytest.approx(0.020, rel=0.01)
+    assert any(note.startswith("Validation or generation ran for 0.50 s in 1 step:") for note in steps.notes)
+
+
+def test_time_without_gradients_in_most_steps_is_a_part_of_the_step(tmp_path: Path) -> None:
+    """As in reinforcement learning, where a step generates before it trains."""
+    steps = steps_of(write_run(tmp_path, {0: [5] * 20}, labels={}, no_grad_ns=15 * MS))
+    assert steps.median_s == pytest.approx(0.020)
+    assert steps.ranks[0].steady == 19
+
+
+def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9] * 8}, labels={})
+    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[20, 22]]}))
+    steps = steps_of(run)
+    assert "Window 20-22 was not reached: training ended after step 8; `--steps 5-7` would fit." in steps.notes
+    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[2, 4]]}))
+    assert not any("not reached" in note for note in steps_of(run).notes)
+
+
+@pytest.mark.parametrize(("count", "advice"), [(1, "train for more"), (2, "`--steps 2`"), (3, "`--steps 2`")])
+def test_of_a_very_short_run_the_smallest_window_is_named(tmp_path: Path, count: int, advice: str) -> None:
+    run = write_run(tmp_path, {0: [9] * count}, labels={})
+    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[4, 6]]}))
+    assert any("Window 4-6 was not reached" in note and advice in note for note in steps_of(run).notes)
+
+
+def test_a_first_step_that_was_not_seen_to_begin_has_a_reason(tmp_path: Path) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [None, 10, 10]}, labels={}))
+    assert steps.first_s is None
+    assert any(note.startswith("First is n/a: no hook saw the first step begin.") for note in steps.notes)
+
+
+def test_the_row_of_all_ranks_says_what_it_is(tmp_path: Path) -> None:
+    both = steps_of(write_run(tmp_path / "both", {0: [9, 10], 1: [9, 10]})).sections()[0]
+    alone = steps_of(write_run(tmp_path / "alone", {0: [9, 10]})).sections()[0]
+    assert both.rows[-1][0] == "all"
+    assert "all: each step at the time of its slowest rank." in both.notes
+    assert not any(note.startswith("all:") for note in alone.notes)
