@@ -21,6 +21,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.report import Json
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.steps import FEWEST_STEPS
+from perfscope.units import format_count
 
 #: The smallest difference that matters, as a share of the median before the window.
 SMALLEST_EFFECT = 0.02
@@ -135,8 +136,8 @@ def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
     """Why the sides cannot be compared; empty where they can."""
     if min(before, after) < FEWEST_STEPS:
         return (
-            f"{before} steady-state steps before the first window and {after} behind it: a test needs at least "
-            f"{FEWEST_STEPS} on each side"
+            f"{format_count(before, 'steady-state step')} before the first window and {after:,} behind it: a test "
+            f"needs at least {FEWEST_STEPS} on each side"
         )
     if not has_common_kind:
         return "the steps on the two sides of the first window differ in kind, in micro-batches or skipped updates"

@@ -99,7 +99,8 @@ def _on_effect(effect: WindowEffect) -> list[str]:
     if effect.verdict is Verdict.UNTESTED:
         if not effect.after:
             return []
-        return [f"Whether the window slowed the steps behind it was not tested: {effect.reason}."]
+        advice = " Profile later steps, such as `--steps 20-22`." if effect.before < FEWEST_STEPS else ""
+        return [f"Whether the window slowed the steps behind it was not tested: {effect.reason}.{advice}"]
     if effect.before_s is None or effect.after_s is None or effect.low is None or effect.high is None:
         return []
     medians = (

@@ -184,7 +184,7 @@ def test_where_a_window_slowed_nothing_the_steps_on_both_sides_count(tmp_path: P
 def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
     steps = steps_of(long_run(tmp_path, [20], noisy(26, 40)))
     assert steps.ranks[0].steady == 41
-    assert any("was not tested: 1 steady-state steps before the first window" in note for note in steps.notes)
+    assert any("was not tested: 1 steady-state step before the first window" in note for note in steps.notes)
 
 
 def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:

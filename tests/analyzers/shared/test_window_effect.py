@@ -78,7 +78,7 @@ def test_too_few_steps_on_a_side_are_not_tested_and_both_medians_are_there(befor
     steps = np.full(before + after, 20.0)
     found = effect(steps[:before], 2 * steps[before:])
     assert found.verdict is Verdict.UNTESTED
-    assert "needs at least 5 on each side" in found.reason
+    assert "at least 5 on each side" in found.reason
     assert (found.before_s, found.after_s) == (0.020 if before else None, 0.040 if after else None)
 
 
