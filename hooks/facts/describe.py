@@ -44,7 +44,6 @@ def describe_run(
         "command": redact_arguments(command),
         "working_directory": value_or_none(os.getcwd),  # it may be deleted
         "windows": [(window.first, window.last) for window in windows],
-        "working_directory": os.getcwd(),
         "started_ns": time.time_ns(),
         "host": socket.gethostname(),
         "system": platform.platform(),

@@ -164,17 +164,6 @@ def _run(start: Callable[..., Ending], executable: str, command: Sequence[str], 
     """Run the prepared command; without perfscope where its environment has become too large for the system."""
     try:
         ending = start(prepared.command, executable, prepared.environment)
-        boot = launch.prepare(config)
-        description = {
-            **describe_run(command, os.environ, config.windows),
-            **describe_machine(),
-            "run_id": config.run_id,
-        }
-        replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
-    except FileExistsError:
-        raise UsageError(
-            f"{config.run_dir} exists already", hint="name another folder with -o; nothing was started"
-        ) from None
     except OSError as error:
         if error.errno != errno.E2BIG or prepared.run_dir is None:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
