@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from benchmarks.training_loop import Size, Training
-from perfscope.analyzers.shared.step_selection import steady_steps
 from perfscope.constants import MS_PER_S, NS_PER_S, NS_PER_US
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import Run
@@ -190,5 +189,5 @@ def _median_error(values: Sequence[float]) -> float:
 
 def _hook_times_us(run: Run, steps: range) -> list[float]:
     (table,) = run.steps
-    chosen = steady_steps(table) & (table.step >= steps.start) & (table.step < steps.stop)
+    chosen = table.steady & (table.step >= steps.start) & (table.step < steps.stop)
     return [float(time_ns) / NS_PER_US for time_ns in table.hook_ns[chosen].compressed()]
