@@ -6,14 +6,16 @@ import zlib
 
 import msgspec
 
-from perfscope.constants import KIB
+from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.traces.files import open_trace
 from perfscope.sources.traces.layout import start_of_events
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import TraceMetadata
 
-_HEAD_BYTES = 64 * KIB
+_READ_BYTES = 4 * KIB
+_LARGEST_HEAD_BYTES = 16 * MIB
+_GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 
 
@@ -27,13 +29,27 @@ def read_metadata(location: str) -> TraceMetadata | None:
     The exporter writes metadata before the events.
     """
     try:
-        with open_trace(location) as file:
-            content = file.read(_HEAD_BYTES)
-    except (OSError, SourceError):
+        head = _read_head(location)
+        return None if head is None else msgspec.json.decode(head + b"]}", type=_Head).hooks
+    except (OSError, SourceError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    try:
-        head = zlib.decompressobj(_GZIP_WINDOW).decompress(content) if content.startswith(b"\x1f\x8b") else content
-        start = start_of_events(head)
-        return None if start is None else msgspec.json.decode(head[:start] + b"]}", type=_Head).hooks
-    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+
+
+def _read_head(location: str) -> bytes | None:
+    """What a trace contains before its events; None where there are none in the first megabytes.
+
+    Raises:
+        OSError: The file cannot be read.
+        SourceError: The file cannot be opened.
+        zlib.error: It is damaged.
+    """
+    head, stream = b"", None
+    with open_trace(location) as file:
+        while len(head) < _LARGEST_HEAD_BYTES and (content := file.read(_READ_BYTES)):
+            if not head and content.startswith(_GZIP_MAGIC):
+                stream = zlib.decompressobj(_GZIP_WINDOW)
+            head += content if stream is None else stream.decompress(content)
+            start = start_of_events(head)
+            if start is not None:
+                return head[:start]
+    return None
