@@ -24,6 +24,8 @@ from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: The folder that holds perfscope: an editable installation is found by a hook of site, which does not run there.
+_PARENT = str(Path(__file__).resolve().parents[3])
 #: The path is this process's, in which nothing of the user's comes first; the environment's variables do not count.
 _ANALYZE = "import sys; sys.path[:] = {path!r}; from perfscope.cli import main; main()"
 
@@ -61,7 +63,7 @@ def _summarize_run(run_dir: Path) -> list[str]:
     words = ["--quiet", "analyze", "--format", "json", str(run_dir)]
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode or sys.pycache_prefix else [])]
     process = subprocess.run(
-        [sys.executable, *flags, "-c", _ANALYZE.format(path=sys.path), *words],
+        [sys.executable, *flags, "-c", _ANALYZE.format(path=[*sys.path, _PARENT]), *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
