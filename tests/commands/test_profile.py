@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -140,3 +142,18 @@ def test_a_quota_ends_the_capture_and_not_the_training(tmp_path: Path) -> None:
     assert (captured.code, captured.stdout) == (0, alone.stdout)
     assert "training goes on" in captured.stderr
     assert [path.name for path in (tmp_path / "RUN" / "traces").iterdir()] == []
+
+
+def test_a_run_is_summarized_where_perfscope_is_found_by_its_installation_alone(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "perfscope", "profile", "-o", "RUN", "--nvml-hz", "0", "--", sys.executable]
+    ended = subprocess.run(
+        [*command, SCRIPTS / "ending.py", "exit", "0"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "training steps on 1 rank" in ended.stderr
+    assert "could not be summarised" not in ended.stderr
