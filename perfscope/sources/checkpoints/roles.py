@@ -32,6 +32,9 @@ _BUFFERS = frozenset({
     "relative_position_index", "freqs_cis",
 })  # fmt: skip
 _MASTERS_IN_OPTIMIZER = frozenset({"param", "master", "params"})
+#: The whole numbers of a quantised weight, and what scales them, in torchao's tensors and in quantised safetensors.
+_QUANTISED = re.compile(r"(?:.*[._])?(?:qdata|int_data|qweight|weight)")
+_SCALES = re.compile(r".*weight[._](?:scales?|scale_inv|scale_2|zero_point|qzeros)")
 _FLOATS = ("float", "bfloat")
 _OPTIMIZER_KINDS = (Kind.OPTIMIZER, Kind.EXPERT_OPTIMIZER)
 
@@ -53,7 +56,9 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
         return Role.MASTER
     rng = any("rng" in part or "random" in part for part in parts)
     counts_steps = bool(path) and path[-1].rpartition(".")[2] == "step"
-    if in_optimizer or counts_steps or rng or "lr_scheduler" in parts or not dtype.startswith(_FLOATS):
+    name = ".".join(path)
+    is_weight = dtype.startswith(_FLOATS) or bool(_QUANTISED.fullmatch(name))
+    if in_optimizer or counts_steps or rng or "lr_scheduler" in parts or not is_weight or _SCALES.fullmatch(name):
         return Role.OTHER
     if path and (path[-1] in buffers or path[-1].rpartition(".")[2] in _BUFFERS):
         return Role.BUFFERS
@@ -141,9 +146,7 @@ def sum_safetensors(tensors: Iterable[StoredTensor], name: str) -> tuple[TensorG
     sums: dict[tuple[Role, str], list[int]] = {}
     for tensor in tensors:
         role = find_role([tensor.name], tensor.dtype, Kind.WEIGHTS)
-        # Quantised weights are integers.
-        is_quantised = role is Role.OTHER and tensor.name.endswith((".weight", ".qweight", "_qdata", ":_data"))
-        entry = sums.setdefault((_in_file(Role.WEIGHTS if is_quantised else role, name), tensor.dtype), [0, 0])
+        entry = sums.setdefault((_in_file(role, name), tensor.dtype), [0, 0])
         entry[0] += tensor.elements
         entry[1] += tensor.size_bytes
     return tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items()))

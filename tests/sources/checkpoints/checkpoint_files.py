@@ -30,7 +30,7 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], cut
     header: dict[str, Any] = {}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        size = {"BF16": 2, "F32": 4}[dtype]
+        size = {"BF16": 2, "F32": 4, "I8": 1}[dtype]
         for part in shape:
             size *= part
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}

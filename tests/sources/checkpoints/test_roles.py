@@ -90,3 +90,21 @@ def test_a_distributed_checkpoint_counts_no_steps(tmp_path: Path, trained: tuple
     sizes = sizes_of(tmp_path / "step-5")
     assert sizes.parameters == parameters
     assert parts(sizes)["optimizer"] >= 8 * parameters
+
+
+def test_quantised_weights_are_parameters_and_their_scales_are_not(tmp_path: Path) -> None:
+    """The names and types that torchao's Int8Tensor has in a file of torch.save and in safetensors."""
+    torch = pytest.importorskip("torch")
+    quantised = {
+        "qdata": torch.zeros(8, 16, dtype=torch.int8),
+        "scale": torch.ones(8, 1),
+        "zero_point": torch.zeros(8, 1, dtype=torch.int8),
+    }
+    torch.save({"0.weight": quantised, "0.bias": torch.zeros(8)}, tmp_path / "quantised.pt")
+    (tmp_path / "other").mkdir()
+    tensors = {"0._weight_qdata": ("I8", [8, 16]), "0._weight_scale": ("F32", [8, 1]), "0.bias": ("F32", [8])}
+    write_safetensors(tmp_path / "other" / "model.safetensors", tensors)
+    for path in (tmp_path / "quantised.pt", tmp_path / "other"):
+        sizes = sizes_of(path)
+        assert sizes.parameters == 8 * 16 + 8
+        assert parts(sizes)["weights"] == 8 * 16 + 4 * 8
