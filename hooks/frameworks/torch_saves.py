@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.open_saves import Save
     from perfscope.hooks.timers.saves import SaveTimer
 
 
@@ -76,12 +77,14 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
     def async_save(timer: SaveTimer, *_args: object, **kwargs: object) -> RunningHook:
         with timer.saving("dcp", _checkpoint_path(kwargs), is_asynchronous=True) as timed_save:
             result = yield
-        if timed_save is not None:
-            _watch_future(
-                getattr(result, "upload_completion", result),
-                lambda future: timer.on_drained(timed_save, failed=_has_failed(future)),
-            )
-            _watch_future(getattr(result, "staging_completion", None), lambda _: timer.on_staged(timed_save))
+        if timed_save is None:
+            return
+        upload, staging = getattr(result, "upload_completion", result), getattr(result, "staging_completion", None)
+        for future in (upload, staging):
+            if future is not None:
+                value_or_none(functools.partial(_time_waits, future, capture, timed_save))
+        _watch_future(upload, lambda future: timer.on_drained(timed_save, failed=_has_failed(future)))
+        _watch_future(staging, lambda _: timer.on_staged(timed_save))
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
 
@@ -89,6 +92,15 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
 def _watch_future(future: Any, on_done: Callable[[Any], None]) -> None:
     if hasattr(future, "add_done_callback"):
         future.add_done_callback(on_done)
+
+
+def _time_waits(future: Any, capture: Capture, save: Save) -> None:
+    """Time what training waits for a save by its future."""
+
+    def result(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
+        return timer.waiting_on(save)
+
+    wrap_saves(future, capture, {"result": result})
 
 
 def _checkpoint_path(kwargs: dict[str, object]) -> object:

@@ -23,6 +23,7 @@ class Save:
         is_drained: Whether an asynchronous save was seen to end.
         drained_ns: When it was complete on disk; None where it was not seen, or failed.
         waits: When training waited for its end, later.
+        waiting_since_ns: Since when training waits for it now; None while it does not.
         files: What this process is known to have written.
         is_in_writer: Inside a storage writer, which reports all that is saved in it.
     """
@@ -38,6 +39,7 @@ class Save:
     is_drained: bool = False
     drained_ns: int | None = None
     waits: list[tuple[int, int]] = field(default_factory=list)
+    waiting_since_ns: int | None = None
     files: WrittenFiles = field(default_factory=WrittenFiles)
     is_in_writer: bool = False
 

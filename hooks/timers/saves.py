@@ -138,6 +138,27 @@ class SaveTimer:
                 for save in saves:
                     self.on_drained(save)
 
+    def waiting_on(self, save: Save) -> Generator[None, None, None]:
+        """A hook around a call in which training may wait for one asynchronous save."""
+        began_ns = time.monotonic_ns()
+        waits = self._process.is_training_thread() and not self._open.is_stalling
+        waits = waits and save in self._open.all_draining()
+        save.waiting_since_ns = began_ns if waits else None
+        try:
+            yield
+        finally:
+            now_ns = time.monotonic_ns()
+            if waits:
+                self._step.stalled_ns += now_ns - began_ns
+                self._end_wait(save, now_ns)
+
+    def _end_wait(self, save: Save, now_ns: int) -> None:
+        """Training waits no longer for a save: it goes on, or the save is complete, whichever is first."""
+        with self._end_lock:
+            began_ns, save.waiting_since_ns = save.waiting_since_ns, None
+            if began_ns is not None and now_ns - began_ns >= _SHORTEST_WAIT_NS:
+                save.waits.append((began_ns, now_ns))
+
     @hook_entry
     def on_drained(self, save: Save, *, failed: bool = False) -> None:
         """An asynchronous save lies on disk; called in any thread."""
@@ -147,6 +168,7 @@ class SaveTimer:
         self._step.was_draining = True
         if failed:
             self._note_failure(save, "an asynchronous checkpoint save")
+        self._end_wait(save, now_ns)
         with self._end_lock:
             save.is_drained, save.drained_ns = True, None if failed else now_ns
             is_stalling = save.end_ns is None

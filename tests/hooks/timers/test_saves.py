@@ -258,3 +258,42 @@ def test_waiting_for_an_asynchronous_save_is_an_interval_of_its_own(capture: Cap
     ((began_ns, ended_ns),) = save["waits"]
     assert save["end_ns"] <= began_ns <= ended_ns - 10_000_000
     assert timer.take_step_times()[0] == save["end_ns"] - save["start_ns"] + ended_ns - began_ns
+
+
+def test_a_script_that_waits_for_an_asynchronous_save_is_stalled_by_it(capture: Capture, tmp_path: Path) -> None:
+    result: Future[str] = Future()
+    saver = patched(
+        "torch.distributed.checkpoint.state_dict_saver",
+        save=lambda *_a, **_k: None,
+        async_save=lambda *_a, **_k: result,
+    )
+    returned = saver.async_save({}, checkpoint_id="x")
+    assert capture.save_timer.take_step_times()[0] is not None
+    threading.Timer(0.05, lambda: result.set_result("saved")).start()
+    assert returned.result(timeout=10) == "saved"
+    time.sleep(0.02)
+    (save,) = lines(tmp_path)
+    ((began_ns, ended_ns),) = save["waits"]
+    assert save["end_ns"] <= began_ns <= ended_ns - 30_000_000
+    assert ended_ns <= save["drained_ns"]
+    stalled_ns = capture.save_timer.take_step_times()[0]
+    assert stalled_ns is not None
+    assert ended_ns - began_ns <= stalled_ns < ended_ns - began_ns + 20_000_000
+    assert returned.result() == "saved"  # it waits no longer
+    assert capture.save_timer.take_step_times() == (None, None)
+
+
+def test_a_wait_that_times_out_raises_as_without_us(capture: Capture, tmp_path: Path) -> None:
+    result: Future[str] = Future()
+    saver = patched(
+        "torch.distributed.checkpoint.state_dict_saver",
+        save=lambda *_a, **_k: None,
+        async_save=lambda *_a, **_k: result,
+    )
+    saver.async_save({}, checkpoint_id="x")
+    with pytest.raises(TimeoutError):
+        result.result(timeout=0.01)
+    assert not capture.dead
+    result.set_result("saved")
+    (save,) = lines(tmp_path)
+    assert len(save["waits"]) == 1
