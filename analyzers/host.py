@@ -1,10 +1,11 @@
 """Where the host's time went, from a trace of a run on CPUs: operators, communication, data loading and the rest.
 
 A moment is *compute* where any thread is inside an operator that computes; *communication* where a collective is in
-flight (``gloo:``, ``c10d::``), and exposed where no operator computes meanwhile; *data loading* where a loader is
-fetching and neither of the two goes on. The rest is *other*: Python, the framework, waiting. Compute, exposed
-communication, exposed data loading and other add up to the window exactly. In a trace with GPU events the device's time
-is the answer instead.
+flight (``gloo:``, ``c10d::``) or a thread calls another worker (``rpc_sync#``, the distributed backward pass), and
+exposed where no operator computes meanwhile; *data loading* where a loader is fetching and neither of the two goes on.
+The rest is *other*: time outside of operators, which ``perfscope.analyzers.shared.outside_operators`` splits by what
+Python did. Compute, exposed communication, exposed data loading and other add up to the window exactly. In a trace with
+GPU events the device's time is the answer instead.
 
 The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
 gradients to be reduced.
@@ -18,6 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
+from perfscope.analyzers.shared.outside_operators import OutsideTime, attribute_outside, kinds_in_us, outside_section
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section, first_rows, percent_of
@@ -27,8 +29,10 @@ from perfscope.tables.trace import HostSpans, Trace, distinct
 _COMMUNICATION = (
     "gloo:", "nccl:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
     "record_param_comms", "torch_ccl::", "oneccl", "RecvActivation", "RecvGrad", "SendActivation", "SendGrad",
+    "rpc_sync#", "rpc_async#", "rpc_torchscript#", "rpc_remote#", "to_here#", "torch::distributed::autograd::",
 )  # fmt: skip
 _WRAPPERS = ("autograd::engine::evaluate_function",)
+_MODULE = "nn.Module: "
 _LOADING = ("enumerate(DataLoader)",)
 _MOST_OPERATORS = 20
 _MOST_STEP_ROWS = 64
@@ -93,13 +97,26 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class HostRank:
-    """The host's time in one trace."""
+    """The host's time in one trace.
+
+    Attributes:
+        rank: The rank; absent where nothing states it.
+        trace: The file.
+        total: Its whole window.
+        steps: Its steps by their names.
+        operators: Its operators.
+        outside: What the thread of the steps did in the part that is *other*; the durations add up to it exactly.
+        has_frames: Python stacks were recorded.
+        is_damaged: A part of the trace is lost.
+    """
 
     rank: int | None
     trace: str
     total: HostParts
     steps: tuple[tuple[str, HostParts], ...]
     operators: tuple[OperatorTime, ...]
+    outside: tuple[OutsideTime, ...]
+    has_frames: bool
     is_damaged: bool
 
 
@@ -127,6 +144,9 @@ class HostTime:
                     **rank.total.data(),
                     "damaged": rank.is_damaged,
                     "steps": [{"name": name, **parts.data()} for name, parts in rank.steps],
+                    "has_stacks": rank.has_frames,
+                    "outside_operators_by_kind": kinds_in_us(rank.outside),
+                    "outside_operators": [part.data() for part in rank.outside],
                 }
                 for rank in self.ranks
             ],
@@ -151,6 +171,8 @@ class HostTime:
         if steps:
             columns = (Column("Rank"), Column("Step"), *_COLUMNS)
             sections.append(Section("Host time by step", columns, *first_rows(steps, _MOST_STEP_ROWS)))
+        if any(rank.has_frames for rank in self.ranks):
+            sections.append(outside_section([(_label(rank), rank.total.window, rank.outside) for rank in self.ranks]))
         return (*sections, self._operators())
 
     def _operators(self) -> Section:
@@ -189,6 +211,8 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
         for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
     ]
     start, end = _window(trace, windows)
+    gaps = (compute | communication | loading).gaps(start, end)
+    frames, modules = _of_training_thread(trace)
     return (
         HostRank(
             rank=trace.rank,
@@ -196,6 +220,8 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             total=_parts(start, end, compute, communication, loading),
             steps=tuple((name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows),
             operators=_operator_times(trace, is_communication),
+            outside=attribute_outside(gaps, frames, modules, trace.names),
+            has_frames=bool(len(frames)),
             is_damaged=bool(trace.damage),
         ),
     )
@@ -217,12 +243,29 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     )
     notes = [
         "From traces without GPU events. Compute, exposed communication, data loading and other add up to the window. "
-        "Other is Python, the framework and waiting."
+        "Other is time outside of operators."
     ]
+    not_recorded = [rank for rank in ranks if not rank.has_frames]
+    if not_recorded:
+        labels = "" if len(not_recorded) == len(ranks) else f" on rank {', '.join(map(_label, not_recorded))}"
+        notes.append(
+            f"The time outside of operators is not attributed{labels}: record with `--stack` to see which functions "
+            "sleep, wait, read files or run Python."
+        )
     without_steps = [_label(rank) for rank in ranks if not rank.steps]
     if without_steps:
         notes.append(f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported.")
     return HostTime(tuple(ranks), _add_up_operators(ranks), tuple(notes))
+
+
+def _of_training_thread(trace: Trace) -> tuple[HostSpans, HostSpans]:
+    """The Python frames, and the ranges of modules, of the thread that runs the steps."""
+    marks = trace.steps if len(trace.steps) else trace.operators
+    threads, counts = np.unique(marks.thread, return_counts=True)
+    thread = threads[counts.argmax()]
+    modules = trace.annotated(_MODULE)
+    frames = trace.operators.take(np.zeros(0, np.int64)) if trace.frames is None else trace.frames
+    return frames.take(frames.thread == thread), modules.take(modules.thread == thread)
 
 
 def self_times(spans: HostSpans) -> Int64:

@@ -139,7 +139,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
     Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN_AND_TRACES, partials_of="operations"),
     Analyzer("breakdown", "perfscope.analyzers.breakdown", Reads.TRACES),
-    Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS),
+    Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS | Events.FRAMES),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
     Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),

@@ -41,6 +41,7 @@ class Events(Flag):
         ANNOTATIONS: Ranges that user code and frameworks marked: ``ProfilerStep#N``, ``nccl:all_reduce``.
         OPERATORS: Operators of the framework, such as ``aten::mm``.
         OPERATOR_TIMES: When threads were inside operators, for ``Trace.in_operators``.
+        FRAMES: Python functions, where the profiler recorded stacks.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
     """
 
@@ -50,6 +51,7 @@ class Events(Flag):
     OPERATORS = auto()
     PRODUCTS = auto()
     OPERATOR_TIMES = auto()
+    FRAMES = auto()
 
 
 NO_EVENTS = Events(0)
@@ -216,6 +218,7 @@ class Trace:
         groups: Process groups, by name.
         collectives: The profiler's metadata of communication kernels.
         in_operators: When threads were inside operators; absent unless they or the operators were requested.
+        frames: Python functions as they ran; absent unless they were requested, empty without recorded stacks.
         products: Matrix products; absent unless they were requested.
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
             kernels and their launches alone), or ``""`` where the trace does not say so.
@@ -237,6 +240,7 @@ class Trace:
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     in_operators: ThreadSpans | None = None
+    frames: HostSpans | None = None
     products: Products | None = None
     activities: str = ""
     damage: tuple[str, ...] = ()

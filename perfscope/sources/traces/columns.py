@@ -51,6 +51,7 @@ class Columns:
         collectives: The metadata of communication kernels, each distinct one once.
         groups: Of each process group that a kernel names: description, ranks and size as they are written.
         dropped: How many events were left out, by reason.
+        requested: The kinds of events that are collected.
     """
 
     def __init__(self, requested: Events) -> None:
@@ -58,7 +59,7 @@ class Columns:
         self.collectives: list[Collective] = []
         self.groups: dict[str, tuple[str, str, int]] = {}
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
-        self._requested = requested
+        self.requested = requested
         self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
@@ -78,7 +79,7 @@ class Columns:
                 by_category.setdefault(event.cat, []).append(event)
         for category, members in by_category.items():
             kind = KIND.get(category)
-            is_requested = kind in self._requested if kind else False
+            is_requested = kind in self.requested if kind else False
             if kind is None or not (is_requested or (kind is Events.OPERATORS and self._needs_operator_times)):
                 continue
             if kind is Events.DEVICE:
@@ -112,7 +113,7 @@ class Columns:
     def operators(self) -> HostSpans:
         """The operators, where they are requested; those that were collected for their times alone are left out."""
         operators = self.host_spans(Events.OPERATORS)
-        return operators if Events.OPERATORS in self._requested else operators.take(np.zeros(0, np.int64))
+        return operators if Events.OPERATORS in self.requested else operators.take(np.zeros(0, np.int64))
 
     def add_operator_times(self, spans: ThreadSpans) -> None:
         """Add when threads were inside operators."""
@@ -120,7 +121,7 @@ class Columns:
 
     def in_operators(self) -> ThreadSpans | None:
         """When threads were inside operators; None where neither these times nor the operators are requested."""
-        if not self._requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
+        if not self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
             return None
         operators = self.host_spans(Events.OPERATORS)
         own = ThreadSpans(operators.start_ns, operators.end_ns, operators.thread)

@@ -32,6 +32,7 @@ KIND = {
     "ProfilerStep": Events.ANNOTATIONS,
     "cpu_op": Events.OPERATORS,
     "Operator": Events.OPERATORS,
+    "python_function": Events.FRAMES,
 }
 
 

@@ -24,6 +24,7 @@ from perfscope.tables.trace import Events
 
 #: Two letters of a category, its closing quote included, which no two categories of different kinds share.
 _KEY_LETTERS = 0, 5
+_HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES
 _BRACE = ord("{")
 _SPACE = ord(" ")
 _COMMA = ord(",")
@@ -189,7 +190,7 @@ class Scanner:
         kinds = self._kinds[first << 8 | second]
         kinds[~fits] = 0
         device = np.flatnonzero(kinds == Events.DEVICE.value)
-        host = np.flatnonzero((kinds == Events.CALLS.value) | (kinds == Events.ANNOTATIONS.value))
+        host = np.flatnonzero(np.isin(kinds, [kind.value for kind in _HOST_KINDS]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         host_texts = block.cut(starts[host], stops[host])
         if self.operator_times is not None:

@@ -1,0 +1,249 @@
+"""What the host did outside of operators: against a slow oracle, and on traces of loops with a known fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.analyzers import host
+from perfscope.analyzers.shared.intervals import union
+from perfscope.analyzers.shared.outside_operators import KINDS, attribute_outside
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import ALL_EVENTS, Events, HostSpans
+from tests.conftest import ROOT
+from tests.sources.traces.making import AUTOGRAD, Event, span, step, write
+
+EVENTS = ALL_EVENTS | Events.FRAMES
+TRACES = ROOT / "fixtures" / "traces"
+NAMES = (
+    "train.py(3): loop",
+    "data.py(9): load",
+    "<built-in function sleep>",
+    "<method 'read' of '_io.FileIO' objects>",
+)
+COMMUNICATION = ("gloo:", "c10d::", "rpc_sync#", "rpc_async#", "to_here#", "torch::distributed::autograd::")
+
+
+def spans(rows: list[tuple[int, int, int]]) -> HostSpans:
+    """Spans of one thread: name, start and length."""
+    ordered = sorted(rows, key=lambda row: row[1])
+    name, start, length = (
+        (np.array(column, np.int64) for column in zip(*ordered, strict=True)) if rows else (np.zeros(0, np.int64),) * 3
+    )
+    zeros = np.zeros(len(rows), np.int64)
+    return HostSpans(name.astype(np.int32), start, length, zeros, zeros, zeros - 1, zeros - 1)
+
+
+@st.composite
+def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 3) -> list[tuple[int, int, int]]:
+    """Frames as a thread has them: each lies in the one around it."""
+    rows: list[tuple[int, int, int]] = []
+    while begin < end and depth and draw(st.booleans()):
+        start = draw(st.integers(begin, end - 1))
+        stop = draw(st.integers(start + 1, end))
+        rows.append((draw(st.integers(0, len(NAMES) - 1)), start, stop - start))
+        rows += draw(nested(start, stop, depth - 1))
+        begin = stop
+    return rows
+
+
+def oracle(frames: list[tuple[int, int, int]], modules: list[tuple[int, int, int]], gaps: set[int]) -> dict[Any, int]:
+    """Nanosecond by nanosecond; of frames that begin together the longer one is outside, as in the trace."""
+    times: dict[Any, int] = {}
+    for moment in gaps:
+        covering = [row for row in frames if row[1] <= moment < row[1] + row[2]]
+        covering.sort(key=lambda row: (row[1], -row[2]))
+        python = [NAMES[name] for name, _, _ in covering if not NAMES[name].startswith("<")]
+        function = python[-1] if python else ""
+        innermost = NAMES[covering[-1][0]] if covering else ""
+        if "sleep" in innermost:
+            key = ("sleep", function, "sleep")
+        elif "read" in innermost:
+            key = ("I/O", function, "read of '_io.FileIO' objects")
+        elif innermost:
+            key = ("Python", innermost, "")
+        else:
+            around = [row for row in modules if row[1] <= moment < row[1] + row[2]]
+            around.sort(key=lambda row: (row[1], -row[2]))
+            key = ("not attributed", NAMES[around[-1][0]] if around else "", "")
+        times[key] = times.get(key, 0) + 1
+    return times
+
+
+@given(nested(), nested(), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=5))
+def test_every_nanosecond_goes_to_the_innermost_frame(
+    frames: list[tuple[int, int, int]], modules: list[tuple[int, int, int]], gaps: list[tuple[int, int]]
+) -> None:
+    # Frames that begin and end together have no order.
+    frames, modules = ([row for index, row in enumerate(rows) if row[1:] not in [other[1:] for other in rows[:index]]]
+                       for rows in (frames, modules))  # fmt: skip
+    modules = [(0, start, length) for _, start, length in modules]
+    start = np.array([begin for begin, _ in gaps], np.int64)
+    between = union(start, start + np.array([length for _, length in gaps], np.int64))
+    moments = {moment for begin, length in gaps for moment in range(begin, begin + length)}
+    parts = attribute_outside(between, spans(frames), spans(modules), NAMES)
+    assert {(part.kind, part.function, part.call): part.duration_ns for part in parts} == oracle(
+        frames, modules, moments
+    )
+
+
+def analyzed(tmp_path: Path, *events: Event) -> dict[str, Any]:
+    partial = host.measure(read_trace(write(tmp_path / "rank0.json", list(events)), EVENTS))
+    assert partial is not None
+    result: Any = host.analyze([partial]).data()
+    data: dict[str, Any] = result
+    return data
+
+
+def read(name: str) -> tuple[host.HostTime, host.HostRank]:
+    partial = host.measure(read_trace(TRACES / name, EVENTS))
+    assert partial
+    return host.analyze([partial]), partial[0]
+
+
+def test_the_parts_add_up_to_other_and_operators_have_none(tmp_path: Path) -> None:
+    found = analyzed(
+        tmp_path,
+        step(1, 0, 1000),
+        span("cpu_op", "aten::mm", 300, 400),
+        span("python_function", "train.py(3): loop", 0, 900),
+        span("python_function", "<built-in function sleep>", 350, 500),
+        span("python_function", "other.py(1): thread", 0, 1000, tid=AUTOGRAD),
+    )
+    (rank,) = found["ranks"]
+    assert {(part["kind"], part["function"], part["call"]): round(1000 * part["us"]) for part in
+            rank["outside_operators"]} == {
+        ("Python", "train.py(3): loop", None): 300 + 400,
+        ("sleep", "train.py(3): loop", "sleep"): 100,
+        ("not attributed", None, None): 100,
+    }  # fmt: skip
+    assert sum(rank["outside_operators_by_kind"].values()) == pytest.approx(rank["other_us"])
+
+
+def test_without_stacks_the_note_says_how_to_record_them(tmp_path: Path) -> None:
+    found = analyzed(tmp_path, step(1, 0, 1000), span("cpu_op", "aten::mm", 300, 400))
+    (rank,) = found["ranks"]
+    assert not rank["has_stacks"]
+    assert rank["outside_operators_by_kind"]["not_attributed_us"] == rank["other_us"]
+    assert any("record with `--stack`" in note for note in found["notes"])
+
+
+def test_without_stacks_modules_name_the_time_inside_them(tmp_path: Path) -> None:
+    found = analyzed(
+        tmp_path,
+        step(1, 0, 1000),
+        span("user_annotation", "nn.Module: blocks.0.mlp", 100, 500),
+        span("cpu_op", "aten::mm", 300, 400),
+    )
+    (rank,) = found["ranks"]
+    by_function = {part["function"]: round(1000 * part["us"]) for part in rank["outside_operators"]}
+    assert by_function == {"nn.Module: blocks.0.mlp": 300, None: 600}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "function"),
+    [
+        ("<built-in method acquire of _thread.lock object at 0x7f>", "waiting", None),
+        ("<built-in method wait of torch._C.Future object at 0x7f>", "waiting", None),
+        ("<built-in method get of _queue.SimpleQueue object at 0x7f>", "waiting", None),
+        ("<built-in method get of dict object at 0x7f>", "Python", None),
+        ("<built-in method join of str object at 0x7f>", "Python", None),
+        ("<built-in function listdir>", "I/O", None),
+        ("<built-in method replace of str object at 0x7f>", "Python", None),
+        ("<built-in method recv of _socket.socket object at 0x7f>", "I/O", None),
+        ("train.py(7): sleep", "Python", "train.py(7): sleep"),
+    ],
+)
+def test_kinds(name: str, kind: str, function: str | None, tmp_path: Path) -> None:
+    found = analyzed(
+        tmp_path, step(1, 0, 100), span("cpu_op", "aten::mm", 0, 10), span("python_function", name, 10, 100)
+    )
+    (part,) = found["ranks"][0]["outside_operators"]
+    assert (part["kind"], part["function"]) == (kind, function)
+
+
+@pytest.mark.parametrize(
+    ("loop", "kind", "function", "call"),
+    [
+        ("sleeping", "sleep", "loops.py(23): sleeping", "sleep"),
+        ("computing", "Python", "loops.py(28): tokenize", ""),
+        ("reading", "I/O", "loops.py(40): load", "read of _io.FileIO"),
+    ],
+)
+def test_the_function_that_took_the_time_is_named(loop: str, kind: str, function: str, call: str) -> None:
+    result, rank = read(f"loops/{loop}.pt.trace.json.gz")
+    worst = rank.outside[0]
+    assert (worst.kind, worst.function, worst.call) == (kind, function, call)
+    assert worst.duration_ns > 0.8 * rank.total.window
+    assert sum(part.duration_ns for part in rank.outside) == rank.total.other
+    (section,) = [section for section in result.sections() if section.title == "Host time outside of operators"]
+    assert section.rows[0][1:4] == (kind, function, call or "its own code")
+
+
+def test_a_clean_loop_has_no_such_function() -> None:
+    _, rank = read("loops/clean.pt.trace.json.gz")
+    assert max(part.duration_ns for part in rank.outside) < 0.2 * rank.total.window
+    assert {part.kind for part in rank.outside} <= {"Python", "not attributed"}
+    assert set(KINDS) > {part.kind for part in rank.outside}
+    assert sum(part.duration_ns for part in rank.outside) == rank.total.other
+
+
+def oracle_parts(name: str) -> dict[str, int]:
+    """Compute and communication of a trace, event by event over all borders between events."""
+    document = json.loads(gzip.decompress((TRACES / name).read_bytes()), parse_float=Decimal)
+    events = [
+        (event["name"], int(1000 * event["ts"]), int(1000 * (event["ts"] + event["dur"])), event["tid"])
+        for event in document["traceEvents"]
+        if event.get("cat") in ("cpu_op", "user_annotation")
+    ]
+    steps = [event for event in events if event[0].startswith("ProfilerStep#")]
+    annotations = {event["name"] for event in document["traceEvents"] if event.get("cat") == "user_annotation"}
+    borders = sorted({border for event in events for border in event[1:3]})
+    parts = dict.fromkeys(("compute", "communication", "exposed_communication", "other"), 0)
+    for begin, end in pairwise(borders):
+        if not min(event[1] for event in steps) <= begin < max(event[2] for event in steps):
+            continue
+        now = [event for event in events if event[1] <= begin and end <= event[2]]
+        talking = {event[3] for event in now if event[0].startswith(COMMUNICATION)}
+        computing = any(
+            event[0] not in annotations
+            and not event[0].startswith((*COMMUNICATION, "autograd::engine::evaluate_function"))
+            and event[3] not in talking
+            for event in now
+        )
+        parts["compute"] += (end - begin) * computing
+        parts["communication"] += (end - begin) * bool(talking)
+        parts["exposed_communication"] += (end - begin) * (bool(talking) and not computing)
+        parts["other"] += (end - begin) * (not computing and not talking)
+    return parts
+
+
+@pytest.mark.parametrize("name", ["rpc2/rank1", "gloo_async2/rank0", "gloo_async2/rank1", "gloo2/rank0"])
+def test_waiting_for_other_workers_is_communication(name: str) -> None:
+    _, rank = read(f"{name}.pt.trace.json.gz")
+    assert {part: getattr(rank.total, part) for part in oracle_parts(f"{name}.pt.trace.json.gz")} == oracle_parts(
+        f"{name}.pt.trace.json.gz"
+    )
+
+
+def test_calls_to_rpc_workers_are_not_compute() -> None:
+    _, rank = read("rpc2/rank1.pt.trace.json.gz")
+    waits = {operator.name for operator in rank.operators if operator.is_communication}
+    assert {"rpc_sync#forward(-> server)", "torch::distributed::autograd::backward"} <= waits
+    assert "rpc_async#optimizers of 1 workers" in waits
+    assert rank.total.exposed_communication > 0.8 * rank.total.window
+    assert rank.total.compute < 0.02 * rank.total.window
+
+
+def test_an_asynchronous_collective_hides_behind_compute_and_its_wait_is_exposed() -> None:
+    _, rank = read("gloo_async2/rank1.pt.trace.json.gz")
+    assert 0 < rank.total.exposed_communication < rank.total.communication
