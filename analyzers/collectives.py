@@ -19,19 +19,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, calls_by_group
 from perfscope.analyzers.communication.matching import MatchedCalls, join_windows, match
+from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
+from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import Column, Json, Section, percent
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 from perfscope.units import format_bytes
 
 _MOST_ENDS = 256
 _MOST_ROWS = 40
-_ALL_TO_ALL_LIKE = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"))
-_ONE_TO_ONE_LIKE = frozenset(("broadcast", "reduce", "send_recv", "send", "recv"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,7 @@ class RankCalls:
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
         compute: The time that compute covers, in nanoseconds.
         groups: Its operations by group.
+        gpu: Name of the GPU; ``""`` where not stated.
     """
 
     rank: int | None
@@ -58,6 +60,7 @@ class RankCalls:
     last_ns: int
     compute: int
     groups: tuple[GroupCalls, ...]
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Operation:
         transfer: Median transfer time, in nanoseconds; absent likewise.
         covered: The time that it covers, over all ranks.
         hidden: The part of that time during which compute runs.
+        link: The fastest link of its GPUs; absent where they differ or are not listed.
     """
 
     kind: Kind
@@ -87,6 +91,7 @@ class Operation:
     transfer: float | None
     covered: int
     hidden: int
+    link: Link | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -95,17 +100,28 @@ class Operation:
 
     @property
     def algbw_gb_s(self) -> float | None:
-        """Size over transfer time, in 10**9 bytes a second; absent where either is not known."""
-        if self.kind.bytes <= 0 or not self.transfer:
-            return None
-        return self.kind.bytes / self.transfer
+        """Size over transfer time, in 10**9 bytes a second; absent where either is not known, or it cannot be."""
+        return None if self.doubt else self._algbw_gb_s
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """The rate over the slowest link; absent where the group's size is not known, or no formula is."""
-        factor = bus_factor(self.kind.operation, self.group_size)
-        algbw = self.algbw_gb_s
-        return None if factor is None or algbw is None else algbw * factor
+        """The rate over the slowest link; absent where the group's size or a formula is not known, or it cannot be."""
+        return self._checked_busbw.value
+
+    @property
+    def doubt(self) -> str:
+        """Why its bandwidth is withheld; empty where it is not."""
+        return self._checked_busbw.doubt
+
+    @property
+    def _algbw_gb_s(self) -> float | None:
+        return self.kind.bytes / self.transfer if self.kind.bytes > 0 and self.transfer else None
+
+    @property
+    def _checked_busbw(self) -> Checked:
+        algbw = self._algbw_gb_s
+        what = f"{self.kind.operation} over {format_bytes(max(0, self.kind.bytes))}"
+        return check_busbw(algbw, self.kind.operation, self.group_size, self.link, what)
 
     @property
     def wait_fraction(self) -> float | None:
@@ -134,6 +150,7 @@ class Operation:
             "algbw_gb_s": self.algbw_gb_s,
             "busbw_gb_s": self.busbw_gb_s,
             "is_lower_bound": not self.is_complete,
+            "doubt": self.doubt or None,
             "overlap_fraction": self.overlap_fraction,
         }
 
@@ -190,23 +207,6 @@ class Collectives:
         return (Section("Collectives", columns, rows, self.notes),)
 
 
-def bus_factor(operation: str, ranks: int | None) -> float | None:
-    """The factor from algbw to busbw in nccl-tests for a group of n ranks.
-
-    Absent where it needs an unknown n, and of operations for which nccl-tests has none.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", None)
-    (1.5, 0.75, 1.0)
-    >>> bus_factor("all_to_all_v", 4), bus_factor("", 4)
-    (None, None)
-    """
-    if operation == "all_reduce":
-        return None if not ranks else 2 * (ranks - 1) / ranks
-    if operation in _ALL_TO_ALL_LIKE:
-        return None if not ranks else (ranks - 1) / ranks
-    return 1.0 if operation in _ONE_TO_ONE_LIKE else None
-
-
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
     """The communication of each device of one trace; None where the trace contains no device events."""
     if not len(trace.device):
@@ -228,6 +228,7 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
         last_ns=trace.base_ns + int(events.end_ns[rows].max()),
         compute=compute.measure,
         groups=calls_by_group(trace, device, compute, _MOST_ENDS),
+        gpu=trace.devices[device] if 0 <= device < len(trace.devices) else "",
     )
 
 
@@ -249,7 +250,8 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
         for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
             rows.setdefault((first.role, size, kind), []).append((calls, matched[key]))
-    operations = [_operation(role, size, kind, members) for (role, size, kind), members in rows.items()]
+    link = _find_link({part.gpu for partial in partials for part in partial})
+    operations = [_operation(role, size, kind, members, link) for (role, size, kind), members in rows.items()]
     unmatched = sum(group.unmatched for group in matched.values())
     return Collectives(
         operations=tuple(sorted(operations, key=_by_duration)),
@@ -304,8 +306,18 @@ def _number_ranks_and_runs(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCal
         yield part, rank, runs.index(part.process)
 
 
+def _find_link(names: set[str]) -> Link | None:
+    """The fastest link of the GPUs; absent where they differ."""
+    gpu = lookup_gpu(next(iter(names))) if len(names) == 1 else None
+    return gpu.link if gpu else None
+
+
 def _operation(
-    role: str, size: int | None, kind: Kind, members: Sequence[tuple[Mapping[int, GroupCalls], MatchedCalls]]
+    role: str,
+    size: int | None,
+    kind: Kind,
+    members: Sequence[tuple[Mapping[int, GroupCalls], MatchedCalls]],
+    link: Link | None,
 ) -> Operation:
     duration = covered_ns = hidden_ns = calls = wait = 0
     transfers = []
@@ -334,6 +346,7 @@ def _operation(
         transfer=float(np.median(transfer)) if len(transfer) else None,
         covered=covered_ns,
         hidden=hidden_ns,
+        link=link,
     )
 
 
@@ -364,4 +377,5 @@ def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:
         )
     if unmatched:
         notes.append(f"{unmatched} operations have no match on every rank of their group; waiting leaves them out.")
+    notes += [operation.doubt for operation in operations if operation.doubt]
     return tuple(notes)

@@ -23,6 +23,7 @@ from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section, in_unit, percent
 from perfscope.tables.columns import Int64, present
+from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
 
 #: A larger difference between counter and integrated power is a warning.
@@ -30,6 +31,8 @@ DISAGREEMENT = 0.05
 #: Shorter than this, NVML's averaging at both ends can be 5 % of the energy by itself.
 _SHORTEST_COMPARED_NS = 10 * NS_PER_S
 _MOST_RANKS_SHOWN = 16
+#: NVML's power may exceed the limit for moments, not on average.
+_MOST_OF_LIMIT = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,8 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
         reason = "no undisturbed step lies between two samples of power"
     counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
     seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
+    power_w = float(joules.sum()) / seconds if seconds > 0 else None
+    reason = reason or _doubt_power(used.samples, power_w)
     return GpuEnergy(
         host=used.samples.host,
         uuid=used.samples.uuid,
@@ -191,7 +196,7 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
         ranks=used.ranks,
         steps=int(covered.sum()),
         step_j=float(joules.mean()) if reason is None else None,
-        power_w=float(joules.sum()) / seconds if reason is None and seconds > 0 else None,
+        power_w=power_w if reason is None else None,
         counter_j=counter_j,
         integrated_j=integrated_j,
         compared_s=compared_s,
@@ -211,6 +216,17 @@ def _find_obstacle(used: UsedGpu, run: Run) -> str | None:
             "this run"
         )
     return None
+
+
+def _doubt_power(samples: GpuSamples, power_w: float | None) -> str | None:
+    """Why a mean power cannot be: it is far above the GPU's limit; None where it can."""
+    limit_w = samples.power_limit_mw / KILO if samples.power_limit_mw else None
+    if power_w is None or limit_w is None or power_w <= _MOST_OF_LIMIT * limit_w:
+        return None
+    return (
+        f"Withheld: the mean power would be {power_w:.0f} W, above the limit of {limit_w:.0f} W, which cannot be. What "
+        "may be wrong: samples of another GPU, or a clock that jumped"
+    )
 
 
 def _compare_with_counter(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare
+from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
-from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
 from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.trained_run import (
     Device,
@@ -22,6 +22,7 @@ from perfscope.analyzers.flops.trained_run import (
     find_recomputation,
     find_trained_model,
 )
+from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import GIGA, NS_PER_S
@@ -91,6 +92,7 @@ class Utilisation:
             "dtype": self.device.precision.main,
             "precision": self.device.precision.data(),
             "peak_tflops": self.device.peak_tflops,
+            "doubt": self.headline.reason or None,
             "checkpointing": str(self.checkpointing),
             "counted": self.counted.data() if self.counted else None,
             "notes": list(self.notes),
@@ -155,10 +157,22 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
             *trained.notes,
             *device.notes,
             *checkpointing_notes,
+            *describe_doubts(conventions, step),
+            *_doubt_ranks(run, traced),
             *explain_spread(step, conventions),
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
     )
+
+
+def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:
+    """Doubt where ranks that train the same part of the model counted different numbers of operations a step."""
+    coordinates = {rank.rank: rank.parallel for rank in run.ranks}
+    twins: dict[tuple[int, int], list[Operations]] = {}
+    for operations in traced:
+        place = coordinates.get(-1 if operations.rank is None else operations.rank, {})
+        twins.setdefault((place.get("pp", 0), place.get("tp", 0)), []).append(operations)
+    return tuple(doubt for ranks in twins.values() for doubt in doubt_twins(ranks))
 
 
 def _representative(run: Run, traced: Sequence[Operations], gpus: int) -> Sequence[Operations]:
@@ -174,6 +188,10 @@ def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Conventi
     times_ns = find_undisturbed(tables).times_ns()
     timed = {number: step._replace(step_ns=wall_ns) for number, wall_ns in sorted(times_ns.items())}
     return tuple(
-        StepUtilisation(number, timed_step.tflops_per_gpu(per_token), timed_step.utilisation(per_token))
+        StepUtilisation(
+            number,
+            timed_step.tflops_per_gpu(per_token),
+            check_share(timed_step.utilisation(per_token), f"the MFU of step {number}", UTILISATION_CAUSES).value,
+        )
         for number, timed_step in timed.items()
     )

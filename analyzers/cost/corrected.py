@@ -13,6 +13,7 @@ from statistics import mean
 
 from perfscope.analyzers.breakdown import Breakdown, RankParts
 from perfscope.analyzers.cost.result import LARGEST_REPRESENTATIVE_SLOWDOWN, Cost
+from perfscope.analyzers.shared.doubt import check_share
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.report import Column, Json, Section, milliseconds, percent
@@ -20,6 +21,8 @@ from perfscope.wire import LIGHT
 
 #: A light window that slowed its steps by less changed no share by more than two points.
 _LARGEST_LIGHT_SLOWDOWN = 0.02
+
+_CAUSES = "steady-state steps that did less than the profiled ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class CorrectedShares:
     Attributes:
         rank, device: The device, and the rank that used it.
         step_s: Median steady-state step of the rank.
-        compute, exposed_copy: Shares of it.
+        compute, exposed_copy: Shares of it; absent where they would be above 1.
         exposed_communication: Likewise; absent of a window with operators.
         rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
             so that the correction does not hold.
@@ -38,8 +41,8 @@ class CorrectedShares:
     rank: int
     device: int
     step_s: float
-    compute: float
-    exposed_copy: float
+    compute: float | None
+    exposed_copy: float | None
     exposed_communication: float | None
     rest: float | None
 
@@ -147,8 +150,8 @@ def _correct(parts: RankParts, rank: int, step_s: float, *, is_light: bool) -> C
         rank=rank,
         device=parts.device,
         step_s=step_s,
-        compute=compute,
-        exposed_copy=copy,
-        exposed_communication=communication if is_light else None,
+        compute=check_share(compute, "compute", _CAUSES).value,
+        exposed_copy=check_share(copy, "exposed copies", _CAUSES).value,
+        exposed_communication=check_share(communication, "exposed communication", _CAUSES).value if is_light else None,
         rest=rest if holds else None,
     )

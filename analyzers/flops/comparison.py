@@ -7,11 +7,12 @@ with the recomputed operations added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from perfscope.analyzers.flops import per_token
 from perfscope.analyzers.flops.formulas import FORMULAS, PAPER_FORMULAS, Formula, bigscience_formula
+from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
@@ -50,7 +51,7 @@ class Step(NamedTuple):
         return flops_per_token * self.tokens / (self.step_ns / NS_PER_S) / self.gpus / TERA
 
     def utilisation(self, flops_per_token: int) -> float | None:
-        """The share of the peak; absent without a peak."""
+        """The share of the peak, however large; absent without a peak."""
         return None if self.peak_tflops is None else self.tflops_per_gpu(flops_per_token) / self.peak_tflops
 
 
@@ -117,6 +118,21 @@ def variants(step: Step) -> tuple[Convention, ...]:
         return passes
     recomputed, term = (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
     return (*passes, _add_recomputation(step, _six_n(step), recomputed, term))
+
+
+def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:
+    """Why MFU and HFU are withheld, in one sentence for all conventions; empty where they are not."""
+    withheld = [
+        convention
+        for convention in conventions
+        if convention.flops_per_token is not None and convention.mfu is None and convention.hfu is None
+    ]
+    if not withheld or step.peak_tflops is None:
+        return ()
+    shares = [step.utilisation(convention.flops_per_token or 0) or 0.0 for convention in withheld]
+    names = ", ".join(f"`{convention.name}`" for convention in withheld)
+    largest = check_share(max(shares), f"MFU or HFU by {names}", UTILISATION_CAUSES)
+    return (largest.doubt.replace("would be", "would be up to") if len(withheld) > 1 else largest.doubt,)
 
 
 def _six_n(step: Step) -> Convention:
@@ -250,7 +266,10 @@ def _evaluate(
     reason: str = "",
 ) -> Convention:
     """A convention with its figure, as MFU or as HFU."""
-    utilisation = step.utilisation(flops_per_token)
+    name_of_share = "HFU" if recomputes else "MFU"
+    utilisation, doubt = check_share(
+        step.utilisation(flops_per_token), f"the {name_of_share} by `{name}`", UTILISATION_CAUSES
+    )
     return Convention(
         name=name,
         formula=formula,
@@ -260,7 +279,7 @@ def _evaluate(
         mfu=None if recomputes else utilisation,
         hfu=utilisation if recomputes else None,
         inputs=inputs,
-        reason=reason,
+        reason=doubt or reason,
     )
 
 

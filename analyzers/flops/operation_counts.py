@@ -35,6 +35,8 @@ _REPEATED = 0.05
 #: Consecutive forward operators over consecutive backward ones: an evaluation before a forward pass has fewer.
 _EVALUATED_TOO = 2.5
 _MATRIX, _STACK = 2, 3
+#: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
+_TWINS_DIFFER = 0.25
 
 
 class Repeats(NamedTuple):
@@ -148,6 +150,22 @@ def _time_products(trace: Trace) -> dict[str, int]:
         if precision is not None:
             kernel_ns[precision] = kernel_ns.get(precision, 0) + int(totals[index])
     return kernel_ns
+
+
+def doubt_twins(ranks: Sequence[Operations]) -> tuple[str, ...]:
+    """A sentence where a rank counted clearly fewer operations a step than another that should do the same."""
+    counted = [rank for rank in ranks if rank.flops_per_step]
+    if not counted:
+        return ()
+    most = max(counted, key=lambda rank: rank.flops_per_step or 0.0)
+    least = min(counted, key=lambda rank: rank.flops_per_step or 0.0)
+    share = (least.flops_per_step or 0.0) / (most.flops_per_step or 1.0)
+    if share > 1 - _TWINS_DIFFER:
+        return ()
+    return (
+        f"Doubtful: rank {least.rank} counted {share:.0%} of the operations per step of rank {most.rank}, which trains "
+        "the same part of the model: their windows hold different parts of steps, or their batches differ.",
+    )
 
 
 def _step_ns(trace: Trace) -> float | None:

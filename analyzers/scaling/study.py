@@ -14,11 +14,13 @@ from enum import StrEnum
 
 from perfscope.analyzers.scaling.fits import Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
-from perfscope.report import Json
+from perfscope.report import Json, percent
 from perfscope.tables.scaling import ClusterSize, ScalingRun
 
 #: Different numbers of GPUs that make a series.
 _LEAST_SIZES = 2
+#: Efficiency so far above 1 is more than the runs' own spread.
+_SUPERLINEAR = 0.02
 
 
 class ScalingKind(StrEnum):
@@ -215,6 +217,14 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
         baseline = series.points[0].cluster
         if baseline.gpus > 1:
             yield f"{series.title}: the baseline of speed-up and efficiency is {baseline}, not one GPU"
+        for point in series.points:
+            if point.efficiency > 1 + _SUPERLINEAR:
+                share = percent(point.efficiency)
+                yield (
+                    f"{series.title}: {point.cluster} is superlinear, with {share:.1f} % of the throughput per GPU of "
+                    f"{baseline}. This can be true (less memory per GPU, a better batch), but check that both runs did "
+                    "the same work, and that the baseline was not disturbed"
+                )
         if any(len(point.speeds) == 1 for point in series.points):
             yield f"{series.title}: some points are single runs, without a spread"
     for run in runs:

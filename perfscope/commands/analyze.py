@@ -61,6 +61,8 @@ Workers = Annotated[
 Precision = Annotated[
     Dtype | None,
     typer.Option(
+        "--precision",
+        "--dtype",
         help="Data type of the matrix products, for the peak of MFU.",
         show_default="as traces and records show it",
         rich_help_panel=_PEAK,

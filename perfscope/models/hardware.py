@@ -22,6 +22,22 @@ _SAME_PEAK = 0.01
 _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
 
 
+class Link(NamedTuple):
+    """The fastest link of a GPU to other GPUs.
+
+    Attributes:
+        name: ``NVLink 4``, ``PCIe 4.0 x16`` and so on.
+        gb_s: 10**9 bytes/s in each direction.
+        source: Where the figure comes from.
+        reduces: Whether its switches can add up what passes through them.
+    """
+
+    name: str
+    gb_s: float
+    source: str
+    reduces: bool = False
+
+
 class Gpu(NamedTuple):
     """One GPU model.
 
@@ -33,6 +49,7 @@ class Gpu(NamedTuple):
         aliases: Other values of ``--gpu``.
         memory_bytes: Memory by the datasheet; a program can see some percent more or less.
         power_w: The default power limit.
+        link: Its fastest link; absent where none is listed.
     """
 
     name: str
@@ -42,6 +59,7 @@ class Gpu(NamedTuple):
     aliases: tuple[str, ...] = ()
     memory_bytes: int = 0
     power_w: int = 0
+    link: Link | None = None
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -65,6 +83,14 @@ class Gpu(NamedTuple):
         return self.dense_tflops[dtype]
 
 
+class _LinkEntry(TypedDict):
+    """A link in ``hardware.toml``."""
+
+    name: str
+    gb_s: float
+    reduces: NotRequired[bool]
+
+
 class _Entry(TypedDict):
     """A GPU in ``hardware.toml``."""
 
@@ -75,6 +101,8 @@ class _Entry(TypedDict):
     aliases: NotRequired[list[str]]
     memory_gb: float
     power_w: int
+    link: NotRequired[_LinkEntry]
+    link_source: NotRequired[str]
 
 
 @cache
@@ -101,6 +129,7 @@ def _entry_texts() -> list[str]:
 
 def _parse_entry(text: str) -> Gpu:
     entry = cast("_Entry", tomllib.loads(text))
+    link = entry.get("link")
     return Gpu(
         name=entry["name"],
         cuda_names=tuple(entry["cuda_names"]),
@@ -109,6 +138,9 @@ def _parse_entry(text: str) -> Gpu:
         aliases=tuple(entry.get("aliases", ())),
         memory_bytes=int(entry["memory_gb"] * GB),
         power_w=entry["power_w"],
+        link=Link(link["name"], link["gb_s"], entry.get("link_source", ""), link.get("reduces", False))
+        if link
+        else None,
     )
 
 

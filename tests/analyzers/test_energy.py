@@ -77,6 +77,18 @@ def test_a_counter_that_differs_by_more_than_5_percent_is_said(tmp_path: Path) -
     assert "8,100 J by its energy counter and 9,000 J" in warning
 
 
+@pytest.mark.parametrize(("limit_w", "is_possible"), [(700, True), (200, False)])
+def test_a_mean_power_above_the_limit_is_withheld(limit_w: int, is_possible: bool, tmp_path: Path) -> None:
+    run = write(tmp_path, lambda _gpu, _t: {"power_mw": 300_000}, head={"power_limit_mw": limit_w * 1000})
+    result = energy.analyze(run) if is_possible else None
+    if result is not None:
+        assert result.gpus[0].power_w == pytest.approx(300)
+        assert result.step_j == pytest.approx(600)
+        return
+    with pytest.raises(MissingInput, match="300 W, above the limit of 200 W, which cannot be"):
+        energy.analyze(run)
+
+
 def test_a_silence_leaves_the_steps_in_it_out(tmp_path: Path) -> None:
     """No power from second 10 to 20: those steps are neither interpolated nor 0."""
     run = write(tmp_path, lambda gpu, t: {} if 10 < t < 20 else {"power_mw": 100_000 if t <= 10 else 300_000})

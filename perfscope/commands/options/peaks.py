@@ -33,6 +33,8 @@ class PeakOptions(NamedTuple):
     dtype: Annotated[
         Dtype | None,
         typer.Option(
+            "--dtype",
+            "--precision",
             help="Data type of the matrix multiplications.",
             show_default="the GPU's 16-bit format",
             rich_help_panel=_PANEL,

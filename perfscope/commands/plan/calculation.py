@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.flops.comparison import Convention, Step, compare
 from perfscope.analyzers.planning.duration import Duration, solve_duration
 from perfscope.analyzers.planning.memory import Layout, Memory, estimate_memory
+from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.peaks import Peak
 from perfscope.commands.plan.inputs import PlanInputs
@@ -48,7 +49,12 @@ class Plan:
 
     @property
     def utilisation(self) -> float | None:
-        """The planned speed as a share of the peak; None where either is unknown."""
+        """The planned speed as a share of the peak; None where either is unknown, and where no run reaches it."""
+        return check_share(self.share_of_peak, "the planned MFU", UTILISATION_CAUSES).value
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """The planned speed over the peak, however large; None where either is unknown."""
         if self.duration.tflops_per_gpu is None or self.peak.tflops is None:
             return None
         return self.duration.tflops_per_gpu / self.peak.tflops

@@ -129,7 +129,7 @@ def _title(plan: Plan) -> str:
 
 
 def _warn_above_peak(plan: Plan) -> Sequence[str]:
-    if plan.utilisation is None or plan.utilisation <= 1:
+    if plan.utilisation is not None or plan.share_of_peak is None:
         return ()
     return (
         f"{plan.duration.tflops_per_gpu:.1f} TFLOPs per GPU is above the dense {plan.peak.dtype} peak "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare, variants
+from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts, variants
 from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options.model import ModelChoice
@@ -66,9 +67,10 @@ def to_report(answer: Answer) -> Report:
     conventions, other_forms = compare(step), variants(step)
     log = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else None
     trace = answer.trace.compare(step) if answer.trace else None
-    explanation = explain_spread(step, conventions)
+    explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
-    warnings = (*answer.peak.warnings, *_warn_above_peak(answer))
+    above_peak = _warn_above_peak(answer)
+    warnings = (*answer.peak.warnings, *above_peak)
     log_convention = log.convention if log else None
     data: dict[str, Json] = {
         "schema": "perfscope/tflops/1",
@@ -78,16 +80,22 @@ def to_report(answer: Answer) -> Report:
         "conventions": [_convention_data(convention, log_convention) for convention in conventions],
         "variants": [_convention_data(convention, log_convention) for convention in other_forms],
         "explanation": list(explanation),
+        "doubts": list(above_peak),
         "log": log.data if log else None,
         "trace": trace.data if trace else None,
         "assumed": list(assumptions),
         "read": list(answer.inputs.read),
     }
+    doubt = "Doubtful, because no GPU does it: " if above_peak else ""
     title = (
-        f"{throughput.tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
+        f"{doubt}{throughput.tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
         f"batch {throughput.samples}, {format_seconds(throughput.step_ns / NS_PER_S)} per step"
     )
-    sections = [throughput.section(), *_convention_sections(conventions, other_forms, log_convention, explanation)]
+    figure = throughput.section()
+    sections = [
+        replace(figure, notes=(*above_peak, *figure.notes)),
+        *_convention_sections(conventions, other_forms, log_convention, explanation),
+    ]
     if log:
         sections.append(Section("The log's own figure", notes=log.notes))
     if trace:
@@ -220,6 +228,6 @@ def _warn_above_peak(answer: Answer) -> tuple[str, ...]:
     if value <= peak:
         return ()
     return (
-        f"{value:.1f} TFLOPs per GPU is above the dense {dtype} peak of {name} ({peak:g}): "
-        "there is a bug in the calculation, or an input is wrong",
+        f"{value:.1f} TFLOPs per GPU is above the dense {dtype} peak of {name} ({peak:g}): there is a bug in the "
+        "calculation, or an input is wrong (size, batch, sequence length, time, number of GPUs, GPU or data type)",
     )

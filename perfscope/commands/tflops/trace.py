@@ -8,7 +8,9 @@ from typing import NamedTuple
 from perfscope.analyzers.flops.comparison import Step
 from perfscope.analyzers.flops.cross_check import cross_check
 from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.analyzers.operations import measure
+from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.tflops.comparison import Comparison
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import NS_PER_S, TERA
@@ -25,16 +27,25 @@ class TracedStep(NamedTuple):
     path: Path
     operations: Operations
 
+    @property
+    def precision(self) -> Precision:
+        """The data types of the trace's products."""
+        return find_precision((), (self.operations,), None)
+
     def supply(self, inputs: StepInputs) -> StepInputs:
-        """Take the activation checkpointing that the trace shows, where it is missing."""
-        supplied = StepInputs(checkpointing=self.operations.repeats.checkpointing)
+        """Take the activation checkpointing and the data type that the trace shows, where they are missing."""
+        main = self.precision.main
+        supplied = StepInputs(
+            checkpointing=self.operations.repeats.checkpointing, dtype=Dtype(main) if main in set(Dtype) else None
+        )
         return inputs.fill_missing(supplied, str(self.path))
 
     def compare(self, step: Step) -> Comparison:
         """Compare the operations of the trace with the formula's."""
         check = cross_check(step, [self.operations])
         assert check is not None
-        notes = (*_compare_recomputation(step, self.operations), *check.explanation)
+        precision = (self.precision.sentence(),) if len(self.precision.shares) > 1 else ()
+        notes = (*_compare_recomputation(step, self.operations), *precision, *check.explanation)
         data: Json = {
             "path": str(self.path),
             "steps": self.operations.steps,

@@ -53,6 +53,14 @@ def test_the_median_of_the_runs_counts() -> None:
     assert points(study_scaling(runs), ScalingKind.WEAK) == [(1, 1.0, 1.0), (2, 1.5, 0.75)]
 
 
+def test_more_than_the_baseline_per_gpu_is_printed_and_said() -> None:
+    superlinear = study_scaling([run(1, 1, 32, 100.0), run(1, 2, 64, 220.0)])
+    assert points(superlinear, ScalingKind.WEAK)[-1] == (2, 2.2, 1.1)
+    assert any("superlinear, with 110.0 %" in note for note in superlinear.notes)
+    linear = study_scaling([run(1, 1, 32, 100.0), run(1, 2, 64, 200.0)])
+    assert not any("superlinear" in note for note in linear.notes)
+
+
 def test_a_baseline_of_more_than_one_gpu_is_said() -> None:
     found = study_scaling([run(1, 8, 256, 800.0), run(2, 8, 512, 1200.0)])
     assert points(found, ScalingKind.WEAK) == [(8, 1.0, 1.0), (16, 1.5, 0.75)]
