@@ -23,7 +23,7 @@ from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, s
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import NoDevice
 from perfscope.report import Column, Json, Section, first_rows
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
@@ -208,11 +208,11 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
     """Put the devices of all traces in order.
 
     Raises:
-        MissingInput: No trace holds device events.
+        NoDevice: No trace holds device events.
     """
     ranks = _join_windows(rank for partial in partials for rank in partial)
     if not ranks:
-        raise MissingInput(no_device_events(len(partials)))
+        raise NoDevice(no_device_events(len(partials)))
     return Breakdown(
         ranks,
         total=reduce(add, (rank.total for rank in ranks)),

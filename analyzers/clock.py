@@ -18,7 +18,7 @@ from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING
 from perfscope.analyzers.communication.matching import match
 from perfscope.constants import NS_PER_S, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, first_rows
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
@@ -133,7 +133,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
         MissingInput: No two ranks made the same collectives.
     """
     if not partials:
-        raise MissingInput("the traces contain no GPU events")
+        raise NoDevice("the traces contain no GPU events")
     links = _link_ranks(partials)
     if not links:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")

@@ -25,7 +25,7 @@ from perfscope.analyzers.communication.matching import MatchedCalls, join_window
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import Column, Json, Section, percent
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
@@ -239,7 +239,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
         MissingInput: No trace holds device events, or none communicates.
     """
     if not partials:
-        raise MissingInput("the traces contain no GPU events")
+        raise NoDevice("the traces contain no GPU events")
     groups = by_group(partials)
     if not groups:
         raise MissingInput("no communication ran on a device")

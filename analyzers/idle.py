@@ -18,7 +18,7 @@ from perfscope.analyzers.shared.host_activity import PAUSE_NS, HostActivity
 from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, find_gaps, gaps_of_device
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import NoDevice
 from perfscope.report import Column, Json, Section, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
@@ -203,11 +203,11 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     """Put the devices of all traces in order.
 
     Raises:
-        MissingInput: No trace holds device events.
+        NoDevice: No trace holds device events.
     """
     ranks = [rank for partial in partials for rank in partial]
     if not ranks:
-        raise MissingInput(no_device_events(len(partials)))
+        raise NoDevice(no_device_events(len(partials)))
     return Idle(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace))))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import NoDevice
 from perfscope.report import Cell, Column, Json, Section, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
@@ -161,10 +161,10 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     """Put the kernels of all traces in order.
 
     Raises:
-        MissingInput: No trace holds device events.
+        NoDevice: No trace holds device events.
     """
     if not partials:
-        raise MissingInput("the traces contain no GPU events")
+        raise NoDevice("the traces contain no GPU events")
     merged = KernelTimes()
     for partial in partials:
         merged = merge(merged, partial)

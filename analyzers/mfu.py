@@ -34,6 +34,7 @@ from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 HEADLINE = "megatron_core"
+_TITLE = "MFU of the median step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Utilisation:
         checkpointing: What was counted as recomputed.
         counted: The operations of the traces beside the formula; absent where the traces state no shapes.
         notes: What a reader must know.
+        has_gpu: Whether a rank trained on a GPU, or the user states a peak.
     """
 
     conventions: tuple[Convention, ...]
@@ -66,6 +68,7 @@ class Utilisation:
     checkpointing: Checkpointing
     counted: CrossCheck | None
     notes: tuple[str, ...]
+    has_gpu: bool
 
     @property
     def headline(self) -> Convention:
@@ -117,7 +120,9 @@ class Utilisation:
             )
             for convention in self.conventions
         )
-        return (Section("MFU of the median step", columns, rows, self.notes),)
+        if not self.has_gpu:
+            return (Section(_TITLE, notes=("No MFU: the run had no GPU. TFLOPs by convention are in --format json.",)),)
+        return (Section(_TITLE, columns, rows, self.notes),)
 
 
 def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
@@ -153,6 +158,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         device=device,
         checkpointing=checkpointing,
         counted=counted,
+        has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
         notes=(
             *trained.notes,
             *device.notes,

@@ -22,7 +22,7 @@ from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Cell, Column, Json, Section, first_rows, percent
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
@@ -163,7 +163,7 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
         MissingInput: No trace holds device events, or none communicates.
     """
     if not partials:
-        raise MissingInput("the traces contain no GPU events")
+        raise NoDevice("the traces contain no GPU events")
     groups = _add_windows([group for partial in partials for group in partial])
     if not groups:
         raise MissingInput("no communication ran on a device")

@@ -20,7 +20,7 @@ from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.errors import MissingInput
+from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, first_rows
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
@@ -198,7 +198,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     """
     parts = [part for partial in partials for part in partial]
     if not parts:
-        raise MissingInput("the traces contain no GPU events")
+        raise NoDevice("the traces contain no GPU events")
     waits = [_find_waits(key, calls) for key, calls in by_group(partials).items() if key.sender == ABSENT]
     groups = sorted(
         (group for group in waits if group is not None), key=lambda group: (-group.slowest.caused, group.name)

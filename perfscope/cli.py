@@ -24,6 +24,7 @@ import perfscope
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
+from perfscope.renderers import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -204,13 +205,21 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     if output:
         _print_output(output)
     if not quiet:
-        for line in outcome.notes:
+        for line in _notes_apart(outcome):
             write_line(f"perfscope: {line}" if line else "", _PATIENCE_S)
     if outcome.signal is not None:
         _die_by(outcome.signal)
     if sys.flags.inspect or os.environ.get("PYTHONINSPECT"):
         os._exit(outcome.exit_code)  # Python would read commands from standard input now
     raise SystemExit(outcome.exit_code)
+
+
+def _notes_apart(outcome: Outcome) -> tuple[str, ...]:
+    """The notes without the warnings that a person reads in the report already, on the same terminal."""
+    report = outcome.report
+    if report is None or outcome.format is not Format.MARKDOWN or sys.stdout is None or not sys.stdout.isatty():
+        return outcome.notes
+    return tuple(line for line in outcome.notes if line.removeprefix("warning: ") not in report.warnings)
 
 
 def _print_output(text: str) -> None:

@@ -70,3 +70,7 @@ class NotATrace(SourceError):
 
 class MissingInput(PerfscopeError):
     """An analyzer lacks an input. The report lists the reason instead of a number."""
+
+
+class NoDevice(MissingInput):
+    """An analyzer of devices sees none, in traces or among the samples of NVML."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.shared.step_selection import last_attempts
-from perfscope.errors import MissingInput
+from perfscope.errors import MissingInput, NoDevice
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
@@ -42,7 +42,7 @@ def require_samples(run: Run) -> tuple[GpuSamples, ...]:
         MissingInput: There are none, with the reason.
     """
     if not run.gpus:
-        raise MissingInput(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
+        raise NoDevice(run.gpu_notes[0] if run.gpu_notes else "no NVML samples were taken")
     return run.gpus
 
 

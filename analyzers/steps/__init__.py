@@ -19,7 +19,7 @@ from perfscope.analyzers.shared.step_selection import (
     slowest_rank_times_s,
     steps_after_export,
 )
-from perfscope.analyzers.steps.notes import write_notes
+from perfscope.analyzers.steps.notes import describe_unreached_windows, write_notes
 from perfscope.analyzers.steps.result import RankSteps, StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
@@ -57,6 +57,7 @@ def analyze(run: Run) -> StepTimes:
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
         effect=undisturbed.effect,
+        unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),
     )
 

@@ -40,7 +40,7 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
             "framework would show it."
         )
     notes += _on_windows(run)
-    notes += _on_unreached_windows(run, max(rank.count for rank in ranks))
+    notes += describe_unreached_windows(run, max(rank.count for rank in ranks))
     notes += _on_saves(undisturbed)
     notes += _on_validation(tables)
     counts = {rank.count for rank in ranks}
@@ -117,8 +117,8 @@ def _on_effect(effect: WindowEffect) -> list[str]:
     return [texts[effect.verdict]] if effect.verdict in texts else []
 
 
-def _on_unreached_windows(run: Run, steps: int) -> list[str]:
-    """The windows that training ended too early for, and which would have fitted."""
+def describe_unreached_windows(run: Run, steps: int) -> list[str]:
+    """Say which windows training ended too early for, after so many steps, and which would have fitted."""
     recorded = {window.first_step for window in run.windows}
     notes = []
     for first, last in run.planned_windows:

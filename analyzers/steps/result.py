@@ -74,6 +74,7 @@ class StepTimes:
         samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
         ranks: Each rank by itself.
         effect: The steps before the first window and behind it; absent without a window.
+        unreached_windows: Which windows training ended too early for, in words.
         notes: What a reader must know.
     """
 
@@ -88,6 +89,7 @@ class StepTimes:
     tokens_per_s: float | None
     ranks: tuple[RankSteps, ...]
     effect: WindowEffect | None
+    unreached_windows: tuple[str, ...]
     notes: tuple[str, ...]
 
     def data(self) -> Json:
@@ -103,6 +105,7 @@ class StepTimes:
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "window_effect": None if self.effect is None else self.effect.data(),
+            "unreached_windows": list(self.unreached_windows),
             "ranks": [rank.data() for rank in self.ranks],
             "notes": list(self.notes),
         }

@@ -21,12 +21,15 @@ from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
 from perfscope.engine.windows import TraceFiles, WindowPlan, plan_windows
-from perfscope.errors import MissingInput, SourceError, UsageError
+from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Run, Stated
 from perfscope.tables.trace import NO_EVENTS, Events
+
+#: Why nothing is said about devices where there were none.
+_NO_GPU = "training ran without a GPU"
 
 _P = TypeVar("_P")  # the type of an analyzer's partials
 
@@ -121,7 +124,8 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
         except MissingInput as missing:
-            skipped.append(Skipped(analyzer.name, missing.problem))
+            is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
+            skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
     for derivation in DERIVATIONS:
         derived = derivation.derive(results)
         if derived is not None:
@@ -131,11 +135,16 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         inputs=inputs.paths,
         results=results,
         skipped=tuple(skipped),
-        damage=(*run_damage, *inputs.missing_traces(), *measurements.damage),
+        damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage))),
         run=inputs.run,
         window=measurements.window,
         window_notes=measurements.window_notes,
     )
+
+
+def _trained_without_gpu(run: Run | None) -> bool:
+    """Whether every rank says that it trained on processors."""
+    return run is not None and bool(run.ranks) and all(rank.device_type == "cpu" for rank in run.ranks)
 
 
 def measure_with(

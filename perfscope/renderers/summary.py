@@ -10,6 +10,8 @@ from perfscope.report import percent, percent_of
 from perfscope.units import format_seconds
 
 _MOST_RANKS = 8
+#: Parts of the wall clock that are named; the smaller ones are added up.
+_MOST_PARTS = 8
 #: Results that every run on GPUs has; the report itself lists everything that was not computed.
 _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 
@@ -17,7 +19,8 @@ _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = _describe_steps(results.get("steps"))
+    lines = [*_describe_steps(results.get("steps")), *results.get("steps", {}).get("unreached_windows", ())]
+    lines += _describe_wall_clock(results.get("wall_clock"))
     lines += _describe_corrected(results.get("corrected")) or _describe_shares(
         results.get("breakdown") or results.get("host")
     )
@@ -26,9 +29,9 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     lines += [
         f"not computed: {skip['analyzer']}: {skip['reason']}"
         for skip in analysis["skipped"]
-        if skip["analyzer"] in _EXPECTED_RESULTS
+        if skip["analyzer"] in _EXPECTED_RESULTS and not (skip["analyzer"] == "breakdown" and "host" in results)
     ]
-    lines += [f"warning: {text}" for text in analysis["warnings"]]
+    lines += [f"warning: {text}" for text in dict.fromkeys(analysis["warnings"])]
     return lines
 
 
@@ -51,6 +54,19 @@ def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:
         if steps[key] is not None
     ]
     return [line + (f" ({', '.join(excluded)})" if excluded else "") + (f"; {', '.join(rates)}" if rates else "")]
+
+
+def _describe_wall_clock(clock: Mapping[str, Any] | None) -> list[str]:
+    """Describe where the wall time of the slowest rank went, the largest parts first, and the slowest steps."""
+    if clock is None:
+        return []
+    parts: Sequence[Mapping[str, Any]] = clock["parts"]
+    named = [f"{part['label']} {percent(part['share']):.1f} %" for part in parts[:_MOST_PARTS] if part["share"]]
+    rest = sum(part["share"] or 0 for part in parts[_MOST_PARTS:])
+    named += [f"the rest {percent(rest):.1f} %"] if rest else []
+    lines = [f"wall clock of rank {clock['rank']}, {format_seconds(clock['wall_s'])}: {', '.join(named)}"]
+    slow = [f"{step['step']} ({format_seconds(step['s'])}, {step['cause']})" for step in clock["slowest_steps"]]
+    return [*lines, f"slowest steps: {', '.join(slow)}"] if slow else lines
 
 
 def _describe_energy(energy: Mapping[str, Any] | None, throttling: Sequence[Mapping[str, Any]] | None) -> list[str]:
@@ -113,15 +129,18 @@ def _describe_shares(breakdown: Mapping[str, Any] | None) -> list[str]:
 
 def _describe_rank(rank: Mapping[str, Any]) -> str:
     row = rank.get("marked") or rank
-    parts = [
-        f"{label} {percent_of(row[key], row['window_us']):.1f} %"
+    shares = [
+        (row[key], label)
         for label, key in (
             ("compute", "compute_us"),
             ("exposed communication", "exposed_communication_us"),
             ("exposed copies", "exposed_copy_us"),
+            ("data loading", "exposed_data_loading_us"),
             ("idle", "idle_us"),
             ("other", "other_us"),
         )
         if row.get(key) is not None and row["window_us"]
     ]
+    shares.sort(key=lambda share: -share[0])
+    parts = [f"{label} {percent_of(part_us, row['window_us']):.1f} %" for part_us, label in shares]
     return f"rank {rank['rank']}: {', '.join(parts)} of {format_seconds(row['window_us'] / US_PER_S)} profiled"

@@ -75,7 +75,7 @@ def generate():
 model = Model()
 criterion = nn.functional.mse_loss
 if "compile" in words:
-    criterion = torch.compile(criterion)
+    criterion = torch.compile(criterion, backend="aot_eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 loader = DataLoader(Samples(STEPS * 2, 0.02 if "loading" in words else 0), batch_size=2)
 validation_loader = DataLoader(Samples(10, 0), batch_size=2)

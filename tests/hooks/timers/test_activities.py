@@ -1,0 +1,171 @@
+"""What counts as a validation, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfscope.hooks.timers import activities
+from perfscope.hooks.timers.activities import ActivityTimer, StepActivities
+from perfscope.wire import COMPILATION, GENERATION, VALIDATION
+
+
+class Clock:
+    """Nanoseconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    ticking = Clock()
+    monkeypatch.setattr(activities, "time", ticking)
+    return ticking
+
+
+@pytest.fixture
+def process() -> Any:
+    return SimpleNamespace(
+        dead=False, pid=0, save_timer=SimpleNamespace(stalled_ns=0), is_training_thread=lambda: True, abandon=print
+    )
+
+
+@pytest.fixture
+def timer(process: Any, monkeypatch: pytest.MonkeyPatch) -> ActivityTimer:
+    monkeypatch.setattr("os.getpid", lambda: 0)
+    return ActivityTimer(process)
+
+
+def validations(step: StepActivities) -> list[tuple[int, int, int]]:
+    """Start, end and wait of the validations of a step."""
+    return [(span.start_ns, span.end_ns, span.wait_ns) for span in step.spans if span.kind == VALIDATION]
+
+
+def test_a_validation_lasts_to_the_next_batch_of_training(timer: ActivityTimer, clock: Clock) -> None:
+    timer.on_evaluation(100, 10)  # a batch without gradients
+    timer.on_evaluation(115)  # a forward pass
+    clock.now = 150
+    timer.on_evaluation_forward_end()
+    timer.on_batch(180, 20)
+    clock.now = 200
+    timer.on_training()
+    step = timer.take_step()
+    assert validations(step) == [(100, 180, 10)]
+    assert (step.no_grad_ns, step.first_sign_ns) == (80, 180)
+
+
+def test_the_batches_of_a_loader_outside_no_grad_are_the_validations(timer: ActivityTimer, clock: Clock) -> None:
+    """Only the forward pass is without gradients, as in transformers' Trainer: the wait was not training's."""
+    timer.on_batch(100, 10)
+    assert timer.on_evaluation(110) == 10
+    clock.now = 130
+    timer.on_evaluation_forward_end()
+    timer.on_batch(130, 5)
+    assert timer.on_evaluation(135) == 5
+    clock.now = 160
+    timer.on_training()
+    assert validations(timer.take_step()) == [(100, 160, 15)]
+
+
+def test_without_a_sign_of_training_a_validation_ends_with_its_last_forward_pass(
+    timer: ActivityTimer, clock: Clock
+) -> None:
+    timer.on_evaluation(100)
+    clock.now = 140
+    timer.on_evaluation_forward_end()
+    clock.now = 900
+    assert validations(timer.take_step()) == [(100, 140, 0)]
+
+
+def test_a_save_behind_a_validation_ends_it(timer: ActivityTimer, clock: Clock, process: Any) -> None:
+    timer.on_evaluation(100)
+    clock.now = 140
+    timer.on_evaluation_forward_end()
+    process.save_timer.stalled_ns = 500
+    clock.now = 800
+    timer.on_training()
+    step = timer.take_step()
+    assert validations(step) == [(100, 140, 0)]
+    assert step.no_grad_ns == 40
+
+
+def test_a_save_inside_a_validation_is_taken_off_its_time(timer: ActivityTimer, clock: Clock, process: Any) -> None:
+    timer.on_evaluation(100)
+    process.save_timer.stalled_ns = 30
+    timer.on_evaluation(160)
+    clock.now = 200
+    timer.on_evaluation_forward_end()
+    timer.on_training()
+    assert timer.take_step().no_grad_ns == 70
+
+
+def test_evaluation_mode_alone_is_a_validation_only_of_a_model_that_trains_otherwise(timer: ActivityTimer) -> None:
+    assert not timer.is_evaluation(has_gradients=True, in_training_mode=False)
+    assert timer.is_evaluation(has_gradients=False, in_training_mode=False)
+    assert timer.is_evaluation(has_gradients=False, in_training_mode=True)
+    assert not timer.is_evaluation(has_gradients=True, in_training_mode=True)
+    assert timer.is_evaluation(has_gradients=True, in_training_mode=False)
+
+
+def test_a_call_that_validates_is_the_validation_whatever_happens_in_it(timer: ActivityTimer, clock: Clock) -> None:
+    clock.now = 100
+    assert timer.begin_call(VALIDATION)
+    assert timer.begin_call(VALIDATION)  # one calls the other
+    clock.now = 150
+    timer.on_training()
+    timer.end_call()
+    clock.now = 190
+    timer.end_call()
+    clock.now = 300
+    assert validations(timer.take_step()) == [(100, 190, 0)]
+
+
+def test_text_that_a_model_generates_is_generation(timer: ActivityTimer, clock: Clock) -> None:
+    clock.now = 100
+    timer.begin_call(GENERATION)
+    timer.on_evaluation(110)
+    clock.now = 150
+    timer.end_call()
+    step = timer.take_step()
+    assert [tuple(span) for span in step.spans] == [(GENERATION, 100, 150, 0)]
+
+
+def test_compilations_inside_each_other_are_one(timer: ActivityTimer, clock: Clock) -> None:
+    timer.on_compile_end()  # its beginning was before the capture
+    for now, event in ((10, timer.on_compile_begin), (20, timer.on_compile_begin), (30, timer.on_compile_end)):
+        clock.now = now
+        event()
+    clock.now = 50
+    timer.on_compile_end()
+    assert [tuple(span) for span in timer.take_step().spans] == [(COMPILATION, 10, 50, 0)]
+
+
+def test_what_came_before_the_first_step_is_not_taken_off_it(timer: ActivityTimer, clock: Clock) -> None:
+    timer.on_evaluation(100)
+    clock.now = 200
+    timer.on_evaluation_forward_end()
+    clock.now = 250
+    timer.on_first_step()
+    step = timer.take_step()
+    assert validations(step) == [(100, 250, 0)]
+    assert step.no_grad_ns == 0
+
+
+def test_a_thousand_compilations_in_a_step_do_not_fill_its_record(timer: ActivityTimer, clock: Clock) -> None:
+    for number in range(1000):
+        clock.now = number
+        timer.on_compile_begin()
+        timer.on_compile_end()
+    assert len(timer.take_step().spans) == 200
+
+
+def test_another_thread_validates_beside_training(timer: ActivityTimer, process: Any) -> None:
+    process.is_training_thread = lambda: False
+    assert timer.begin_call(VALIDATION) is False
+    assert timer.take_step().spans == []

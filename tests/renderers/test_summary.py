@@ -1,0 +1,53 @@
+"""The summary at the end of ``perfscope profile``, from the JSON of an analysis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfscope.renderers.summary import summarize
+
+
+def analysis_of(**results: Any) -> dict[str, Any]:
+    return {"results": results, "skipped": [], "warnings": ["00000/steps.jsonl: ends in half a line"] * 2}
+
+
+def host(**parts_us: float) -> dict[str, Any]:
+    return {"ranks": [{"rank": 0, "window_us": 1000.0, **{f"{name}_us": us for name, us in parts_us.items()}}]}
+
+
+def test_data_loading_is_named_and_the_largest_share_comes_first() -> None:
+    shares = host(compute=40.0, exposed_communication=0.0, exposed_data_loading=940.0, other=20.0)
+    assert summarize(analysis_of(host=shares))[0] == (
+        "rank 0: data loading 94.0 %, compute 4.0 %, other 2.0 %, exposed communication 0.0 % of 1 ms profiled"
+    )
+
+
+def test_a_warning_is_printed_once() -> None:
+    assert summarize(analysis_of()) == ["warning: 00000/steps.jsonl: ends in half a line"]
+
+
+def test_a_run_on_processors_does_not_miss_the_breakdown_of_devices() -> None:
+    analysis = analysis_of(host=host(compute=1000.0))
+    analysis["skipped"] = [{"analyzer": "breakdown", "reason": "training ran without a GPU"}]
+    assert not any("not computed" in line for line in summarize(analysis))
+
+
+def test_the_wall_clock_names_its_largest_parts_and_the_slowest_steps() -> None:
+    parts = [{"label": f"part {number}", "share": share} for number, share in enumerate((0.5, 0.2, *([0.03] * 10)))]
+    slow = [{"step": 9, "s": 5.881, "cause": "validation"}]
+    clock = {"rank": 3, "wall_s": 16.2, "parts": parts, "slowest_steps": slow}
+    first, second, _ = summarize(analysis_of(wall_clock=clock))
+    assert first.startswith("wall clock of rank 3, 16.2 s: part 0 50.0 %, part 1 20.0 %, ")
+    assert first.endswith("part 7 3.0 %, the rest 12.0 %")
+    assert second == "slowest steps: 9 (5.881 s, validation)"
+
+
+def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit() -> None:
+    steps = {
+        "count": 3,
+        "source": "optimizer",
+        "ranks": [{}],
+        "median_s": None,
+        "unreached_windows": ["Window 4-6 ..."],
+    }
+    assert summarize(analysis_of(steps=steps))[1] == "Window 4-6 ..."
