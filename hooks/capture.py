@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -17,7 +18,7 @@ from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import identity, startup
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
-from perfscope.hooks.guard import call_safely, hook_entry
+from perfscope.hooks.guard import call_safely, end_in_children, hook_entry
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
@@ -37,14 +38,15 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
+_NOTHING_STATED = StatedStep()
 
 
 class Capture(TrainedModel):
     """One process's capture.
 
     Attributes:
-        dead: True after a failure: nothing more is recorded.
-        pid: The process it belongs to; a forked child has none.
+        dead: True after a failure, and in a forked child: nothing more is recorded.
+        pid: The process it belongs to.
         steps: Completed training steps.
         hook_ns: Time that the hooks took since the last step boundary.
         save_timer: Times checkpoint saves.
@@ -66,9 +68,11 @@ class Capture(TrainedModel):
         self._windows = WindowSchedule(config, self.files)
         self._has_begun = False
         self._is_rpc_server = False
+        self._main_thread = threading.main_thread().ident
         self._passes = PassTimer()
         self._memory = DeviceMemory()
         reserve_variable()
+        end_in_children(self)
         atexit.register(self.finish)
 
     @classmethod
@@ -163,38 +167,24 @@ class Capture(TrainedModel):
     @hook_entry
     def on_optimizer_step(self, optimizer: object) -> None:
         """An outermost optimizer step returned."""
-        if identity.is_rpc_worker_thread():
+        if threading.get_ident() != self._main_thread and identity.is_rpc_worker_thread():
             self._note_rpc_server()
             return
         self._facts.optimizer_steps += 1
         self._model.on_optimizer_step(optimizer)
-        if self._source.counts("optimizer"):
-            self.on_step_end("optimizer", optimizer)
+        if self._source.name == "optimizer" or self._source.counts("optimizer"):
+            self._end_step("optimizer", optimizer, _NOTHING_STATED)
 
     @hook_entry
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
         """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
         skipped = None if has_stepped is None else has_stepped and self._facts.optimizer_steps == 0
-        self.on_step_end("grad_scaler", scaler, skipped=skipped)
+        self._end_step("grad_scaler", scaler, StatedStep(skipped=skipped))
 
     @hook_entry
     def on_step_end(self, boundary: str, emitter: object, **stated: Any) -> None:
         """One of a framework's objects reached a step boundary; the rest are fields of StatedStep."""
-        now_ns = time.monotonic_ns()
-        sizes = self._source.on_boundary(
-            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
-        )
-        if sizes is None:
-            return
-        self._add_boundary(now_ns, boundary, StatedStep(**stated))
-        self._complete_steps(sizes)
-        window_began_ns = time.monotonic_ns()
-        if not self._source.is_settled and not self._windows.is_recording:
-            self._windows.hold()
-        elif sizes:
-            self._windows.on_step_end(self.steps)
-        self._step_started_ns = time.monotonic_ns()
-        self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
+        self._end_step(boundary, emitter, StatedStep(**stated))
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
@@ -251,6 +241,7 @@ class Capture(TrainedModel):
         self._complete_steps(self._source.finish())
         self._write_passes()
         self.save_timer.finish()
+        self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
@@ -265,6 +256,7 @@ class Capture(TrainedModel):
         _, error = call_safely(self._windows.discard)
         if error is not None:
             write_message(f"the profiler could not be stopped: {error!r}")
+        call_safely(self.files.close)
         call_safely(lambda: self.note(f"capture ended after step {self.steps}: {reason}"))
 
     @property
@@ -304,7 +296,8 @@ class Capture(TrainedModel):
     def _add_boundary(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
         """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""
         began_ns, activities = self._step_started_ns, self.activities.take_step()
-        save_ns, draining = self.save_timer.take_step_times()
+        saves = self.save_timer
+        save_ns, draining = saves.take_step_times() if saves.is_in_use else (None, None)
         self._rows.add(
             ReachedBoundary(
                 end_ns=now_ns,
@@ -317,13 +310,35 @@ class Capture(TrainedModel):
                 draining=draining,
                 activities=activities,
                 gap_ns=activities.gap_ns(began_ns),
-                hook_ns=self.hook_ns + self.save_timer.take_hook_ns() + self.activities.take_hook_ns(),
+                hook_ns=self._take_hook_ns(),
             )
         )
         self._facts = StepFacts()
         if self._source.waits:
             self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
             self._passes.discard_current()
+
+    def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
+        now_ns = time.monotonic_ns()
+        sizes = self._source.on_boundary(
+            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
+        )
+        if sizes is None:
+            return
+        self._add_boundary(now_ns, boundary, stated)
+        self._complete_steps(sizes)
+        window_began_ns = time.monotonic_ns()
+        if not self._source.is_settled and not self._windows.is_recording:
+            self._windows.hold()
+        elif sizes:
+            self._windows.on_step_end(self.steps)
+        self._step_started_ns = time.monotonic_ns()
+        self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
+
+    def _take_hook_ns(self) -> int:
+        """How long all hooks took since the last boundary, and the thread that writes records."""
+        taken_ns = self.save_timer.take_hook_ns() + self.activities.take_hook_ns() + self.files.take_writing_ns()
+        return self.hook_ns + taken_ns
 
     def _complete_steps(self, sizes: Sequence[int]) -> None:
         """Write the training steps that are complete; each is so many of the boundaries that wait."""
@@ -334,9 +349,12 @@ class Capture(TrainedModel):
         if is_first:
             self.files.update_rank()
             self._describe_model()
-        self._rows.write(self.files.claim(), sizes, self.steps, **self._memory.read_peaks())
-        self._passes.end_step(self.steps)
-        self._write_passes()
+        now_ns = time.monotonic_ns()
+        peaks = self._memory.read_peaks(now_ns) if now_ns >= self._memory.due_ns else {}
+        self._rows.write(self.files.claim(), sizes, self.steps, **peaks)
+        if self._passes.is_in_use:
+            self._passes.end_step(self.steps)
+            self._write_passes()
         for text in self._rows.pop_notes(self._source.pop_note()):
             self.note(text)
 

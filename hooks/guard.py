@@ -6,12 +6,25 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        is_in_hook: It runs a hook, whose time is counted.
+    """
+
+    is_in_hook = False
+
+
+_thread = _Thread()
 _HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
 
 
@@ -26,14 +39,36 @@ class HookOwner(Protocol):
 
     @property
     def dead(self) -> bool:
-        """True after a failure: nothing more is recorded."""
-
-    @property
-    def pid(self) -> int:
-        """The process that the owner belongs to; a forked child records nothing."""
+        """True after a failure, and in a forked child: nothing more is recorded."""
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
+
+
+class ForkableOwner(Protocol):
+    """What ends in a forked child.
+
+    Attributes:
+        dead: Set there.
+    """
+
+    dead: bool
+
+
+_owners: weakref.WeakSet[ForkableOwner] = weakref.WeakSet()
+
+
+def end_in_children(owner: ForkableOwner) -> None:
+    """Let an owner record nothing in the children that this process forks, which share its files and its profiler."""
+    _owners.add(owner)
+
+
+def _end_owners() -> None:
+    for owner in list(_owners):
+        owner.dead = True
+
+
+os.register_at_fork(after_in_child=_end_owners)
 
 
 def call_safely(action: Callable[[], _Value]) -> tuple[_Value | None, Exception | None]:
@@ -57,14 +92,11 @@ def hook_entry(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
-        # An entry that is called inside another one is covered by the time and the process check of that one.
-        is_outermost = not getattr(_thread, "is_in_hook", False)
+        is_outermost = not _thread.is_in_hook  # the time of an entry that is called inside another one is that one's
         began_ns = time.monotonic_ns() if is_outermost else 0
         _thread.is_in_hook = True
         try:
-            if self.dead or (is_outermost and os.getpid() != self.pid):
-                return None
-            return method(self, *args, **kwargs)
+            return None if self.dead else method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
             self.abandon(value_or_none(functools.partial(_describe_failure, error)) or f"{method.__name__} failed")
             return None

@@ -58,6 +58,19 @@ class RankFiles:
         self._claimed = recorder, rank
         recorder.write_rank(rank)
 
+    def take_writing_ns(self) -> int:
+        """How long the processor worked on records of steps since this was last asked."""
+        return 0 if self._claimed is None else self._claimed[0].take_writing_ns()
+
+    def close(self) -> None:
+        """Write what waits to be written.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if self._claimed is not None:
+            self._claimed[0].close()
+
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
         text = redact_text(text)  # it may quote an error, and that a path or an address

@@ -1,15 +1,19 @@
-"""Writes a rank's records: one line, one write, so that a killed process leaves whole lines."""
+"""Writes a rank's records: whole lines, each by one write, so that a killed process leaves whole lines."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from perfscope import wire
+from perfscope.hooks.late_writer import LateWriter, write_whole
 from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _LAST_STANDARD_STREAM = 2
 
@@ -27,17 +31,30 @@ class Recorder:
         self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
+        self._late = LateWriter()
         self._pending_steps: int | None = None
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
 
-    def write_step(self, record: StepRecord) -> None:
-        """Write one training step.
+    def write_step(self, make_record: Callable[[], StepRecord]) -> None:
+        """Write one training step within half a second, or with ``close``.
+
+        Raises:
+            Exception: An earlier one could not be written, because the disk is full or gone.
+        """
+        self._late.add(self._steps, make_record)
+
+    def take_writing_ns(self) -> int:
+        """How long the processor worked on records of steps since this was last asked."""
+        return self._late.take_spent_ns()
+
+    def close(self) -> None:
+        """Write the records that wait.
 
         Raises:
             OSError: The disk is full or gone.
         """
-        _write(self._steps, wire.to_line(record))
+        self._late.close()
 
     def write_pending_step(self, record: StepRecord) -> None:
         """Write a step that may be a part of another one, so that it is not lost where the process is killed.
@@ -47,7 +64,7 @@ class Recorder:
         """
         if self._pending_steps is None:
             self._pending_steps = _open_to_append(os.path.join(self._folder, wire.PENDING_STEPS_FILE))
-        _write(self._pending_steps, wire.to_line(record))
+        write_whole(self._pending_steps, wire.to_line(record))
 
     def clear_pending_steps(self) -> None:
         """The pending steps are known, and written or dropped."""
@@ -55,14 +72,14 @@ class Recorder:
             os.ftruncate(self._pending_steps, 0)
 
     def write_micro_batches(self, record: MicroBatchRecord) -> None:
-        """Write the passes of one training step; the first call creates the file.
+        """Write the passes of one training step as late as the step; the first call creates the file.
 
         Raises:
-            OSError: The disk is full or gone.
+            Exception: An earlier record could not be written, because the disk is full or gone.
         """
         if self._micro_batches is None:
             self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
-        _write(self._micro_batches, wire.to_line(record))
+        self._late.add(self._micro_batches, lambda: record)
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
         """Write a checkpoint save; the first call creates the file.
@@ -72,7 +89,7 @@ class Recorder:
         """
         if self._checkpoints is None:
             self._checkpoints = _open_to_append(os.path.join(self._folder, wire.CHECKPOINTS_FILE))
-        _write(self._checkpoints, wire.to_line(record))
+        write_whole(self._checkpoints, wire.to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
         """Write a finished window, a note or the end of the process.
@@ -80,7 +97,7 @@ class Recorder:
         Raises:
             OSError: The disk is full or gone.
         """
-        _write(self._events, wire.to_line(record))
+        write_whole(self._events, wire.to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:
         """Write who the rank is, in place of what was written before."""
@@ -133,8 +150,3 @@ def _open_to_append(path: str) -> int:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
     finally:
         os.close(descriptor)
-
-
-def _write(descriptor: int, line: bytes) -> None:
-    if os.write(descriptor, line) != len(line):
-        raise OSError("the disk is full: a record was cut")

@@ -27,15 +27,30 @@ class LateCapture:
     """Stands for the capture in the hooks; the first use builds it from the files of ``perfscope profile``.
 
     Attributes:
-        capture: The capture; None before training began.
         boot_dir: The folder of those files; None where the script calls ``perfscope.hooks.attach`` instead.
     """
 
     def __init__(self) -> None:
-        self.capture: Capture | None = None
+        self._capture: Capture | None = None
+        self._methods: dict[str, Any] = {}
         self.boot_dir: str | None = None
         self._has_failed = False
         self._built: list[weakref.ref[object]] = []
+
+    @property
+    def capture(self) -> Capture | None:
+        """The capture; None before training began."""
+        return self._capture
+
+    @capture.setter
+    def capture(self, capture: Capture | None) -> None:
+        """Set the capture, and find its methods here from now on: to look them up takes as long as a hook."""
+        for name in self._methods:
+            del self.__dict__[name]
+        self._capture = capture
+        names = [] if capture is None else [name for name in dir(type(capture)) if not name.startswith("_")]
+        self._methods = {name: method for name in names if callable(method := getattr(capture, name, None))}
+        self.__dict__.update(self._methods)
 
     def begin(self, config: Config | None = None) -> Capture:
         """Make this process's capture, unless there is one: a process has one profiler.

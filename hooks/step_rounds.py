@@ -44,6 +44,10 @@ class StepRounds:
         """Whether events wait because nobody can tell yet what they are; those of a running round do not count."""
         return bool(self._waiting) and (self.boundary is None or not self._members.issuperset(self._waiting))
 
+    def is_alone(self, optimizer: int) -> bool:
+        """Whether each event of an optimizer is a step, and none waits."""
+        return self.boundary is None and optimizer == self._single and not self._waiting
+
     def on_event(
         self, optimizer: int, *, continues: bool = False, awaits_others: bool = False, may_wait: bool = True
     ) -> tuple[int, ...]:
@@ -55,7 +59,7 @@ class StepRounds:
             awaits_others: Another optimizer was built and has not stepped yet.
             may_wait: False inside a profiler window, which cannot wait.
         """
-        if self.boundary is None and optimizer == self._single and not self._waiting and not awaits_others:
+        if self.is_alone(optimizer) and not awaits_others:
             return (1,)
         self._waiting.append(optimizer)
         sizes = self._advance_round(optimizer) if self.boundary is not None else None

@@ -1,13 +1,13 @@
 """The records of training steps: one boundary a step, or several where optimizers take turns.
 
 A boundary that may be a part of a longer step waits, and lies in a file of its own meanwhile: a process that is killed
-loses nothing.
+does not lose it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.wire import StepRecord
 
@@ -24,8 +24,7 @@ _NO_SAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class ReachedBoundary:
+class ReachedBoundary(NamedTuple):
     """What was seen from one step boundary to the next.
 
     Attributes:
@@ -81,9 +80,8 @@ class StepRows:
         for step, size in enumerate(sizes, last_step - len(sizes) + 1):
             boundaries = self._waiting[:size]
             del self._waiting[:size]
-            record = _merge(boundaries, step, **peaks)
-            recorder.write_step(record)
-            if size > 1 and record.samples is None and any(boundary.facts.micro_batches for boundary in boundaries):
+            recorder.write_step(functools.partial(_merge, boundaries, step, **peaks))
+            if size > 1 and _lacks_samples(boundaries):
                 self._new_notes.append(_NO_SAMPLES)
         if self._is_pending:
             self._is_pending = False
@@ -129,6 +127,13 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> St
         memory_peak_bytes=peaks.get("memory_peak_bytes"),
         memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
     )
+
+
+def _lacks_samples(boundaries: Sequence[ReachedBoundary]) -> bool:
+    """Whether the model ran forward, and nobody can tell on how many samples."""
+    work = _work(boundaries)
+    is_known = boundaries[-1].stated.samples or (work is not None and work.samples)
+    return not is_known and any(boundary.facts.micro_batches for boundary in boundaries)
 
 
 def _work(boundaries: Sequence[ReachedBoundary]) -> Work | None:

@@ -91,6 +91,8 @@ class StepSource:
             The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first;
             None for a boundary that counts for nothing: of lower priority, or of another thread than the first.
         """
+        if name == self.name and threading.get_ident() == self._thread and self._trains_alone(emitter):
+            return (1,)  # as in nearly every step
         if self._thread is None:
             self.set_training_thread()
         if threading.get_ident() != self._thread or not self.counts(name):
@@ -128,6 +130,11 @@ class StepSource:
     def finish(self) -> tuple[int, ...]:
         """Training ended: the sizes of the steps that the boundaries make that were still waiting."""
         return () if self.chosen is not None else self._rounds.finish()
+
+    def _trains_alone(self, emitter: object) -> bool:
+        """Whether each boundary of an object, which reached the one before, too, is a step."""
+        number = self._emitters.last_number(emitter)
+        return number is not None and self.chosen is None and self._rounds.is_alone(number) and not self._unused
 
     def _on_chosen(self, number: int) -> tuple[int, ...]:
         self._parts += 1
@@ -170,6 +177,11 @@ class _Emitters:
             entry = self._add(emitter)
         self._last = entry
         return entry[1], is_new
+
+    def last_number(self, emitter: object) -> int | None:
+        """The number of the object that came last; None for another one."""
+        read, number = self._last
+        return number if read() is emitter else None
 
     def has(self, emitter: object) -> bool:
         """Whether the object has come."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Token ids have a dimension of samples and one of positions.
 _DIMENSIONS_OF_IDS = 2
+#: Levels of sequences and mappings around a batch that are looked into.
+_DEEPEST = 2
 
 
-@dataclass(frozen=True)
-class StatedStep:
+class StatedStep(NamedTuple):
     """What the framework itself states of a step; None is what it does not state.
 
     Attributes:
@@ -44,13 +45,13 @@ class Work:
     def __add__(self, addend: Work) -> Work:
         return Work(self.samples + addend.samples, self.tokens + addend.tokens)
 
-    def add(self, value: Any) -> None:
-        """Count a batch by its token ids, else by the first tensor in it."""
-        batch = _first_tensor(value, sys.modules["torch"].Tensor, depth=2)
-        if batch is not None and batch.dim() > 0:
-            self.samples += batch.shape[0]
-            if batch.dim() == _DIMENSIONS_OF_IDS and not batch.is_floating_point():
-                self.tokens += batch.numel()
+    def add(self, batch: Any) -> None:
+        """Count a batch by its token ids, else by its first tensor; None where there is none."""
+        shape = () if batch is None else batch.shape
+        if shape:
+            self.samples += shape[0]
+            if len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point():
+                self.tokens += shape[0] * shape[1]
 
 
 @dataclass
@@ -87,16 +88,18 @@ class StepFacts:
     @property
     def work(self) -> Work:
         """The work of the step by the most exact count of it."""
-        return next((work for work in (self.pipelined, self.forwards, self.loaded) if work.samples), self.loaded)
+        return self.pipelined if self.pipelined.samples else self.forwards if self.forwards.samples else self.loaded
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""
         self.micro_batches += 1
-        self.forwards.add((kwargs.get("input_ids"), args, kwargs))
+        ids = kwargs.get("input_ids") if kwargs else None
+        first = args[0] if ids is None and args else ids
+        self.forwards.add(first if _is_tensor(first) else _first_tensor((ids, args, kwargs)))
 
     def add_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count a batch that a pipeline cuts; its middle stages receive none."""
-        self.pipelined.add((args, kwargs))
+        self.pipelined.add(_first_tensor((args, kwargs)))
 
     def add_pass(self, kind: str, microbatch: int) -> None:
         """Count a micro-batch of a pipeline by its forward pass."""
@@ -111,18 +114,29 @@ class StepFacts:
     def add_batch(self, batch: Any, wait_ns: int) -> None:
         """Count one batch of a data loader."""
         self.add_wait(wait_ns)
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        self.loaded.add((ids, batch))
+        first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+        if not _is_tensor(first):
+            ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+            first = ids if _is_tensor(ids) else _first_tensor((ids, batch))
+        self.loaded.add(first)
 
 
-def _first_tensor(value: Any, tensor: type, depth: int) -> Any:
-    if isinstance(value, tensor):
+_SEQUENCES = (list, tuple)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def _first_tensor(value: Any, depth: int = _DEEPEST) -> Any:
+    """The first tensor among sequences and mappings inside each other; None where there is none."""
+    if _is_tensor(value):
         return value
     if depth < 0:
         return None
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    values = value if isinstance(value, _SEQUENCES) else value.values() if isinstance(value, Mapping) else ()
     for inner in values:
-        first = _first_tensor(inner, tensor, depth - 1)
+        first = _first_tensor(inner, depth - 1)
         if first is not None:
             return first
     return None

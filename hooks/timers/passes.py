@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
 from perfscope.wire.passes import MicroBatchRecord, PassRange
@@ -39,8 +39,7 @@ class CudaEvent(Protocol):
 Mark: TypeAlias = "CudaEvent | int"
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """One pass that is about to run.
 
     Attributes:
@@ -93,13 +92,16 @@ class PassTimer:
 
     Attributes:
         lost: Steps that were given up because the device never reached their events.
+        is_in_use: Whether there are passes of the step that runs, or passes to be read.
     """
 
     def __init__(self) -> None:
         self.lost = 0
+        self.is_in_use = False
         self._current: list[_FinishedPass] = []
         self._pending: deque[_Step] = deque()
         self._unused_events: list[CudaEvent] = []
+        self._is_initialized = False
         self._last_order: tuple[str, ...] | None = None
         self._has_ranges = False
 
@@ -119,6 +121,7 @@ class PassTimer:
             timed.range = None
         end = self._now()
         if timed.begin is not None and end is not None:
+            self.is_in_use = True
             self._current.append(_FinishedPass(timed.identity, timed.begin, end))
 
     def end_step(self, number: int) -> None:
@@ -143,13 +146,16 @@ class PassTimer:
             step = self._pending.popleft()
             records.append(self._record(step))
             self._recycle(step)
+        self.is_in_use = bool(self._pending or self._current)
         return records
 
     def _now(self) -> Mark | None:
         """A mark in the current stream, or the time of the host without a device; None while a graph is captured."""
         cuda = sys.modules["torch"].cuda
-        if not cuda.is_initialized():  # is_available() would ask the driver, each time
-            return time.monotonic_ns()
+        if not self._is_initialized:
+            self._is_initialized = cuda.is_initialized()  # is_available() would ask the driver, each time
+            if not self._is_initialized:
+                return time.monotonic_ns()
         if cuda.is_current_stream_capturing():
             return None
         event = self._unused_events.pop() if self._unused_events else cuda.Event(enable_timing=True)

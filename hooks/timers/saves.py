@@ -61,10 +61,12 @@ class SaveTimer:
 
     Attributes:
         hook_ns: Time that they took since it was last taken, without what they took inside a stall.
+        is_in_use: Whether there is anything to say of the step that runs.
     """
 
     def __init__(self, process: SavingProcess) -> None:
         self.hook_ns = 0
+        self.is_in_use = False
         self._hook_ns_before_stall = 0
         self._process = process
         self._open = OpenSaves()
@@ -227,6 +229,7 @@ class SaveTimer:
 
     def take_step_times(self) -> tuple[int | None, bool | None]:
         """How long saves stalled the step that ended, and whether one was writing beside it; None for neither."""
+        self.is_in_use = self._open.is_draining or self._open.is_stalling
         step, self._step = self._step, _StepSaves()
         return step.stalled_ns or None, (step.was_draining or self._open.is_draining) or None
 
@@ -238,6 +241,7 @@ class SaveTimer:
 
     @hook_entry
     def _begin(self, source: str, path: object, *, is_asynchronous: bool) -> Save | None:
+        self.is_in_use = True
         is_stalling = self._process.is_training_thread()
         start_ns = time.monotonic_ns()
         save = Save(

@@ -134,10 +134,12 @@ class StepRecord:
         gap_ns: From the end of the hook at the previous boundary to the first sign of the step: a batch is asked for,
             or the model runs with gradients; absent where there was no such sign.
         spans: Validation, generation and compilation that ended in the step, in the order of their ends.
-        hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded.
+        hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded, and the
+            processor's time for the writing of records meanwhile.
         loss_scale: The loss scale, where it can be read without a synchronisation.
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
-        memory_peak_bytes: Largest memory of one device allocated by tensors since the process started.
+        memory_peak_bytes: Largest memory of one device allocated by tensors since the process started; read in the
+            first steps and then twice a second, absent in the steps between.
         memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
     """

@@ -125,8 +125,9 @@ def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
 
 def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
     first, second = Recorder(str(tmp_path), 3), Recorder(str(tmp_path), 3)
-    first.write_step(StepRecord(1, 1, "optimizer"))
-    second.write_step(StepRecord(1, 1, "optimizer"))
+    for recorder in (first, second):
+        recorder.write_step(lambda: StepRecord(1, 1, "optimizer"))
+        recorder.close()
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["00003", "00003.1"]
     assert (tmp_path / "ranks" / "00003.1" / "steps.jsonl").read_text() == (
         '{"step":1,"end_ns":1,"source":"optimizer"}\n'

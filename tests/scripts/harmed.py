@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -83,6 +84,7 @@ for step in range(1, 61 if arguments.how == "full" else 10):
     if step == arguments.when and arguments.how != "none":
         if distributed.is_initialized():
             distributed.barrier()  # no rank ends before the first one has printed
+        time.sleep(1)  # records of steps are written half a second later
         harm()
     if arguments.how == "full" and step >= arguments.when and rank == 0:
         with contextlib.suppress(OSError):  # a process of perfscope's may have taken the last of it

@@ -1,0 +1,88 @@
+"""Records of steps are on disk half a second after the step, in order and whole, and a full disk is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from perfscope.hooks.late_writer import PERIOD_S, LateWriter
+from perfscope.wire import StepRecord
+from perfscope.wire.passes import MicroBatchRecord
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "steps.jsonl"
+
+
+def opened(file: Path) -> int:
+    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def test_a_record_is_written_in_half_a_second_and_training_does_not_wait_for_it(file: Path) -> None:
+    writer = LateWriter()
+    descriptor = opened(file)
+    for step in (1, 2):
+        writer.add(descriptor, partial(StepRecord, step, 10 * step, "optimizer", skipped=True))
+    assert file.read_bytes() == b""
+    until_s = time.monotonic() + 20 * PERIOD_S
+    while not file.read_bytes() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"step": step, "end_ns": 10 * step, "source": "optimizer", "skipped": True} for step in (1, 2)
+    ]
+    assert writer.take_spent_ns() > 0
+    assert writer.take_spent_ns() == 0
+
+
+def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: Path) -> None:
+    writer = LateWriter()
+    steps, passes = opened(file), opened(tmp_path / "micro_batches.jsonl")
+    for step in range(1, 101):
+        writer.add(steps, partial(StepRecord, step, step, "optimizer"))
+        writer.add(passes, partial(MicroBatchRecord, step, 0, 2, 2, 5, (("F", 0, 1, 5),)))
+    writer.close()
+    for path in (file, tmp_path / "micro_batches.jsonl"):
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 101))
+
+
+def test_a_full_disk_ends_it_with_the_next_record() -> None:
+    writer = LateWriter()
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    writer.add(descriptor, partial(StepRecord, 1, 1, "optimizer"))
+    with pytest.raises(OSError, match="No space left"):
+        writer.flush()
+    writer = LateWriter()
+    writer.add(descriptor, partial(StepRecord, 1, 1, "optimizer"))
+    time.sleep(2 * PERIOD_S)
+    with pytest.raises(OSError, match="No space left"):
+        writer.add(descriptor, partial(StepRecord, 2, 2, "optimizer"))
+
+
+def test_a_killed_process_loses_the_last_half_second_at_most(file: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from functools import partial\n"
+        "from perfscope.hooks.late_writer import LateWriter\n"
+        "from perfscope.wire import StepRecord\n"
+        "writer, descriptor = LateWriter(), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "for step in range(1, 101):\n"
+        "    writer.add(descriptor, partial(StepRecord, step, time.monotonic_ns(), 'optimizer'))\n"
+        "    time.sleep(0.02)\n"
+        "print(time.monotonic_ns())\n"
+        "sys.stdout.flush()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
+    assert ended.returncode == -9, ended.stderr
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert len(records) >= 50
+    assert int(ended.stdout) - records[-1]["end_ns"] < 2 * PERIOD_S * 1e9  # twice, for a machine that is busy
