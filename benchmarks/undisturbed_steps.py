@@ -4,9 +4,10 @@ On GPUs, with the options and as many ranks as a training of ``perfscope/workloa
 
     python -m benchmarks.undisturbed_steps --hidden 256 --layers 8 --write TRUTH.json
 
-Undisturbed steps are timed by the host. Then the device's work is measured alone: a kernel that spins keeps the device
-busy until the host has launched a whole step, so that CUDA events around the step's kernels measure these and the gaps
-of a microsecond between them, and no host. How much of that is kernels is read from a light window of such steps.
+Undisturbed steps are timed by the host, and by CUDA events around each. Then the device's work is measured alone: a
+kernel that spins keeps the device busy until the host has launched a whole step, so that CUDA events around the step's
+kernels measure these and the gaps of a microsecond between them, and no host. How much of that is kernels is read from
+a light window of such steps.
 """
 
 from __future__ import annotations
@@ -48,29 +49,35 @@ def measure(training: Training) -> dict[str, Any]:
     """Undisturbed steps, isolated ones, and a light window of isolated ones; times in nanoseconds."""
     for _ in range(_WARMUP):
         training.step()
-    host_ns = _time_on_host(training.step)
+    host_ns, device_ns = _time_undisturbed(training.step)
     isolated_ns = [_time_isolated(training) for _ in range(_ISOLATED)]
     windows = [_profile_isolated(training) for _ in range(_IN_WINDOW)]
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
         "host_ns": host_ns,
+        "device_ns": device_ns,
         "isolated_ns": isolated_ns,
         "isolated_busy_ns": [busy for busy, _ in windows],
         "isolated_window_ns": [window for _, window in windows],
     }
 
 
-def _time_on_host(step: Callable[[], None]) -> list[int]:
-    """The time of each undisturbed step; the last one ends when the device is done."""
+def _time_undisturbed(step: Callable[[], None]) -> tuple[list[int], list[int]]:
+    """The time of each step on the host, where the last one ends when the device is done, and between its events."""
     torch.cuda.synchronize()
-    moments_ns = [time.monotonic_ns()]
+    moments_ns, events = [time.monotonic_ns()], []
     for _ in range(_UNDISTURBED):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         step()
+        end.record()
+        events.append((start, end))
         moments_ns.append(time.monotonic_ns())
     torch.cuda.synchronize()
     moments_ns[-1] = time.monotonic_ns()
-    return [after - before for before, after in pairwise(moments_ns)]
+    host_ns = [after - before for before, after in pairwise(moments_ns)]
+    return host_ns, [int(start.elapsed_time(end) * NS_PER_MS) for start, end in events]
 
 
 def _time_isolated(training: Training) -> int:

@@ -1,0 +1,125 @@
+"""How near the shares of profiled steps come to those of steps that nobody profiles.
+
+``python -m benchmarks.light_window FOLDER`` prints the table of reports/h200-light-window.md. The folder holds, for
+each training NAME, the run ``NAME`` of ``perfscope profile`` and ``NAME.json`` of ``benchmarks.undisturbed_steps``.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfscope.commands.analyze import to_report
+from perfscope.constants import NS_PER_MS
+from perfscope.engine.run import analyze
+from perfscope.report import percent
+from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER
+
+_HEADINGS = (
+    "Training",
+    "Step without perfscope (ms)",
+    "Steady-state step (ms)",
+    "Busy by CUDA events (%)",
+    "Window with operators (%)",
+    "Light window (%)",
+    "Reported (%)",
+    "Error (points)",
+)
+
+#: A device that takes longer than this, relative to isolated steps, waits for the host.
+_WITHOUT_WAITS = 1.15
+
+
+@dataclass(frozen=True)
+class Shares:
+    """For how much of a step the device computed and copied, as shares of the step.
+
+    Attributes:
+        step_ns: A step without perfscope.
+        steady_ns: A steady-state step of the profiled run.
+        events: The kernels of an isolated step, by CUDA events, over a step without perfscope.
+        operators, light: What the marked steps of either window have.
+        reported: What the report of the run gives.
+    """
+
+    training: str
+    step_ns: float
+    steady_ns: float
+    events: float
+    operators: float
+    light: float
+    reported: float
+
+    @property
+    def error(self) -> float:
+        """By how many points the report is above the events."""
+        return percent(self.reported - self.events) or 0.0
+
+
+def main() -> None:
+    """Print the table."""
+    print(document(Path(sys.argv[1])), end="")
+
+
+def document(folder: Path) -> str:
+    """The table of the report."""
+    lines = [f"| {' | '.join(_HEADINGS)} |", "|:---|" + "---:|" * (len(_HEADINGS) - 1)]
+    for row in compare(folder):
+        times = (f"{ns / NS_PER_MS:.2f}" for ns in (row.step_ns, row.steady_ns))
+        shares = (f"{percent(share):.1f}" for share in (row.events, row.operators, row.light, row.reported))
+        lines.append(f"| {' | '.join((row.training, *times, *shares, f'{row.error:+.1f}'))} |")
+    return "\n".join(lines) + "\n"
+
+
+def compare(folder: Path) -> list[Shares]:
+    """The shares of every training, in the order of their names."""
+    return [_compare(folder / path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+
+
+def _compare(run: Path, truth: Mapping[str, Any]) -> Shares:
+    step_ns = statistics.median(truth["host_ns"])
+    traces = run / TRACES_FOLDER
+    windows = [_results(sorted(place.glob("*.gz"))) for place in (traces, traces / LIGHT_FOLDER)]
+    results = _results([run])
+    operators, light = (_busy(window["breakdown"]["ranks"][0]["marked"]) for window in windows)
+    corrected = results["corrected"]["ranks"][0] if "corrected" in results else None
+    return Shares(
+        training=run.name.replace("_", ", "),
+        step_ns=step_ns,
+        steady_ns=results["steps"]["ranks"][0]["median_s"] * 1e9,
+        events=time_kernels_ns(truth) / step_ns,
+        operators=operators,
+        light=light,
+        reported=light if corrected is None else corrected["compute"] + corrected["exposed_copy"],
+    )
+
+
+def time_kernels_ns(truth: Mapping[str, Any]) -> float:
+    """How long the kernels of an undisturbed step run, by CUDA events.
+
+    Events around an undisturbed step also time the device's waits for the host. Those around an isolated one do not,
+    but a device that rests in between has a higher clock: they count only where the device waits. Either time the gaps
+    between kernels, too, whose share is that of an isolated step.
+    """
+    isolated_ns, device_ns = (statistics.median(truth[name]) for name in ("isolated_ns", "device_ns"))
+    waits = device_ns > _WITHOUT_WAITS * isolated_ns
+    kernels = sum(truth["isolated_busy_ns"]) / sum(truth["isolated_window_ns"])
+    return float((isolated_ns if waits else device_ns) * kernels)
+
+
+def _results(paths: list[Path]) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(json.dumps(to_report(analyze(paths)).data["results"]))
+    return results
+
+
+def _busy(parts: Mapping[str, Any]) -> float:
+    return float((parts["compute_us"] + parts["exposed_copy_us"]) / parts["window_us"])
+
+
+if __name__ == "__main__":
+    main()
