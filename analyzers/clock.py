@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING
 from perfscope.analyzers.communication.matching import match
+from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, first_rows

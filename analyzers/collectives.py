@@ -14,53 +14,24 @@ transfer time and no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.communication.bandwidth import check_busbw
-from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, calls_by_group
-from perfscope.analyzers.communication.matching import MatchedCalls, join_windows, match
+from perfscope.analyzers.communication.calls import GroupCalls, Kind
+from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.rank_calls import RankCalls, by_group, measure_device
 from perfscope.analyzers.shared.doubt import Checked
-from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import Column, Json, Section, percent
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct
+from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_bytes
 
-_MOST_ENDS = 256
 _MOST_ROWS = 40
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RankCalls:
-    """The communication of one device of one rank.
-
-    Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        process: The id of the profiled process, or ABSENT.
-        trace: The file.
-        host: The machine; ``""`` where not stated.
-        first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
-        compute: The time that compute covers, in nanoseconds.
-        groups: Its operations by group.
-        gpu: Name of the GPU; ``""`` where not stated.
-    """
-
-    rank: int | None
-    device: int
-    process: int
-    trace: str
-    host: str
-    first_ns: int
-    last_ns: int
-    compute: int
-    groups: tuple[GroupCalls, ...]
-    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,25 +182,7 @@ def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
     """The communication of each device of one trace; None where the trace contains no device events."""
     if not len(trace.device):
         return None
-    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
-
-
-def _measure_device(trace: Trace, device: int) -> RankCalls:
-    events = trace.device
-    rows = events.device == device
-    compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
-    return RankCalls(
-        rank=trace.rank,
-        device=device,
-        process=trace.process,
-        trace=trace.path,
-        host=trace.host,
-        first_ns=trace.base_ns + int(events.start_ns[rows].min()),
-        last_ns=trace.base_ns + int(events.end_ns[rows].max()),
-        compute=compute.measure,
-        groups=calls_by_group(trace, device, compute, _MOST_ENDS),
-        gpu=trace.devices[device] if 0 <= device < len(trace.devices) else "",
-    )
+    return tuple(measure_device(trace, device) for device in distinct(trace.device.device))
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
@@ -262,48 +215,6 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
 
 def _by_duration(operation: Operation) -> tuple[int, Kind, str, int]:
     return -operation.duration, operation.kind, operation.role, operation.group_size or 0
-
-
-def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
-    """The operations of each group by rank.
-
-    The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
-    the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
-    ones.
-    """
-    groups: dict[GroupKey, dict[int, GroupCalls]] = {}
-    seen_until: dict[tuple[int, int], int] = {}
-    for part, rank, run in _number_ranks_and_runs([part for partial in partials for part in partial]):
-        if part.first_ns < seen_until.get((rank, run), part.first_ns):
-            continue
-        seen_until[rank, run] = part.last_ns
-        for calls in part.groups:
-            members = groups.setdefault(replace(calls.key, run=run) if run else calls.key, {})
-            members[rank] = join_windows(members[rank], calls) if rank in members else calls
-    return dict(sorted(groups.items()))
-
-
-def _number_ranks_and_runs(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
-    """Each device's calls in the order of time, with the numbers of its rank and of its run.
-
-    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
-    """
-    first_device: dict[int, int] = {}
-    for part in parts:
-        if part.rank is not None:
-            first_device[part.rank] = min(part.device, first_device.get(part.rank, part.device))
-    numbers: dict[tuple[str | int, int], int] = {}
-    processes: dict[str | int, list[int]] = {}
-    for part in sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace)):
-        owner = part.trace if part.rank is None else part.rank
-        runs = processes.setdefault(owner, [])
-        if part.process not in runs:
-            runs.append(part.process)
-        if part.rank is not None and part.device == first_device[part.rank]:
-            rank = part.rank
-        else:
-            rank = numbers.setdefault((owner, part.device), -1 - len(numbers))
-        yield part, rank, runs.index(part.process)
 
 
 def _find_link(names: set[str]) -> Link | None:

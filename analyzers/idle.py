@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.breakdown import no_device_events
-from perfscope.analyzers.shared.host_activity import PAUSE_NS, HostActivity
-from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, find_gaps, gaps_of_device
+from perfscope.analyzers.shared.host_activity import PAUSE_NS
+from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
@@ -217,37 +217,19 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
     rows = np.flatnonzero(is_of_device)
     start, end = trace.device.start_ns[rows], trace.device.end_ns[rows]
     first_ns = int(start.min())
-    steps = np.where(is_of_device, trace.step, ABSENT)
-    has_steps = bool((steps != ABSENT).any())
+    step_of = np.where(is_of_device, trace.step, ABSENT)
+    steps = [np.flatnonzero(step_of == step) for step in distinct(step_of[step_of != ABSENT])]
     return RankIdle(
         rank=trace.rank,
         device=device,
         trace=trace.path,
         window=int(end.max()) - first_ns,
         causes=tuple(idle.parts.sum(axis=1).tolist()),
-        marked=tuple(_of_steps(trace, idle, rows, steps).tolist()) if has_steps else None,
+        marked=tuple(gaps_of_steps(trace, device, steps).sum(axis=1).tolist()) if steps else None,
         gaps=len(idle.gaps),
         unknown_reason=_why_unknown(trace, idle),
         longest=_longest(trace, idle, rows[np.argsort(end, kind="stable")], first_ns),
     )
-
-
-def _of_steps(trace: Trace, idle: DeviceGaps, rows: Int64, steps: Int64) -> Int64:
-    """Idle time of the marked steps by cause: of the gaps between the events of each step."""
-    causes, apart = np.zeros(len(CAUSES), np.int64), []
-    starts, ends = trace.device.start_ns[rows], np.sort(trace.device.end_ns[rows])
-    for step in distinct(steps[steps != ABSENT]):
-        members = np.flatnonzero(steps == step)
-        first, last = int(trace.device.start_ns[members].min()), int(trace.device.end_ns[members].max())
-        beside = np.searchsorted(starts, last) - np.searchsorted(ends, first, side="right") - len(members)
-        if beside:
-            causes += find_gaps(trace, members, HostActivity(trace)).parts.sum(axis=1)
-        else:
-            # Where nothing else runs in the step's window, its gaps are those of the device.
-            apart.append((first, last))
-    if apart:
-        causes += idle.within(*np.array(apart).T).sum(axis=1)
-    return causes
 
 
 def _why_unknown(trace: Trace, idle: DeviceGaps) -> str | None:

@@ -1,12 +1,17 @@
-"""Which rank makes the others wait.
+"""Which rank makes the others wait, and why, as far as the traces show it.
 
 In a collective every rank waits for the last one to arrive. The rank on which an operation is shortest arrived last,
 and the time that the operation took longer on the others is the wait that it caused: a *caused wait* is the mean wait
-of the other ranks of the group. No clocks are compared. The straggler is the rank that caused the longest wait; there
-is none where that is below a hundredth of the time. ``relative_compute`` is the fastest rank's compute time over a
-rank's own: below 1 a rank computes for longer, which points to its device or its share of the work, not to its host.
+of the other ranks of the group. No clocks are compared. The straggler is the rank that caused most waiting beyond what
+it waited itself; there is none where that is below a hundredth of the time, as on ranks that wait for each other by
+turns. Where steps are marked on all ranks of a group, only the operations of these steps count.
 
-Sends and receives are left out: in a pipeline stages wait for each other by design.
+Why a rank came last is what it did longer in these steps than the other ranks of its group
+(``perfscope.analyzers.shared.step_profile``); ``perfscope.analyzers.shared.compute_pace`` tells a slow device from more
+work.
+
+Sends and receives are left out, and groups whose ranks are stages of one pipeline make no straggler: stages wait for
+each other by the order of their passes, which the pipeline bubble measures.
 """
 
 from __future__ import annotations
@@ -16,14 +21,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.collectives import RankCalls, by_group
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
+from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace, RankWait, number_or_none
+from perfscope.analyzers.shared.compute_pace import Comparison, Pace
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, first_rows
+from perfscope.report import Cell, Column, Json, Section, first_rows
 from perfscope.tables.trace import ABSENT
-from perfscope.units import format_bytes
+from perfscope.units import format_bytes, format_ranges
 
 #: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
@@ -33,115 +40,38 @@ _FEWEST_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class RankWait:
-    """One rank in one group, in nanoseconds.
-
-    Attributes:
-        rank: The rank; negative where its number is not known.
-        wait: How long it waited for others.
-        communication: How long its operations took.
-        caused: How long the other ranks waited for it, the mean of them.
-        last_arrivals: In how many operations it arrived last.
-    """
-
-    rank: int
-    wait: int
-    communication: int
-    caused: float
-    last_arrivals: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupWait:
-    """The waits in one group.
-
-    Attributes:
-        name, description, role: The group.
-        operations: How many operations were matched.
-        ranks: Its ranks.
-        causes: The kinds of operations in which the slowest rank caused the longest waits, with these waits.
-    """
-
-    name: str
-    description: str
-    role: str
-    operations: int
-    ranks: tuple[RankWait, ...]
-    causes: tuple[tuple[Kind, float], ...]
-
-    @property
-    def slowest(self) -> RankWait:
-        """The rank that caused the longest wait."""
-        return max(self.ranks, key=lambda rank: (rank.caused, -rank.rank))
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.stragglers.groups``."""
-        return {
-            "group": self.name or None,
-            "description": self.description or None,
-            "axis": self.role or None,
-            "operations": self.operations,
-            "straggler": _number(self.slowest.rank),
-            "caused_wait_us": self.slowest.caused / NS_PER_US,
-            "in": [
-                {
-                    "operation": kind.operation or None,
-                    "bytes": None if kind.bytes == ABSENT else kind.bytes,
-                    "caused_wait_us": caused / NS_PER_US,
-                }
-                for kind, caused in self.causes
-            ],
-            "ranks": [
-                {
-                    "rank": _number(rank.rank),
-                    "wait_us": rank.wait / NS_PER_US,
-                    "communication_us": rank.communication / NS_PER_US,
-                    "caused_wait_us": rank.caused / NS_PER_US,
-                    "came_last": rank.last_arrivals,
-                }
-                for rank in self.ranks
-            ],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class RankPace:
-    """One rank over all groups: the wait that it caused, and its compute time, in nanoseconds."""
-
-    rank: int
-    caused: float
-    compute: int
-    relative_compute: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Stragglers:
     """The waits that ranks caused.
 
     Attributes:
-        straggler: The rank that caused the longest wait; absent where that is below ``significant``.
+        straggler: The rank that caused most waiting beyond its own; absent where that is below ``significant``.
         significant: The wait that makes a rank a straggler, in nanoseconds.
         groups: Each group, the one with the longest caused wait first.
         ranks: Each rank.
+        comparison: How the ranks compute; absent where they cannot be compared.
     """
 
     straggler: int | None
     significant: float
     groups: tuple[GroupWait, ...]
     ranks: tuple[RankPace, ...]
+    comparison: Comparison | None
 
     def data(self) -> Json:
         """``results.stragglers``."""
         return {
             "straggler": self.straggler,
             "significant_us": self.significant / NS_PER_US,
+            "compared": self.comparison.data() if self.comparison else None,
             "groups": [group.data() for group in self.groups],
             "ranks": [
                 {
-                    "rank": _number(rank.rank),
+                    "rank": number_or_none(rank.rank),
                     "caused_wait_us": rank.caused / NS_PER_US,
+                    "wait_us": rank.wait / NS_PER_US,
                     "compute_us": rank.compute / NS_PER_US,
-                    "relative_compute": rank.relative_compute,
+                    "relative_compute": rank.pace.relative_compute if rank.pace else None,
+                    "relative_work": rank.pace.relative_work if rank.pace else None,
                 }
                 for rank in self.ranks
             ],
@@ -149,16 +79,17 @@ class Stragglers:
 
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""
-        paces = {rank.rank: rank for rank in self.ranks}
+        paces = {rank.rank: rank.pace for rank in self.ranks}
         rows = [
             (
-                group.role or group.name or "not stated",
+                group.label,
                 "unknown" if rank.rank < 0 else str(rank.rank),
                 rank.communication / NS_PER_MS,
                 rank.wait / NS_PER_MS,
                 rank.caused / NS_PER_MS,
                 rank.last_arrivals,
-                paces[rank.rank].relative_compute,
+                *_pace_cells(paces.get(rank.rank)),
+                _reason_cell(group, rank),
             )
             for group in self.groups
             for rank in group.ranks
@@ -171,23 +102,61 @@ class Stragglers:
             Column("Wait caused (ms)", 2),
             Column("Last arrivals"),
             Column("Relative compute", 3),
+            Column("Relative work", 3),
+            Column("Reason"),
         )
-        definition = "A rank's wait is the time that an operation took longer on it than on the rank that arrived last."
         shown, left_out = first_rows(rows, _MOST_ROWS)
-        return (Section("Stragglers", columns, shown, (self._verdict(), definition, *left_out)),)
+        return (Section("Stragglers", columns, shown, (self._verdict(), *self._notes(), *left_out)),)
+
+    def _notes(self) -> list[str]:
+        notes = ["A rank's wait is the time that an operation took longer on it than on the rank that arrived last."]
+        stages = sorted({group.label for group in self.groups if group.has_stages})
+        if stages:
+            notes.append(
+                f"Ranks of the group {', '.join(stages)} are stages of a pipeline: they send to each other, and wait "
+                "for each other by the order of their passes, so that no rank is blamed for these waits. The pipeline "
+                "bubble (`--only pipeline_bubble`) measures them."
+            )
+        if self.comparison is None:
+            notes.append("Relative compute: n/a, because the ranks have no steps or no kernels in common.")
+            return notes
+        steps = self.comparison.steps
+        over = f"steps {format_ranges(steps)}" if steps else "whole windows, because no step is marked"
+        notes.append(f"{self.comparison.sentence()} Over {over}.")
+        return notes
 
     def _verdict(self) -> str:
+        limit = f"{self.significant / NS_PER_MS:.2f} ms or more"
+        blamed = [group for group in self.groups if not group.has_stages]
+        if not blamed:
+            return "No straggler is named: all waits are between the stages of a pipeline."
         if self.straggler is None:
-            return f"No straggler: no rank caused a wait of {self.significant / NS_PER_MS:.2f} ms or more."
+            slowest = max(self.ranks, key=lambda rank: rank.caused)
+            if slowest.caused < self.significant:
+                return f"No straggler: no rank caused a wait of {limit}."
+            return f"No straggler: no rank caused a wait of {limit} beyond its own waits; ranks come last by turns."
         caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
-        group = max(self.groups, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
+        group = max(blamed, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
         kinds = ", ".join(
             f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
             for kind, _ in group.causes
         )
+        reason = next(rank.reason for rank in group.ranks if rank.rank == self.straggler)
+        why = f" Reason: {reason.text}." if reason and reason.text else ""
         return (
-            f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in {kinds}."
+            f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in "
+            f"{kinds}.{why}"
         )
+
+
+def _pace_cells(pace: Pace | None) -> tuple[Cell, Cell]:
+    return (None, None) if pace is None else (pace.relative_compute, pace.relative_work)
+
+
+def _reason_cell(group: GroupWait, rank: RankWait) -> str | None:
+    if group.has_stages:
+        return "pipeline order" if rank.last_arrivals else None
+    return None if rank.reason is None else rank.reason.text or "not shown by the trace"
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
@@ -199,26 +168,29 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     parts = [part for partial in partials for part in partial]
     if not parts:
         raise NoDevice("the traces contain no GPU events")
-    waits = [_find_waits(key, calls) for key, calls in by_group(partials).items() if key.sender == ABSENT]
-    groups = sorted(
-        (group for group in waits if group is not None), key=lambda group: (-group.slowest.caused, group.name)
-    )
+    ranks = Members(parts)
+    waits = [_find_waits(key, calls, ranks) for key, calls in by_group(partials).items() if key.sender == ABSENT]
+    groups = [group for group in waits if group is not None]
     if not groups:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
-    significant = SIGNIFICANT_FRACTION * max(part.last_ns - part.first_ns for part in parts)
-    ranks = _paces(parts, groups)
-    slowest = max(ranks, key=lambda rank: (rank.caused, -rank.rank))
-    is_straggler = slowest.caused >= significant and slowest.rank >= 0
-    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), ranks)
+    significant = SIGNIFICANT_FRACTION * max(part.span_ns for part in parts)
+    groups = [ranks.with_reasons(group, significant) for group in groups]
+    groups.sort(key=lambda group: (group.has_stages, -group.slowest.caused, group.name))
+    paces = ranks.paces(groups)
+    slowest = max(paces, key=lambda rank: (rank.excess, -rank.rank))
+    is_straggler = slowest.excess >= significant and slowest.rank >= 0
+    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), paces, ranks.comparison)
 
 
-def _find_waits(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None:
+def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -> GroupWait | None:
     """The waits of one group; None where it has no collective that two ranks made together."""
     if len(calls) < _FEWEST_RANKS:
         return None
     matched = match(calls)
     synchronises = np.array([kind.operation in (*SYNCHRONISING, "") for kind in matched.kinds], np.bool_)
     chosen = synchronises[matched.kind] if len(matched.kind) else np.zeros(0, np.bool_)
+    if members.mark_steps(calls):
+        chosen = chosen & (matched.step != ABSENT)
     if not chosen.any():
         return None
     wait = matched.wait_ns[:, chosen]
@@ -237,7 +209,9 @@ def _find_waits(key: GroupKey, calls: dict[int, GroupCalls]) -> GroupWait | None
     )
     slowest = int(np.argmax([rank.caused for rank in ranks]))
     causes = _causes(matched, chosen, caused, last == slowest)
-    return GroupWait(key.name, first.description, first.role, int(chosen.sum()), ranks, causes)
+    return GroupWait(
+        key.name, first.description, first.role, int(chosen.sum()), ranks, causes, members.are_stages(calls, first.role)
+    )
 
 
 def _causes(
@@ -247,23 +221,3 @@ def _causes(
     sums = [(kind, float(caused[by_slowest & (kinds == index)].sum())) for index, kind in enumerate(matched.kinds)]
     causes = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
     return tuple(causes[:_MOST_OPERATIONS])
-
-
-def _paces(parts: Sequence[RankCalls], groups: Sequence[GroupWait]) -> tuple[RankPace, ...]:
-    caused: dict[int, float] = {}
-    for group in groups:
-        for rank in group.ranks:
-            caused[rank.rank] = caused.get(rank.rank, 0.0) + rank.caused
-    compute: dict[int, int] = {}
-    for part in parts:
-        if part.rank is not None:
-            compute[part.rank] = max(compute.get(part.rank, 0), part.compute)
-    least = min((ns for ns in compute.values() if ns), default=0)
-    return tuple(
-        RankPace(rank, caused[rank], compute.get(rank, 0), least / compute[rank] if compute.get(rank) else None)
-        for rank in sorted(caused)
-    )
-
-
-def _number(rank: int) -> int | None:
-    return rank if rank >= 0 else None

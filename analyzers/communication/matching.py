@@ -31,6 +31,7 @@ class MatchedCalls:
         ranks: The ranks, in order; the rows of ``duration_ns``.
         kinds: The kinds of operations.
         kind: For each operation its index in ``kinds``.
+        step: For each the number of the profiler step that launched it, or ABSENT.
         duration_ns: One row a rank, one column an operation.
         end_ns: The same shape; masked (ABSENT) where not known.
         unmatched: How many operations of some rank have no match on every other rank.
@@ -39,6 +40,7 @@ class MatchedCalls:
     ranks: tuple[int, ...]
     kinds: tuple[Kind, ...]
     kind: Int64
+    step: Int64
     duration_ns: Int64
     end_ns: Int64
     unmatched: int
@@ -95,7 +97,8 @@ def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     )
     end_ns = np.stack([_ends_at(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
     longest = max(len(calls[rank].kind) for rank in ranks)
-    return MatchedCalls(ranks, kinds, kind, duration_ns, end_ns, unmatched=longest - len(kind))
+    step = calls[ranks[0]].step[rows[0]].astype(np.int64)
+    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, unmatched=longest - len(kind))
 
 
 def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:

@@ -15,6 +15,7 @@ The parts of a gap add up to it exactly.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -79,6 +80,30 @@ def gaps_of_device(trace: Trace, device: int) -> DeviceGaps:
     if device not in of_trace:
         of_trace[device] = find_gaps(trace, np.flatnonzero(trace.device.device == device), HostActivity(trace))
     return of_trace[device]
+
+
+def gaps_of_steps(trace: Trace, device: int, steps: Sequence[Int64]) -> Int64:
+    """Idle time within steps by cause: of the gaps between the events of each step.
+
+    Args:
+        trace: The trace.
+        device: The device.
+        steps: For each step the rows of its device events, in the order of start.
+
+    Returns:
+        Nanoseconds: one row for each of CAUSES, one column a step.
+    """
+    idle, events = gaps_of_device(trace, device), trace.device
+    rows = np.flatnonzero(events.device == device)
+    starts, ends = events.start_ns[rows], np.sort(events.end_ns[rows])
+    first = np.array([events.start_ns[members[0]] for members in steps], np.int64)
+    last = np.array([events.end_ns[members].max() for members in steps], np.int64)
+    beside = np.searchsorted(starts, last) - np.searchsorted(ends, first, side="right")
+    # Where nothing else runs in a step's window, its gaps are those of the device.
+    causes = idle.within(first, last)
+    for step in np.flatnonzero(beside != [len(members) for members in steps]).tolist():
+        causes[:, step] = find_gaps(trace, steps[step], HostActivity(trace)).parts.sum(axis=1)
+    return causes
 
 
 def find_gaps(trace: Trace, rows: Int64, host: HostActivity) -> DeviceGaps:

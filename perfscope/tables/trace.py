@@ -119,6 +119,7 @@ class DeviceEvents:
         external_id: The id that it shares with the operator that caused it, or ABSENT.
         bytes: Size of a copy or fill, or ABSENT.
         collective: Index into ``Trace.collectives``, or ABSENT.
+        grid: A number that kernels launched with the same grid share, on all ranks, or ABSENT.
     """
 
     name: Int32
@@ -131,6 +132,7 @@ class DeviceEvents:
     external_id: Int64
     bytes: Int64
     collective: Int64
+    grid: Int64
 
     def __len__(self) -> int:
         return len(self.start_ns)

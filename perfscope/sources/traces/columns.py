@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from functools import partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -63,6 +64,7 @@ class Columns:
         self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
+        self._grids: dict[bytes, int] = {}
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
@@ -89,8 +91,9 @@ class Columns:
 
     def device_events(self) -> DeviceEvents:
         """The device's table, in the order of start."""
-        columns = _in_order(self._device, width=10, by=2)
-        names, categories, start_ns, duration_ns, device, stream, correlation, external_id, size, collective = columns
+        columns = _in_order(self._device, width=11, by=2)
+        names, categories, start_ns, duration_ns, device, stream, *rest = columns
+        correlation, external_id, size, collective, grid = rest
         name = names.astype(np.int32, copy=False)
         return DeviceEvents(
             name=name,
@@ -103,6 +106,7 @@ class Columns:
             external_id=external_id,
             bytes=size,
             collective=collective,
+            grid=grid,
         )
 
     def host_spans(self, kind: Events) -> HostSpans:
@@ -157,6 +161,7 @@ class Columns:
                 _external_ids(args),
                 _integers(args, "bytes"),
                 self._collectives_of(args),
+                self._grids_of(args),
             )
         )
 
@@ -209,6 +214,14 @@ class Columns:
             if arguments.operation is not None or arguments.group is not None:
                 rows[index] = self._collective(arguments)
         return rows
+
+    def _grids_of(self, args: Sequence[Args]) -> Int64:
+        """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
+        checksums = self._grids
+        texts = [bytes(arguments.grid) for arguments in args]
+        for text in set(texts).difference(checksums):
+            checksums[text] = crc32(b"".join(text.split())) if text else ABSENT
+        return np.fromiter(map(checksums.__getitem__, texts), np.int64, len(texts))
 
     def _collective(self, args: Args) -> int:
         group = args.group or ""

@@ -63,6 +63,7 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     sequence: int | None = None
     in_split: str | None = None
     out_split: str | None = None
+    grid: msgspec.Raw = msgspec.Raw(b"")
     old_external_id: int | None = ABSENT
 
 

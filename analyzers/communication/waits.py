@@ -1,0 +1,216 @@
+"""The waits of ranks in groups, and what the ranks of a job are compared by to say why one came last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from perfscope.analyzers.communication.calls import Kind
+from perfscope.analyzers.communication.rank_calls import RankCalls, number_ranks_and_runs
+from perfscope.analyzers.shared.compute_pace import KernelMedians, Pace, compare, join_windows
+from perfscope.analyzers.shared.marked_steps import common_steps
+from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, reason_of
+from perfscope.constants import NS_PER_US
+from perfscope.report import Json
+from perfscope.tables.trace import ABSENT
+
+#: The axes whose groups may have ranks of several stages.
+_ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class RankWait:
+    """One rank in one group, in nanoseconds.
+
+    Attributes:
+        rank: The rank; negative where its number is not known.
+        wait: How long it waited for others.
+        communication: How long its operations took.
+        caused: How long the other ranks waited for it, the mean of them.
+        last_arrivals: In how many operations it arrived last.
+        reason: Why it came last; absent where it caused no significant wait.
+    """
+
+    rank: int
+    wait: int
+    communication: int
+    caused: float
+    last_arrivals: int
+    reason: Reason | None = None
+
+    @property
+    def excess(self) -> float:
+        """The wait that it caused beyond what it waited itself."""
+        return self.caused - self.wait
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWait:
+    """The waits in one group.
+
+    Attributes:
+        name, description, role: The group.
+        operations: How many operations were matched.
+        ranks: Its ranks.
+        causes: The kinds of operations in which the slowest rank caused the longest waits, with these waits.
+        has_stages: Whether its ranks are stages of one pipeline, which wait for each other by design.
+    """
+
+    name: str
+    description: str
+    role: str
+    operations: int
+    ranks: tuple[RankWait, ...]
+    causes: tuple[tuple[Kind, float], ...]
+    has_stages: bool
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.role or self.name or "not stated"
+
+    @property
+    def slowest(self) -> RankWait:
+        """The rank that caused the longest wait."""
+        return max(self.ranks, key=lambda rank: (rank.caused, -rank.rank))
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.stragglers.groups``."""
+        return {
+            "group": self.name or None,
+            "description": self.description or None,
+            "axis": self.role or None,
+            "operations": self.operations,
+            "pipeline": self.has_stages,
+            "straggler": number_or_none(self.slowest.rank),
+            "caused_wait_us": self.slowest.caused / NS_PER_US,
+            "in": [
+                {
+                    "operation": kind.operation or None,
+                    "bytes": None if kind.bytes == ABSENT else kind.bytes,
+                    "caused_wait_us": caused / NS_PER_US,
+                }
+                for kind, caused in self.causes
+            ],
+            "ranks": [
+                {
+                    "rank": number_or_none(rank.rank),
+                    "wait_us": rank.wait / NS_PER_US,
+                    "communication_us": rank.communication / NS_PER_US,
+                    "caused_wait_us": rank.caused / NS_PER_US,
+                    "came_last": rank.last_arrivals,
+                    **(rank.reason.data() if rank.reason else {"reason": None, "excess_us": None}),
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankPace:
+    """One rank over all groups but those of a pipeline's stages, in nanoseconds.
+
+    Attributes:
+        rank: The rank; negative where its number is not known.
+        caused: The wait that it caused.
+        wait: The wait that it had.
+        compute: Its compute time in the whole window.
+        pace: How fast it computes, and how much; absent where ranks cannot be compared.
+    """
+
+    rank: int
+    caused: float
+    wait: int
+    compute: int
+    pace: Pace | None
+
+    @property
+    def excess(self) -> float:
+        """The wait that it caused beyond what it waited itself."""
+        return self.caused - self.wait
+
+
+class Members:
+    """What the ranks of a job sent besides their operations.
+
+    Of several runs of one rank, the first one counts.
+    """
+
+    def __init__(self, parts: Sequence[RankCalls]) -> None:
+        self._compute: dict[int, int] = {}
+        self._kernels: dict[int, KernelMedians] = {}
+        self._profiles: dict[int, StepProfile] = {}
+        self._transferring: set[int] = set()
+        self._pairs: set[tuple[int, int]] = set()
+        for part, rank, run in number_ranks_and_runs(parts):
+            if run:
+                continue
+            self._compute[rank] = max(self._compute.get(rank, 0), part.compute)
+            kernels = join_windows(self._kernels.get(rank), part.kernels)
+            profile = join_profiles(self._profiles.get(rank), part.profile)
+            if kernels is not None:
+                self._kernels[rank] = kernels
+            if profile is not None:
+                self._profiles[rank] = profile
+            if part.transfers:
+                self._transferring.add(rank)
+            self._pairs.update(
+                (calls.key.sender, calls.key.receiver) for calls in part.groups if calls.key.sender != ABSENT
+            )
+        self.comparison = compare(self._kernels)
+
+    def are_stages(self, members: Iterable[int], role: str) -> bool:
+        """Whether the ranks of a group are stages of a pipeline; its role is the axis that it serves."""
+        ranks = set(members)
+        if not ranks & self._transferring or role not in _ROLES_OF_STAGES:
+            return False
+        # Transfers that a framework batches do not state their peers.
+        return role == "PP" or not self._pairs or any(ranks.issuperset(pair) for pair in self._pairs)
+
+    def mark_steps(self, members: Iterable[int]) -> bool:
+        """Whether steps are marked on all ranks of a group."""
+        return all(rank in self._profiles and ABSENT not in self._profiles[rank].steps for rank in members)
+
+    def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
+        """A group, with why those of its ranks came last that caused a significant wait."""
+        if group.has_stages:
+            return group
+        ranks = tuple(
+            replace(rank, reason=self._reason(rank.rank, group, significant)) if rank.excess >= significant else rank
+            for rank in group.ranks
+        )
+        return replace(group, ranks=ranks)
+
+    def _reason(self, rank: int, group: GroupWait, significant: float) -> Reason | None:
+        members = [member.rank for member in group.ranks if member.rank in self._profiles]
+        others = [member for member in members if member != rank]
+        steps = common_steps(self._profiles[member].steps for member in members)
+        if rank not in members or not others or not steps:
+            return None
+        paces = self.comparison.paces if self.comparison else {}
+        slower = more_work = 0.0
+        if all(member in paces for member in members):
+            slower = 1 / paces[rank].relative_compute / mean(1 / paces[other].relative_compute for other in others) - 1
+            more_work = paces[rank].relative_work / mean(paces[other].relative_work for other in others) - 1
+        own = self._profiles[rank].of(steps)
+        return reason_of(own, [self._profiles[other].of(steps) for other in others], slower, more_work, significant)
+
+    def paces(self, groups: Sequence[GroupWait]) -> tuple[RankPace, ...]:
+        """Each rank over all groups."""
+        caused: dict[int, float] = {}
+        waited: dict[int, int] = {}
+        for group in groups:
+            for rank in group.ranks:
+                caused[rank.rank] = caused.get(rank.rank, 0.0) + (0.0 if group.has_stages else rank.caused)
+                waited[rank.rank] = waited.get(rank.rank, 0) + (0 if group.has_stages else rank.wait)
+        paces = self.comparison.paces if self.comparison else {}
+        return tuple(
+            RankPace(rank, caused[rank], waited[rank], self._compute.get(rank, 0), paces.get(rank))
+            for rank in sorted(caused)
+        )
+
+
+def number_or_none(rank: int) -> int | None:
+    """A rank for JSON: null where its number is not known."""
+    return rank if rank >= 0 else None

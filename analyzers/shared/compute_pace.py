@@ -1,0 +1,251 @@
+"""How fast each rank's device computes, apart from how much it has to compute.
+
+Ranks are compared over kernels that all of them ran: of the same name and, where the trace states it, the same grid.
+*Relative compute* compares how long these same kernels take: the fastest rank's time over a rank's own, each kernel
+with its median and counted equally often on all ranks. *Relative work* compares how much there is to do: a rank's
+kernels, each with the median of the rank on which it is fastest, over those of the rank that has least. So a slow
+device lowers the first figure, and more or larger kernels raise the second one. Kernels of one name and grid need not
+do the same, but called equally often on all ranks they are the same mixture: others are not compared.
+
+A kernel beside a collective that waits takes up to twice its time, which says nothing about the device. Where kernels
+that never run while the device communicates make up a tenth of the time of the common ones on every rank, only these
+are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from perfscope.analyzers.shared.intervals import Intervals
+from perfscope.analyzers.shared.marked_steps import common_steps
+from perfscope.report import Json
+from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
+
+#: The kernels with the most time, of which a rank sends its medians; the others count by their time.
+_MOST_KERNELS = 64
+_ENOUGH_ALONE = 0.1
+_GRID_BITS = 33
+_FEWEST_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelMedians:
+    """The compute kernels of one device by step and kernel; a kernel is a name and a grid.
+
+    Attributes:
+        steps: The numbers of the marked steps; ABSENT alone where none is marked, for the whole window.
+        keys: A number for each kernel, which is the same on all ranks, ascending.
+        calls: How often it ran: one row a step, one column a kernel.
+        median_ns: The median of its durations, likewise; 0 where it did not run.
+        calls_alone: How often it ran while the device did not communicate.
+        median_alone_ns: The median of these.
+        other_ns: The time of all other compute kernels, by step.
+    """
+
+    steps: tuple[int, ...]
+    keys: Int64
+    calls: Int64
+    median_ns: Int64
+    calls_alone: Int64
+    median_alone_ns: Int64
+    other_ns: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One rank in the comparison.
+
+    Attributes:
+        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1.
+        relative_work: This rank's work over that of the rank with the least; at least 1.
+    """
+
+    relative_compute: float
+    relative_work: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The paces of ranks.
+
+    Attributes:
+        paces: By rank.
+        steps: The marked steps that they are compared over; empty for their whole windows.
+        kernels: How many different kernels are compared.
+        is_alone: Whether only their runs without communication beside them are compared.
+    """
+
+    paces: Mapping[int, Pace]
+    steps: tuple[int, ...]
+    kernels: int
+    is_alone: bool
+
+    def data(self) -> dict[str, Json]:
+        """``results.stragglers.compared``."""
+        return {"steps": list(self.steps), "kernels": self.kernels, "without_communication": self.is_alone}
+
+    def sentence(self) -> str:
+        """What is compared, in words."""
+        beside = "while the device did not communicate" if self.is_alone else "also beside communication"
+        return (
+            f"Relative compute compares the medians of {self.kernels} kernels that all ranks ran equally often, "
+            f"{beside}: the fastest rank's time over a rank's own. Relative work is how much a rank has to compute, 1 "
+            "for the least."
+        )
+
+
+def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Intervals) -> KernelMedians | None:
+    """The compute kernels of a device; None where there are none.
+
+    Args:
+        trace: The trace.
+        rows: Which device events are the device's.
+        numbers: For each device event the number of its marked step, or ABSENT.
+        communication: When the device communicates.
+    """
+    events = trace.device
+    chosen = rows & (events.work == Work.COMPUTE)
+    if (chosen & (numbers != ABSENT)).any():
+        chosen &= numbers != ABSENT
+    index = np.flatnonzero(chosen)
+    if not len(index):
+        return None
+    duration_ns = events.duration_ns[index]
+    named = events.name[index].astype(np.int64) << _GRID_BITS
+    shapes, kernel = np.unique(named | (events.grid[index] + 1), return_inverse=True)
+    steps = distinct(numbers[index])
+    step = np.searchsorted(np.array(steps), numbers[index])
+    by_time = np.argsort(-np.bincount(kernel, duration_ns), kind="stable")[:_MOST_KERNELS]
+    keys = np.array([_key(trace, int(shapes[number])) for number in by_time], np.int64)
+    by_time, keys = by_time[np.argsort(keys)], np.sort(keys)
+    column = np.full(len(shapes), ABSENT, np.int64)
+    column[by_time] = np.arange(len(by_time))
+    of_kernel = column[kernel]
+    is_listed = of_kernel != ABSENT
+    shape = len(steps), len(by_time)
+    group = step * len(by_time) + of_kernel
+    start_ns = events.start_ns[index]
+    is_alone = is_listed & (communication.measure_within(start_ns, start_ns + duration_ns) == 0)
+    calls, medians = _medians(group[is_listed], duration_ns[is_listed], shape)
+    calls_alone, medians_alone = _medians(group[is_alone], duration_ns[is_alone], shape)
+    other_ns = np.bincount(step[~is_listed], duration_ns[~is_listed], len(steps)).astype(np.int64)
+    return KernelMedians(tuple(steps), keys, calls, medians, calls_alone, medians_alone, other_ns)
+
+
+def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
+    """Compare ranks over the steps and the kernels that all of them have; None where there are none."""
+    if len(kernels) < _FEWEST_RANKS:
+        return None
+    steps = common_steps(medians.steps for medians in kernels.values())
+    common = None
+    for medians in kernels.values():
+        common = medians.keys if common is None else np.intersect1d(common, medians.keys, assume_unique=True)
+    if not steps or common is None or not len(common):
+        return None
+    every = [_of_steps(medians, steps, common) for medians in kernels.values()]
+    calls, times, alone, times_alone = (np.stack(columns) for columns in zip(*every, strict=True))
+    # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
+    ran_everywhere = (calls > 0).all(axis=0) & (calls == calls[0]).all(axis=0)
+    if not ran_everywhere.any():
+        return None
+    ran_alone = ran_everywhere & (alone == calls).all(axis=0)
+    shares = (calls * times * ran_alone).sum(axis=1) / np.maximum((calls * times * ran_everywhere).sum(axis=1), 1)
+    is_alone = bool((shares >= _ENOUGH_ALONE).all())
+    chosen = ran_alone if is_alone else ran_everywhere
+    compared = times_alone if is_alone else times
+    time = (calls * compared)[:, chosen].sum(axis=1)
+    work = _work(list(kernels.values()), steps)
+    if not time.all() or not work.all():
+        return None
+    paces = {
+        rank: Pace(float(time.min() / own_time), float(own_work / work.min()))
+        for rank, own_time, own_work in zip(kernels, time, work, strict=True)
+    }
+    return Comparison(paces, tuple(step for step in steps if step != ABSENT), int(chosen.sum()), is_alone)
+
+
+def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> KernelMedians | None:
+    """The kernels of two windows of one rank, whose steps follow each other."""
+    if earlier is None or later is None:
+        return earlier or later
+    keys = np.union1d(earlier.keys, later.keys)
+    columns = []
+    for name in ("calls", "median_ns", "calls_alone", "median_alone_ns"):
+        rows = []
+        for window in (earlier, later):
+            column = np.zeros((len(window.steps), len(keys)), np.int64)
+            column[:, np.searchsorted(keys, window.keys)] = getattr(window, name)
+            rows.append(column)
+        columns.append(np.concatenate(rows))
+    calls, median_ns, calls_alone, median_alone_ns = columns
+    return KernelMedians(
+        steps=earlier.steps + later.steps,
+        keys=keys,
+        calls=calls,
+        median_ns=median_ns,
+        calls_alone=calls_alone,
+        median_alone_ns=median_alone_ns,
+        other_ns=np.concatenate([earlier.other_ns, later.other_ns]),
+    )
+
+
+def _key(trace: Trace, shape: int) -> int:
+    """A number for a kernel that is the same in all processes."""
+    text = f"{trace.names[shape >> _GRID_BITS]}\0{shape & ((1 << _GRID_BITS) - 1)}"
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
+
+
+def _medians(group: Int64, duration_ns: Int64, shape: tuple[int, int]) -> tuple[Int64, Int64]:
+    """How many durations there are of each group, and their medians, both in a shape; 0 where there are none."""
+    order = np.lexsort((duration_ns, group))
+    calls = np.bincount(group, minlength=shape[0] * shape[1])
+    begins, ordered = np.cumsum(calls) - calls, duration_ns[order]
+    medians = np.zeros(len(calls), np.int64)
+    present = np.flatnonzero(calls)
+    low, high = begins[present] + (calls[present] - 1) // 2, begins[present] + calls[present] // 2
+    medians[present] = (ordered[low] + ordered[high]) // 2
+    return calls.reshape(shape), medians.reshape(shape)
+
+
+def _of_steps(medians: KernelMedians, steps: Sequence[int], keys: Int64) -> tuple[Int64, Float64, Int64, Float64]:
+    """Of some kernels over some steps: the calls and the median of the steps' medians; the same of those alone."""
+    rows = [medians.steps.index(step) for step in steps]
+    columns = np.searchsorted(medians.keys, keys)
+    at = np.ix_(np.array(rows), columns)
+    return (
+        medians.calls[at].sum(axis=0),
+        _median_of_present(medians.median_ns[at]),
+        medians.calls_alone[at].sum(axis=0),
+        _median_of_present(medians.median_alone_ns[at]),
+    )
+
+
+def _median_of_present(values: Int64) -> Float64:
+    """The median of each column without its zeros; 0 of nothing else."""
+    ordered, present = np.sort(values, axis=0), (values > 0).sum(axis=0)
+    columns, first = np.arange(values.shape[1]), len(values) - present
+    last = len(values) - 1
+    low = ordered[np.minimum(first + (present - 1) // 2, last), columns]
+    high = ordered[np.minimum(first + present // 2, last), columns]
+    return np.where(present > 0, (low + high) / 2, 0.0)
+
+
+def _work(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> Float64:
+    """Each rank's work: every kernel counts with the least median of all ranks."""
+    every = [_of_steps(medians, steps, medians.keys) for medians in kernels]
+    keys, inverse = np.unique(np.concatenate([medians.keys for medians in kernels]), return_inverse=True)
+    least = np.full(len(keys), np.inf)
+    times = np.concatenate([median for _, median, _, _ in every])
+    np.minimum.at(least, inverse[times > 0], times[times > 0])
+    least[~np.isfinite(least)] = 0
+    work, first = np.zeros(len(kernels)), 0
+    for row, (medians, (calls, *_)) in enumerate(zip(kernels, every, strict=True)):
+        others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
+        work[row] = (calls * least[inverse[first : first + len(calls)]]).sum() + others
+        first += len(calls)
+    return work
