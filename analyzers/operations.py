@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.flops.operation_counts import Operations, count_operations
+from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, in_unit, percent
@@ -39,6 +40,7 @@ class CountedOperations:
                     "mlp_repeats": rank.repeats.mlp,
                     "forward_alone": rank.repeats.forward_alone,
                     "without_shapes": rank.without_shapes,
+                    "precision": _precision_of(rank).data(),
                     "operators": [
                         {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
                         for name, (calls, flops) in rank.by_operator.items()
@@ -57,6 +59,7 @@ class CountedOperations:
             Column("TFLOP/s while profiled", 1),
             Column("Attention (%)", 1),
             Column("Recomputed"),
+            Column("Precision"),
         )
         rows = tuple(
             (
@@ -66,6 +69,7 @@ class CountedOperations:
                 rank.tflops,
                 percent(rank.attention_share) if rank.flops_per_step else None,
                 None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
+                ", ".join(_precision_of(rank).shares) or None,
             )
             for rank in self.ranks
         )
@@ -73,7 +77,13 @@ class CountedOperations:
         missing = sum(rank.without_shapes for rank in self.ranks)
         if missing:
             notes.append(f"{missing} products state no shapes and are not counted.")
+        notes += [_precision_of(rank).sentence() for rank in self.ranks[:1]]
         return (Section("Operations by shapes", columns, rows, tuple(notes)),)
+
+
+def _precision_of(rank: Operations) -> Precision:
+    """The data types of one trace's products; kernels are weighed by their time alone, for the GPU is not known."""
+    return find_precision((), (rank,), None)
 
 
 def measure(trace: Trace) -> Operations | None:

@@ -22,6 +22,7 @@ from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
 from perfscope.tables.model import Model
 
 HOW_TO_TELL = "State it with --precision, or the peak itself with --peak, or profile with --shapes"
+_BY_KERNELS = "the names of the kernels in the traces"
 _SIXTEEN = ("bf16", "fp16")
 _FP32, _TF32 = "fp32", "tf32"
 #: Smaller shares are left out of the mixture where the GPU has no peak for them.
@@ -60,7 +61,8 @@ class Precision:
         if len(self.shares) == 1:
             return f"Products in {self.main}, by {self.evidence}."
         parts = ", ".join(f"{dtype} {share:.1%}" for dtype, share in self.shares.items())
-        return f"Products in {parts} of the operations, by {self.evidence}."
+        estimate = ", their operations estimated by time and peak" if self.evidence == _BY_KERNELS else ""
+        return f"Products in {parts} of the operations, by {self.evidence}{estimate}."
 
 
 def find_precision(
@@ -78,7 +80,7 @@ def find_precision(
         return Precision({stated: 1.0}, "--precision")
     recorded = [read_signs(model) for model in models]
     float32 = next((model.signs.float32 for model in models if model.signs.float32), None)
-    by_rank = {operations.rank: shown for operations in traced if (shown := _shown(operations, gpu, float32))}
+    by_rank = _find_by_rank(traced, gpu, float32)
     if by_rank:
         return _join_traces(by_rank, recorded)
     return _join_records(recorded)
@@ -141,7 +143,17 @@ def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Sho
     total, open_ns = sum(operations.kernel_ns.values()), operations.kernel_ns.get(UNNAMED, 0)
     if not kernels or open_ns > _MOST_UNNAMED * total:
         return None
-    return _Shown(_weigh(kernels, gpu), "the names of the kernels in the traces, weighed by their time and peak")
+    return _Shown(_weigh(kernels, gpu), _BY_KERNELS)
+
+
+def _find_by_rank(traced: Sequence[Operations], gpu: Gpu | None, float32: str | None) -> dict[int | None, _Shown]:
+    """What each rank's traces show; of several the one whose operators state their types, for a light one has none."""
+    by_rank: dict[int | None, _Shown] = {}
+    for operations in traced:
+        shown = _shown(operations, gpu, float32)
+        if shown and (operations.rank not in by_rank or shown.evidence != _BY_KERNELS):
+            by_rank[operations.rank] = shown
+    return by_rank
 
 
 def _name_all(kernel_ns: Mapping[str, int]) -> dict[str, int]:

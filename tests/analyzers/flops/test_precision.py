@@ -183,6 +183,13 @@ def test_kernels_that_hide_their_type_are_no_evidence() -> None:
     assert (precision.main, precision.evidence) == ("bf16", "autocast")
 
 
+def test_a_light_window_of_a_rank_does_not_hide_its_operators() -> None:
+    with_operators = operations({"bf16": 50, "tf32": 50}, {"bf16": 3e12, "fp32": 1e12})
+    light = operations({"bf16": 100})
+    for traced in ([with_operators, light], [light, with_operators]):
+        assert find_precision([], traced, H200).shares == {"bf16": 0.75, "tf32": 0.25}
+
+
 def test_ranks_that_differ_are_said() -> None:
     traced = [operations({"bf16": 10}, rank=0), operations({"tf32": 10}, rank=1)]
     assert "bf16 on 0; tf32 on 1" in find_precision([], traced, H200).notes[0]
