@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from perfscope.sources.checkpoints.file_names import holds_state, is_tracker, parse_name
 from perfscope.sources.checkpoints.file_series import Identity, parse_identity
 from perfscope.tables.checkpoint import Kind
 
 _TAG = re.compile(r"(?:tmp-)?(?:global[-_]?step|iter|step|checkpoint|epoch|ckpt)[-_=]?\d+.*|.*\.ckpt", re.IGNORECASE)
-#: Folders inside a checkpoint, one for each part or rank.
+#: Folders that are always a part: of one of Megatron's ranks, and DeepSpeed's universal parameters.
+_SPLIT = re.compile(r"mp_rank_\d+.*|zero")
+#: Folders inside a checkpoint, one for each part.
 _PART = re.compile(
-    r"mp_rank_\d+.*|zero|(?:model|optim|optimizer|ema|state|lr_scheduler|scheduler|dataloader|pytorch_model_fsdp)(?:_\d+)?",
+    r"(?:model|optim|optimizer|ema|state|lr_scheduler|scheduler|dataloader|pytorch_model_fsdp)(?:_\d+)?",
     re.IGNORECASE,
 )
 _GENERIC = re.compile(r".*\.(?:pt|pth|ckpt|safetensors)")
@@ -44,7 +47,7 @@ class Unit:
         return (f"{self.folder}/{name}" if self.folder else name for name in self.sizes)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Folder:
     files: dict[str, int] = field(default_factory=dict)
     folders: dict[str, _Folder] = field(default_factory=dict)
@@ -55,8 +58,9 @@ class _Folder:
             files.update(folder.all_files(f"{prefix}{name}/"))
         return files
 
+    @cached_property
     def holds_state(self) -> bool:
-        return any(map(holds_state, self.all_files()))
+        return any(map(holds_state, self.files)) or any(folder.holds_state for folder in self.folders.values())
 
 
 def find_units(sizes: Mapping[str, int], tracked: str | None) -> list[Unit]:
@@ -74,12 +78,15 @@ def find_units(sizes: Mapping[str, int], tracked: str | None) -> list[Unit]:
 def _take_apart(folder: _Folder, path: str, tracked: str | None) -> list[Unit]:
     """The checkpoints in a folder that may hold several."""
     name = path.rpartition("/")[2]
-    inner = {sub: below for sub, below in folder.folders.items() if below.holds_state()}
+    inner = {sub: below for sub, below in folder.folders.items() if below.holds_state}
     if path and _is_whole(name, folder, inner):
         return [Unit(path, path, folder.all_files(), parse_identity(name))]
     states = {file: size for file, size in folder.files.items() if holds_state(file)}
-    below = {sub: _take_apart(part, f"{path}/{sub}" if path else sub, None) for sub, part in inner.items()}
-    parts = [sub for sub in inner if len(below[sub]) == 1 and _is_part(sub, folder, states, tracked)]
+    below = {
+        sub: [] if _SPLIT.fullmatch(sub) else _take_apart(part, f"{path}/{sub}" if path else sub, None)
+        for sub, part in inner.items()
+    }
+    parts = [sub for sub in inner if len(below[sub]) <= 1 and _is_part(sub, folder, states, tracked)]
     units = _group_files(folder.files, states, path)
     if parts:
         part_files = {f"{sub}/{file}": size for sub in parts for file, size in inner[sub].all_files().items()}
@@ -102,7 +109,7 @@ def _is_whole(name: str, folder: _Folder, inner: Mapping[str, _Folder]) -> bool:
 
 def _is_part(sub: str, folder: _Folder, states: Mapping[str, int], tracked: str | None) -> bool:
     """Whether a folder holds a part of the checkpoint around it: of a rank, or DeepSpeed's part of a Trainer's."""
-    if _PART.fullmatch(sub):
+    if _SPLIT.fullmatch(sub) or _PART.fullmatch(sub):
         return True
     return bool(states) and sub == tracked and "trainer_state.json" in folder.files
 

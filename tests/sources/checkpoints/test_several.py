@@ -59,6 +59,11 @@ LAYOUTS = {
         {"iter_0000010": 2, "iter_0000020": 2},
     ),
     "Megatron's ranks alone": ([f"mp_rank_0{rank}/model_optim_rng.pt" for rank in (0, 1)], {"": 2}),
+    "the universal format alone": (
+        [f"zero/layer{number}.weight/{state}.pt" for number in range(3) for state in ("fp32", "exp_avg")]
+        + ["mp_rank_00_model_states.pt"],
+        {"": 7},
+    ),
     "Lightning, sharded": (
         [f"epoch={epoch}.ckpt/{file}" for epoch in (0, 1) for file in (".metadata", "__0_0.distcp", "meta.pt")],
         {"epoch=0.ckpt": 3, "epoch=1.ckpt": 3},
