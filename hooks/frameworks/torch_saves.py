@@ -7,6 +7,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.facts.identity import rank_and_world_size
 from perfscope.hooks.frameworks.wrapping import argument, wrap_saves
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.timers.written_files import size_of_file
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
     from perfscope.hooks.timers.open_saves import Save
     from perfscope.hooks.timers.saves import SaveTimer
+
+_MOST_SHARDS = 64  # of one rank; each is asked for by its name, because listing a folder of all ranks takes long
 
 
 def patch_torch_save(module: ModuleType, capture: Capture) -> None:
@@ -83,7 +86,9 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
         for future in (upload, staging):
             if future is not None:
                 value_or_none(functools.partial(_time_waits, future, capture, timed_save))
-        _watch_future(upload, lambda future: timer.on_drained(timed_save, failed=_has_failed(future)))
+        in_process = getattr(kwargs.get("async_checkpointer_type"), "name", None) == "PROCESS"
+        folder = _checkpoint_path(kwargs) if in_process else None
+        _watch_future(upload, lambda future: _end_save(timer, timed_save, future, folder))
         _watch_future(staging, lambda _: timer.on_staged(timed_save))
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
@@ -92,6 +97,21 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
 def _watch_future(future: Any, on_done: Callable[[Any], None]) -> None:
     if hasattr(future, "add_done_callback"):
         future.add_done_callback(on_done)
+
+
+def _end_save(timer: SaveTimer, save: Save, future: Any, folder: object) -> None:
+    """An asynchronous save ended; ``folder`` is where another process wrote it, which reports no files."""
+    failed = _has_failed(future)
+    if folder is not None and not failed:
+        timer.on_files_of_rank(save, [os.path.join(str(folder), name) for name in _names_of_rank()])
+    timer.on_drained(save, failed=failed)
+
+
+def _names_of_rank() -> list[str]:
+    """The names that torch's own writer gives to the files of this rank, and the first rank's metadata."""
+    rank, _ = rank_and_world_size()
+    shards = [f"__{rank}_{number}.distcp" for number in range(_MOST_SHARDS)]
+    return [*shards, ".metadata"] if rank == 0 else shards
 
 
 def _time_waits(future: Any, capture: Capture, save: Save) -> None:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
+from perfscope.hooks.facts.identity import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
 from perfscope.hooks.timers.open_saves import OpenSaves, Save
@@ -207,6 +208,14 @@ class SaveTimer:
             save.files.add_file(str(path), size_of_file(path) if size_bytes is None else size_bytes)
 
     @hook_entry
+    def on_files_of_rank(self, save: Save, paths: list[str]) -> None:
+        """Another process wrote these files of a save, as far as they exist; called in any thread."""
+        for path in paths:
+            size_bytes = size_of_file(path)
+            if size_bytes is not None:
+                save.files.add_file(path, size_bytes)
+
+    @hook_entry
     def on_staged(self, save: Save) -> None:
         """The state of an asynchronous save was copied; called in any thread."""
         save.staged_ns = time.monotonic_ns()
@@ -244,6 +253,8 @@ class SaveTimer:
         self.is_in_use = True
         is_stalling = self._process.is_training_thread()
         start_ns = time.monotonic_ns()
+        if is_daemon_process():
+            return None  # it saves for the process that trains, which times it
         save = Save(
             source=source,
             path=_path_text(path),

@@ -101,3 +101,15 @@ def test_a_rank_of_lightning_that_only_waits_wrote_nothing(tmp_path: Path) -> No
     waits = records(tmp_path, "00001")
     assert [save["step"] for save in waits] == [save["step"] for save in saves] == [3, 6, 9]
     assert [(save["files"], save["size_bytes"]) for save in waits] == [([], 0)] * 3
+
+
+def test_a_checkpoint_that_another_process_writes_is_one_save_with_its_files(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    (save,) = saves_of("saving_in_process.py", tmp_path, launcher=torchrun)
+    assert (save["source"], save["step"], save["asynchronous"]) == ("dcp", 3, True)
+    assert dict(save["files"]) == files_in(tmp_path, "out/step-3")
+    ((began_ns, ended_ns),) = save["waits"]
+    assert save["end_ns"] < began_ns < ended_ns <= save["drained_ns"]
+    steps = {line["step"]: line for line in step_lines(tmp_path / "RUN")}
+    assert steps[7]["save_ns"] >= ended_ns - began_ns
+    assert steps[7]["wall_ns"] < steps[7]["save_ns"]
