@@ -219,6 +219,7 @@ def test_the_time_of_the_hooks_around_a_save_is_time_of_the_hooks_in_its_step(
         serialization.save(b"123", path)
     capture.on_step_end("optimizer", capture)
     capture.on_step_end("optimizer", capture)
+    recorder.close()
     hook_ns = [line["hook_ns"] for line in step_lines(tmp_path)]
     assert 100_000_000 <= hook_ns[1] < 200_000_000
     assert hook_ns[2] < 50_000_000
