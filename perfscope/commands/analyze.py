@@ -27,7 +27,6 @@ from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Stated
-from perfscope.wire import LIGHT
 
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 _TRACES, _EXECUTION, _PEAK = "Traces", "Execution", "Peak"
@@ -159,7 +158,7 @@ def to_report(analysis: Analysis) -> Report:
         "schema": "perfscope/analysis/1",
         "inputs": list(analysis.inputs),
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
-        "windows": {"times": analysis.window or None, "notes": list(analysis.window_notes)},
+        "windows": analysis.windows.data(),
         "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
     }
     sections: list[Section] = []
@@ -199,19 +198,17 @@ def _reads_traces(name: str) -> bool:
 
 def _add_window(analysis: Analysis, name: str, data: Json) -> Json:
     """A result's data, with the window that its times are of."""
-    if not isinstance(data, dict) or not analysis.window or not _reads_traces(name):
+    if not isinstance(data, dict) or not analysis.windows.times or not _reads_traces(name):
         return data
-    return {**data, "window": analysis.window}
+    return {**data, "window": analysis.windows.times}
 
 
 def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     """What window a result is of, where a run has two kinds; why windows are left out stands below device time."""
     if not _reads_traces(name):
         return ()
-    reasons = analysis.window_notes if name == "breakdown" else ()
-    if analysis.window == LIGHT:
-        return ("Times: light window. Operators, shapes and causes: window with operators.", *reasons)
-    return ("Times: window with operators.", *reasons) if analysis.window_notes else ()
+    reasons = analysis.windows.notes if name == "breakdown" else ()
+    return (*analysis.windows.describe(), *reasons)
 
 
 def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
@@ -219,7 +216,7 @@ def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     cost = analysis.results.get("cost")
     if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, Cost):
         return ()
-    slowdown = cost.largest_distortion(analysis.window)
+    slowdown = cost.largest_distortion(analysis.windows.times)
     if slowdown is None:
         return ()
     return (f"Not representative: measured in profiled steps, up to {slowdown:.0%} slower than steady-state steps.",)

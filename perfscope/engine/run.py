@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
-from perfscope.engine.windows import TraceFiles, WindowPlan, plan_windows
+from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import is_folder
@@ -52,8 +52,7 @@ class Analysis:
         skipped: The analyzers without a result.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
-        window: What the times of all traces are of: ``light`` or ``operators``; ``""`` where they do not say so.
-        window_notes: Which windows are left out, and why.
+        windows: Which windows the figures of the traces are of.
     """
 
     inputs: tuple[str, ...]
@@ -61,8 +60,7 @@ class Analysis:
     skipped: tuple[Skipped, ...]
     damage: tuple[str, ...]
     run: Run | None
-    window: str = ""
-    window_notes: tuple[str, ...] = ()
+    windows: WindowUse = field(default_factory=WindowUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +82,23 @@ class Plan:
     stated: Stated = field(default_factory=Stated)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured(Generic[_P]):
+    """What one analyzer measured of every trace.
+
+    Attributes:
+        run: The run, where one was given.
+        partials: The analyzer's partials, in the order of the traces.
+        damage: What is missing or damaged, as sentences.
+        windows: Which windows they are of.
+    """
+
+    run: Run | None
+    partials: list[_P]
+    damage: list[str]
+    windows: WindowUse
+
+
 @dataclass(slots=True)
 class _Measurements:
     """What the map step gave.
@@ -93,16 +108,14 @@ class _Measurements:
         damage: What is wrong with the traces, as sentences.
         readable: How many traces could be read, whole or in part.
         first_path: The path of the first trace.
-        window: What the times of all traces are of; ``""`` where they do not say so.
-        window_notes: Which windows are left out, and why.
+        windows: Which windows they are of.
     """
 
     partials: dict[str, list[Partial]] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     readable: int = 0
     first_path: str = ""
-    window: str = ""
-    window_notes: tuple[str, ...] = ()
+    windows: WindowUse = field(default_factory=WindowUse)
 
 
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
@@ -137,8 +150,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         skipped=tuple(skipped),
         damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage))),
         run=inputs.run,
-        window=measurements.window,
-        window_notes=measurements.window_notes,
+        windows=measurements.windows,
     )
 
 
@@ -149,7 +161,7 @@ def _trained_without_gpu(run: Run | None) -> bool:
 
 def measure_with(
     name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
-) -> tuple[Run | None, list[_P], list[str]]:
+) -> Measured[_P]:
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
 
     Args:
@@ -158,9 +170,6 @@ def measure_with(
         paths: One run's folder, or traces.
         plan: How to measure; its ``only`` does not count.
 
-    Returns:
-        The run, where one was given; the partials; and what is missing or damaged, as sentences.
-
     Raises:
         SourceError: A path does not exist, or no input can be read.
     """
@@ -168,7 +177,7 @@ def measure_with(
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
     run_damage = inputs.run.damage if inputs.run else ()
     partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]
-    return inputs.run, partials, [*run_damage, *measurements.damage]
+    return Measured(inputs.run, partials, [*run_damage, *measurements.damage], measurements.windows)
 
 
 def _choose(only: frozenset[str]) -> list[Analyzer]:
@@ -238,8 +247,11 @@ def _assemble(
         [*damage, *find_problems(summaries)],
         len(summaries),
         measured_traces[0].path if measured_traces else "",
-        activities.pop() if len(activities) == 1 else "",
-        windows.notes,
+        WindowUse(
+            times=activities.pop() if len(activities) == 1 else "",
+            is_paired=any(files.operators is not None for files in windows.files),
+            notes=windows.notes,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope import wire
+from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.tables.run import Run
 from perfscope.units import format_ranges
@@ -54,6 +55,33 @@ class WindowPlan:
             ranks_of.setdefault(reason, []).extend([] if rank is None else [rank])
         reasons = [f"on {_ranks(ranks)} {reason}" if ranks else reason for reason, ranks in ranks_of.items()]
         return WindowPlan(self.without_pairs, self.without_pairs, tuple(map(_without_light, reasons)))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowUse:
+    """Which windows the figures of traces are of.
+
+    Attributes:
+        times: What the times of all traces are of: see ``Trace.activities``; ``""`` where they do not say so.
+        is_paired: Whether windows with operators tell what caused them.
+        notes: Which windows are left out, and why.
+    """
+
+    times: str = ""
+    is_paired: bool = False
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> tuple[str, ...]:
+        """Which windows they are, as sentences; none where there is only one kind."""
+        if self.times == wire.LIGHT:
+            causes = "Operators, shapes and causes: window with operators." if self.is_paired else "No operators."
+            return (f"Times: light window. {causes}",)
+        return ("Times: window with operators.",) if self.notes else ()
+
+    def data(self) -> Json:
+        """The value of ``windows`` in JSON."""
+        causes = wire.OPERATORS if self.is_paired or self.times == wire.OPERATORS else None
+        return {"times": self.times or None, "causes": causes, "notes": list(self.notes)}
 
 
 class _Window(NamedTuple):

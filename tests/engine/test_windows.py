@@ -40,7 +40,7 @@ OPERATOR_STEPS = ["ProfilerStep#4", "ProfilerStep#5", "ProfilerStep#6"]
 def test_times_are_the_light_windows_and_operators_and_collectives_the_others(tmp_path: Path) -> None:
     job(tmp_path, [STEPS, STEPS])
     analysis = analyze([tmp_path], Plan(with_operators=True))
-    assert (analysis.window, analysis.window_notes, analysis.damage) == ("light", (), ())
+    assert (analysis.windows.times, analysis.windows.notes, analysis.damage) == ("light", (), ())
     assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
     found = results(analysis)
     operators = {entry["name"] for entry in found["kernels"]["operators"]}
@@ -57,7 +57,7 @@ def test_every_result_of_traces_says_which_window_it_is_of(tmp_path: Path) -> No
     assert {name: result["window"] for name, result in found.items()} == dict.fromkeys(found, "light")
     titles = [section.title for section in report.sections if any("light window" in note for note in section.notes)]
     assert {"Device time", "Idle time by cause", "Kernels", "Collectives", "Stragglers"} <= set(titles)
-    assert report.data["windows"] == {"times": "light", "notes": []}
+    assert report.data["windows"] == {"times": "light", "causes": "operators", "notes": []}
 
 
 def test_the_light_times_are_exactly_those_of_the_light_trace_alone(tmp_path: Path) -> None:
@@ -69,27 +69,27 @@ def test_the_light_times_are_exactly_those_of_the_light_trace_alone(tmp_path: Pa
 def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_operators(tmp_path: Path) -> None:
     job(tmp_path, [STEPS, OTHER])
     analysis = analyze([tmp_path])
-    assert analysis.window == "operators"
-    assert analysis.window_notes == (
+    assert analysis.windows.times == "operators"
+    assert analysis.windows.notes == (
         "The light windows are left out: on rank 1 step 11 is not step 6 again: 8 instead of 7 device events on stream "
         "7 of GPU 0.",
     )
     assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
     assert analysis.damage == ()
     device_time = to_report(analysis).sections[0]
-    assert device_time.notes[-2:] == ("Times: window with operators.", *analysis.window_notes)
+    assert device_time.notes[-2:] == ("Times: window with operators.", *analysis.windows.notes)
 
 
 def test_the_same_reason_is_said_once_for_all_ranks(tmp_path: Path) -> None:
     job(tmp_path, [OTHER, STEPS, OTHER, OTHER])
-    (note,) = analyze([tmp_path]).window_notes
+    (note,) = analyze([tmp_path]).windows.notes
     assert note.startswith("The light windows are left out: on rank 0, 2-3 step 11 is not step 6 again")
 
 
 def test_where_one_rank_has_no_light_window_none_is_used(tmp_path: Path) -> None:
     job(tmp_path, [STEPS, STEPS])[1][1].unlink()
     analysis = analyze([tmp_path])
-    assert analysis.window_notes == ("The light windows are left out: there is none on rank 1.",)
+    assert analysis.windows.notes == ("The light windows are left out: there is none on rank 1.",)
     assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
 
 
@@ -100,14 +100,17 @@ def test_traces_are_paired_by_what_they_say_wherever_they_lie(tmp_path: Path) ->
     for name, path in zip("bdac", (operators, light, more_operators, more_light), strict=True):
         path.rename(flat / f"{name}.json.gz")
     analysis = analyze([flat])
-    assert analysis.window == "light"
+    assert analysis.windows.times == "light"
     assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
 
 
 def test_a_light_trace_alone_has_its_times(tmp_path: Path) -> None:
     ((_, light),) = job(tmp_path, [STEPS])
     analysis = analyze([light])
-    assert (analysis.window, steps_of(analysis)) == ("light", [LIGHT_STEPS])
+    assert (analysis.windows.times, steps_of(analysis)) == ("light", [LIGHT_STEPS])
+    report = to_report(analysis)
+    assert report.data["windows"] == {"times": "light", "causes": None, "notes": []}
+    assert "Times: light window. No operators." in report.sections[0].notes
 
 
 def test_a_light_trace_that_cannot_be_read_is_damage_and_the_other_window_answers(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_a_light_trace_that_cannot_be_read_is_damage_and_the_other_window_answer
     light.write_bytes(b"")
     analysis = analyze([tmp_path])
     assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
-    assert analysis.window_notes == ("The light windows are left out: there is none on rank 0.",)
+    assert analysis.windows.notes == ("The light windows are left out: there is none on rank 0.",)
     assert any("is empty" in line for line in analysis.damage)
 
 
@@ -131,7 +134,7 @@ def test_a_window_with_operators_that_cannot_be_read_leaves_the_light_times(tmp_
     operators = job(tmp_path, [STEPS])[0][0]
     operators.write_bytes(b"")
     analysis = analyze([tmp_path])
-    assert (analysis.window, steps_of(analysis)) == ("light", [LIGHT_STEPS])
+    assert (analysis.windows.times, steps_of(analysis)) == ("light", [LIGHT_STEPS])
     assert any(operators.name in line for line in analysis.damage)
 
 
@@ -139,7 +142,7 @@ def test_a_window_that_no_light_one_follows_is_left_out(tmp_path: Path) -> None:
     job(tmp_path, [STEPS])
     write_window(tmp_path, run_window(STEPS[:1], first=2, light=False), first=2, light=False)
     analysis = analyze([tmp_path])
-    assert analysis.window_notes == ("Windows that no light window follows are left out, on rank 0.",)
+    assert analysis.windows.notes == ("Windows that no light window follows are left out, on rank 0.",)
     assert steps_of(analysis) == [LIGHT_STEPS]
 
 
@@ -182,5 +185,5 @@ def test_the_records_of_a_run_say_which_trace_is_which(tmp_path: Path) -> None:
     )
     (tmp_path / "run.json").write_text("{}")
     analysis = analyze([tmp_path])
-    assert (analysis.window, analysis.damage) == ("light", ())
+    assert (analysis.windows.times, analysis.damage) == ("light", ())
     assert steps_of(analysis) == [LIGHT_STEPS]

@@ -85,7 +85,7 @@ def test_what_a_light_window_does_not_record_is_found_in_the_other(folder: Path,
         make_pair(trace, tmp_path, rank)
     plan = Plan(with_operators=True)
     paired, real = (analyze([path], plan) for path in (tmp_path, tmp_path / "operators"))
-    assert (paired.window, paired.window_notes, real.window) == ("light", (), "operators")
+    assert (paired.windows.times, paired.windows.notes, real.windows.times) == ("light", (), "operators")
     found, expected = (without_differences(to_report(analysis).data["results"]) for analysis in (paired, real))
     assert found.keys() == expected.keys()
     for name, result in expected.items():

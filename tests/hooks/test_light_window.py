@@ -141,3 +141,23 @@ def test_what_windows_record_is_one_of_three() -> None:
 def test_the_choice_reaches_the_training_processes() -> None:
     config = Config("/run", parse_windows("4-6"), window=WindowChoice.BOTH)
     assert Config.from_environment(config.to_environment()) == config
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("function", ["_call_runtime", "_make_trace_only_config"])
+def test_a_failure_in_a_light_window_ends_the_capture_and_leaves_no_profiler_running(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = getattr(window, function)
+
+    def fails(*arguments: object) -> object:
+        is_light = bool((tmp_path / "traces").exists())
+        if is_light:
+            raise ValueError("broken on purpose")
+        return original(*arguments)
+
+    monkeypatch.setattr(window, function, fails)
+    trained = Trained(tmp_path, "4-6", WindowChoice.BOTH, 14)
+    assert trained.windows == [(4, 6, "operators")]
+    assert "training goes on" in capsys.readouterr().err
+    assert not torch.autograd._profiler_enabled()

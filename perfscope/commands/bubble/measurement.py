@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers.pipeline_bubble import require_passes
@@ -33,8 +34,11 @@ def measure_bubble(
         output: SVG file to draw the schedule to.
         output_format: Format of the report.
     """
-    run, partials, damage = measure_with("pipeline_bubble", RankPasses, paths)
-    pipelines = _list_pipelines(sizes, [partial.world_size for partial in partials]) or _find_run_pipelines(run)
+    measured = measure_with("pipeline_bubble", RankPasses, paths)
+    partials, damage = measured.partials, measured.damage
+    pipelines = _list_pipelines(sizes, [partial.world_size for partial in partials]) or _find_run_pipelines(
+        measured.run
+    )
     require_passes(partials)
     result = assemble_pipelines(partials, pipelines)
     bubble = result.bubble
@@ -47,10 +51,13 @@ def measure_bubble(
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "inputs": [str(path) for path in paths],
+        "windows": measured.windows.data(),
         "pipeline_bubble": result.data(),
         "alternatives": alternatives_data(alternatives),
     }
-    sections = (*result.sections(), *((alternatives_section(alternatives, ASSUMPTION),) if alternatives else ()))
+    first, *following = result.sections()
+    first = replace(first, notes=(*first.notes, *measured.windows.describe(), *measured.windows.notes))
+    sections = (first, *following, *((alternatives_section(alternatives, ASSUMPTION),) if alternatives else ()))
     report = Report(headline(bubble.fraction_of_total, title), data, sections, tuple(damage))
     warnings = tuple(f"warning: {line}" for line in damage)
     exit_code = ExitCode.DAMAGED_INPUT if damage else ExitCode.OK

@@ -167,7 +167,7 @@ def read_planned_run(path: Path) -> PlannedRun:
     device = find_device(run)
     if device.gpu is not None and device.precision.main is None:
         # The record does not show it: the traces may, at the price of reading them.
-        device = find_device(run, measure_with("operations", Operations, [path])[1])
+        device = find_device(run, measure_with("operations", Operations, [path]).partials)
     return PlannedRun(
         path=path,
         measured=measured,
