@@ -171,6 +171,7 @@ class Capture(TrainedModel):
             self._note_rpc_server()
             return
         self._facts.optimizer_steps += 1
+        self._facts.reevaluates |= "max_eval" in getattr(optimizer, "defaults", ())
         self._model.on_optimizer_step(optimizer)
         if self._source.name == "optimizer" or self._source.counts("optimizer"):
             self._end_step("optimizer", optimizer, _NOTHING_STATED)
@@ -239,6 +240,10 @@ class Capture(TrainedModel):
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
         self._complete_steps(self._source.finish())
+        unused_choice = self._source.describe_unused_choice()
+        if unused_choice:
+            write_message(unused_choice)
+            self.note(unused_choice)
         self._write_passes()
         self.save_timer.finish()
         self.files.close()

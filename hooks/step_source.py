@@ -127,6 +127,12 @@ class StepSource:
             "another one"
         )
 
+    def describe_unused_choice(self) -> str:
+        """Why no step was counted, where the chosen object never came; empty where it did."""
+        if not isinstance(self.chosen, int) or self._parts <= 0 or self.chosen <= self._emitters.count:
+            return ""
+        return f"--step-optimizer {self.chosen}: no step was counted, because only {self._emitters.count} stepped"
+
     def finish(self) -> tuple[int, ...]:
         """Training ended: the sizes of the steps that the boundaries make that were still waiting."""
         return () if self.chosen is not None else self._rounds.finish()
@@ -152,7 +158,9 @@ class StepSource:
 class _Emitters:
     """The objects that have reached the boundary, numbered in that order; none of them is kept alive.
 
-    The number of an object that is gone is not given to another one, although its ``id`` may be.
+    An ``id`` may be used again and stands for nothing. A new object takes the number of one of its class that is gone
+    where others of them are left: it takes over its part of their rounds, as the inner optimizers of meta-learning do.
+    Where none is left, numbers go on.
 
     Attributes:
         count: How many there were.
@@ -165,6 +173,7 @@ class _Emitters:
         self._last: tuple[_Reference, int] = (lambda: None, 0)
         self._by_id: dict[int, tuple[_Reference, int]] = {}
         self._by_number: dict[int, _Reference] = {}
+        self._classes: dict[int, type] = {}
 
     def number_of(self, emitter: object) -> tuple[int, bool]:
         """The number of an object, from 1, and whether this is the first time that it comes."""
@@ -203,18 +212,24 @@ class _Emitters:
         self._last = (lambda: None, 0)
         self._by_id.clear()
         self._by_number.clear()
+        self._classes.clear()
 
     def _add(self, emitter: object) -> tuple[_Reference, int]:
         if self.are_all_finished():
             self.clear()
-        elif len(self._by_number) > _MOST_OBJECTS:
-            self._by_number = {number: read for number, read in self._by_number.items() if read() is not None}
-            self._by_id = {key: entry for key, entry in self._by_id.items() if entry[0]() is not None}
-        self.count += 1
-        entry = _refer(emitter), self.count
+        number = next((number for number, read in self._by_number.items() if self._succeeds(emitter, number)), None)
+        if number is None:
+            self.count += 1
+            number = self.count
+        entry = _refer(emitter), number
         self._by_id[id(emitter)] = entry
-        self._by_number[self.count] = entry[0]
+        self._by_number[number], self._classes[number] = entry[0], type(emitter)
+        if len(self._by_id) > _MOST_OBJECTS:
+            self._by_id = {key: entry for key, entry in self._by_id.items() if entry[0]() is not None}
         return entry
+
+    def _succeeds(self, emitter: object, number: int) -> bool:
+        return self._by_number[number]() is None and self._classes[number] is type(emitter)
 
 
 class _Unused:

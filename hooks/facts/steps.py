@@ -67,6 +67,7 @@ class StepFacts:
         data_wait_ns: Time spent waiting for data loaders.
         has_loader: A data loader was used.
         optimizer_steps: Outermost optimizer steps.
+        reevaluates: The optimizer runs the model forward several times on the same batch, as L-BFGS does.
         has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
     """
 
@@ -78,6 +79,7 @@ class StepFacts:
     data_wait_ns: int = 0
     has_loader: bool = False
     optimizer_steps: int = 0
+    reevaluates: bool = False
     has_cleared: bool = False
 
     @property
@@ -88,6 +90,8 @@ class StepFacts:
     @property
     def work(self) -> Work:
         """The work of the step by the most exact count of it."""
+        if self.reevaluates and self.loaded.samples:
+            return self.loaded
         return self.pipelined if self.pipelined.samples else self.forwards if self.forwards.samples else self.loaded
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

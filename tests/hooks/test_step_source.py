@@ -22,6 +22,10 @@ class Optimizer:
             source.add_optimizer(self)
 
 
+class Adam(Optimizer):
+    """Another class."""
+
+
 class Training:
     """A loop; each letter is an optimizer, which is built before the loop or when it first steps."""
 
@@ -207,6 +211,18 @@ def test_a_fold_that_ends_within_a_round_costs_the_next_one_no_step() -> None:
         training.step("dddg" * 7 + "dd")
         training.delete("dg")
     assert training.finish() == 21
+
+
+@pytest.mark.parametrize("chosen", [None, 2])
+def test_a_new_inner_optimizer_each_iteration_takes_the_place_of_the_one_before(chosen: int | None) -> None:
+    """Meta-learning: three steps of an optimizer that is built anew, then one of the outer optimizer."""
+    source, count = StepSource(chosen), 0
+    outer = Adam(source)
+    for _ in range(12):
+        inner = Optimizer(source)
+        for optimizer in (inner, inner, inner, outer):
+            count += len(source.on_boundary("optimizer", optimizer) or ())
+    assert count + len(source.finish()) == 12
 
 
 @pytest.mark.parametrize(

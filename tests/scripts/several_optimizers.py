@@ -3,6 +3,7 @@
 Usage: several_optimizers.py WAY
 """
 
+import os
 import sys
 
 import torch
@@ -129,6 +130,15 @@ def rollouts():
             states = torch.cat([policy(torch.randn(1, 4)) for _ in range(8)])
         for _ in range(4):
             update(optimizer, policy, torch.cat([states, states], 1))
+
+
+def killed():
+    """7 steps of one of two models; then the process ends at once."""
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    for (inputs,) in batches(7):
+        update(optimizers[0], models[0], inputs)
+    os._exit(3)
 
 
 if __name__ == "__main__":

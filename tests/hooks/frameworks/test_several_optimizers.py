@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
-from tests.hooks.frameworks.running import notes
+from tests.hooks.frameworks.running import notes, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def steps_of_ranges(run: Path, name: str) -> Counter[str]:
 def test_the_count_is_the_true_one(way: str, count: int, tmp_path: Path) -> None:
     run = train(way, tmp_path)
     assert [line["step"] for line in step_lines(run)] == list(range(1, count + 1))
-    if way not in ("rollouts", "closures"):  # the first has no loader, and a closure runs forward several times
+    if way != "rollouts":  # which has no loader
         assert {line["samples"] for line in step_lines(run)} == {8}
 
 
@@ -72,6 +72,30 @@ def test_a_step_of_a_gan_is_the_whole_round(tmp_path: Path) -> None:
     assert results["samples_per_s"] == pytest.approx(40 / results["median_s"])
     assert sum("a step is a whole round" in note for note in results["notes"]) == 1
     assert sum("a step is a whole round" in note for note in notes(run)) == 1
+
+
+def test_the_ranks_of_a_distributed_gan_agree(tmp_path: Path) -> None:
+    run = torchrun(2, "distributed_gan.py", cwd=tmp_path)
+    for rank in range(2):
+        lines = step_lines(run, f"{rank:05d}")
+        assert [(line["step"], line["boundaries"], line["samples"]) for line in lines] == [
+            (step, 4, 24) for step in range(1, 8)
+        ]
+
+
+def test_what_waits_is_counted_where_the_process_is_killed(tmp_path: Path) -> None:
+    """Two models, of which the second one has not trained when the process ends without a word."""
+    ended = profile(sys.executable, SCRIPTS / "several_optimizers.py", "killed", cwd=tmp_path, options=["--exec"])
+    assert ended.code == 3
+    assert not step_lines(tmp_path / "RUN")
+    assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 7
+
+
+def test_a_chosen_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, SCRIPTS / "several_optimizers.py", "gan"]
+    ended = profile(*command, cwd=tmp_path, options=["--exec", "--step-optimizer", "3"])
+    assert ended.code == 0
+    assert "--step-optimizer 3: no step was counted, because only 2 stepped" in ended.stderr
 
 
 @pytest.mark.parametrize(("choice", "count"), [("1", 40), ("2", 8), ("every", 48)])
