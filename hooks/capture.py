@@ -95,9 +95,9 @@ class Capture(TrainedModel):
         self._source.arm(boundary)
 
     @hook_entry
-    def on_gradients_cleared(self) -> None:
+    def on_gradients_cleared(self, optimizer: object) -> None:
         """An optimizer cleared its gradients: the first step has begun, at an unknown time."""
-        self._facts.has_cleared = True
+        self._facts.has_cleared |= not self._source.is_last(optimizer)
         if self.steps == 0:
             self._open_first_window()
         elif self.is_training_thread():

@@ -62,10 +62,11 @@ class StepRounds:
         if self.is_alone(optimizer) and not awaits_others:
             return (1,)
         self._waiting.append(optimizer)
-        sizes = self._advance_round(optimizer) if self.boundary is not None else None
+        sizes = self._advance_round(optimizer, continues=continues) if self.boundary is not None else None
         if sizes is not None:
             return self._complete(sizes)
-        if awaits_others and may_wait and len(self._waiting) <= LARGEST_ROUND:
+        is_one_update = continues and len(set(self._waiting)) == len(self._waiting)
+        if awaits_others and may_wait and (is_one_update or len(self._waiting) <= LARGEST_ROUND):
             self.is_settled = False
             return ()
         return self._complete(self._decide(optimizer, continues=continues, may_wait=may_wait))
@@ -92,10 +93,10 @@ class StepRounds:
         waiting = self._waiting
         others = {other for other in waiting if other != optimizer}
         if not others:
-            return self._decide_alone(optimizer, may_wait=may_wait)
+            return self._decide_alone(optimizer, may_wait=may_wait and not continues)
         if all(self._is_finished(other) for other in others):
             return self._release(optimizer)
-        if continues and self._single is None and len(others) + 1 == len(waiting):
+        if continues and len(others) + 1 == len(waiting) and self._single is None:
             self._begin_rounds(optimizer)  # all optimizers stepped, one right after the other
             return (len(waiting),)
         boundary = find_boundary(waiting)
@@ -123,7 +124,7 @@ class StepRounds:
             return self._release(optimizer)  # they train one after the other, or without a rhythm
         return ()
 
-    def _advance_round(self, optimizer: int) -> tuple[int, ...] | None:
+    def _advance_round(self, optimizer: int, *, continues: bool) -> tuple[int, ...] | None:
         """The step that an event completes while rounds are made; None where rounds end with it."""
         waiting = self._waiting
         if optimizer == self.boundary:
@@ -135,6 +136,10 @@ class StepRounds:
                 self._leftover += len(waiting) - 1
                 del waiting[:-1]
             return None
+        if continues:
+            self._members.add(optimizer)
+            self._longest = max(self._longest, len(waiting))
+            return ()
         if len(waiting) > max(LARGEST_ROUND, 2 * self._longest):
             self.boundary = None
             return None

@@ -73,6 +73,10 @@ class StepSource:
         if self.chosen is None and not self._emitters.has(optimizer):
             self._unused.add(optimizer)
 
+    def is_last(self, emitter: object) -> bool:
+        """Whether an object is the one that reached the boundary last."""
+        return self._emitters.is_last(emitter)
+
     def counts(self, name: str) -> bool:
         """Whether a boundary of this name ends steps: none of higher priority is in use any more."""
         if self.name is None or _priority(name) >= _priority(self.name):
@@ -191,6 +195,10 @@ class _Emitters:
         """The number of the object that came last; None for another one."""
         read, number = self._last
         return number if read() is emitter else None
+
+    def is_last(self, emitter: object) -> bool:
+        """Whether the object came last."""
+        return self._last[0]() is emitter
 
     def has(self, emitter: object) -> bool:
         """Whether the object has come."""

@@ -38,7 +38,7 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(clear)
     def zero_grad(self: Any, *args: object, **kwargs: object) -> Any:
         if not is_compiling():
-            capture.on_gradients_cleared()
+            capture.on_gradients_cleared(self)
         return clear(self, *args, **kwargs)
 
     optimizer_class._patch_step_function = patch_step_function

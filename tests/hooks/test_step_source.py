@@ -141,6 +141,20 @@ def test_of_steps_that_follow_each_other_at_once_the_first_round_is_known() -> N
     assert training.finish() == 3
 
 
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("size", [2, 20, 21, 22, 100])
+def test_an_optimizer_for_each_of_many_parameters(size: int, built: bool) -> None:
+    """They step right after each other, in another order each time."""
+    training = Training()
+    names = "".join(map(chr, range(1000, 1000 + size)))
+    training.build(names if built else "")
+    for _ in range(9):
+        training.step(names[0])
+        training.step(names[1:], continues=True)
+        names = names[1:] + names[0]
+    assert training.finish() == 9
+
+
 @pytest.mark.parametrize(("round_", "settled_at"), [("dddddg", 2), ("dg", 2), ("dgg", 2)])
 def test_windows_may_begin_after_the_second_round(round_: str, settled_at: int) -> None:
     training = Training()
