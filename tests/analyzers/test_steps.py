@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfscope import wire
 from perfscope.analyzers.cost import analyze as analyze_cost
+from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.steps import analyze
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput, SourceError
@@ -253,3 +255,30 @@ def test_the_row_of_all_ranks_says_what_it_is(tmp_path: Path) -> None:
     assert both.rows[-1][0] == "all"
     assert "all: each step at the time of its slowest rank." in both.notes
     assert not any(note.startswith("all:") for note in alone.notes)
+
+
+def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tmp_path: Path) -> None:
+    labels = {
+        number + offset: label
+        for number in (10, 16, 22)
+        for offset, label in enumerate((wire.WARMUP, wire.PROFILED, wire.PROFILED, wire.EXPORT))
+    }
+    walls = [900 if number == 1 else 60 if number in labels else 10 for number in range(1, 31)]
+    run = write_run(tmp_path, {0: walls}, labels=labels)
+    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for number in (9, 11, 14):  # before the window, in it, and behind it
+        records[number - 1] |= {"save_ns": 40 * MS, "wall_ns": 3 * MS}
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    steps = steps_of(run)
+    assert steps.ranks[0].steady == 30 - 1 - 12 - 2
+    assert steps.median_s == steps.p95_s == pytest.approx(0.010)
+    assert steps.effect is not None
+    assert (steps.effect.before, steps.effect.after) == (7, 8)
+
+
+def test_mfu_is_over_the_same_steps_as_the_median(tmp_path: Path) -> None:
+    run = long_run(tmp_path, noisy(20, 15), noisy(26, 40))
+    chosen = find_undisturbed(read_run(run).steps)
+    assert set(chosen.times_ns()) == set(range(2, 17))
+    assert steps_of(run).median_s == pytest.approx(float(np.median(chosen.times_s())))
