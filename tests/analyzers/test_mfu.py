@@ -16,6 +16,7 @@ from perfscope import wire
 from perfscope.analyzers import mfu
 from perfscope.analyzers.flops.model_inference import infer_dimensions
 from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
+from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.errors import MissingInput
 from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.precision import autocast_dtype
@@ -183,6 +184,24 @@ def test_the_mfu_of_a_run_is_its_operations_over_the_peak(tmp_path: Path) -> Non
     assert [each["name"] for each in result["conventions"]][:2] == ["bigscience", "6n"]
     assert [each["step"] for each in result["steps"]] == [2, 3, 4, 5, 6]
     assert result["steps"][1]["mfu"] == pytest.approx(result["mfu"] / 2)  # the step of 200 ms
+
+
+def test_the_steps_with_an_mfu_are_those_of_the_median(tmp_path: Path) -> None:
+    """A step that a save stalled is in neither, also on the rank that did not save."""
+    run = run_folder(tmp_path, "NVIDIA H200")
+    file = run / wire.RANKS_FOLDER / wire.rank_folder(1) / wire.STEPS_FILE
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines[3] |= {"save_ns": 5 * 10**7}
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result: Any = mfu.analyze(read_run(run)).data()
+    assert [each["step"] for each in result["steps"]] == [2, 3, 5, 6]
+    assert analyze_steps(read_run(run)).ranks[0].steady == 4
+
+
+def test_without_a_gpu_there_is_one_line_with_the_reason(tmp_path: Path) -> None:
+    (section,) = mfu.analyze(read_run(run_folder(tmp_path, None))).sections()
+    assert (section.columns, section.rows) == ((), ())
+    assert section.notes == ("No MFU: the run had no GPU. TFLOPs by convention are in --format json.",)
 
 
 def test_recomputation_that_was_seen_is_counted(tmp_path: Path) -> None:
