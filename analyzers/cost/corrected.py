@@ -3,7 +3,7 @@
 A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device
 computed and copied in a profiled step is divided by a steady-state step of the same rank. In a window with operators
 the rest of that is exposed communication and idle time together: a collective waits for ranks that the profiler slowed,
-too. A light window slows the host much less: the exposed communication is divided likewise, and idle time is the rest.
+too. A light window that hardly slowed its steps has exposed communication apart; it is divided likewise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CorrectedShares:
         rank, device: The device, and the rank that used it.
         step_s: Median steady-state step of the rank.
         compute, exposed_copy: Shares of it; absent where they would be above 1.
-        exposed_communication: Likewise; absent of a window with operators.
+        exposed_communication: Likewise; absent where the profiler changed it.
         rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
             so that the correction does not hold.
     """
@@ -59,7 +59,7 @@ class Corrected:
     """The shares of every device of windows that are not representative."""
 
     ranks: tuple[CorrectedShares, ...]
-    is_light: bool = False
+    has_communication: bool = False
 
     def data(self) -> Json:
         """The value of ``results.corrected``."""
@@ -81,7 +81,7 @@ class Corrected:
 
     def sections(self) -> tuple[Section, ...]:
         """A row a device."""
-        parts = ("Exposed comm.", "Idle") if self.is_light else ("Exposed comm. + idle",)
+        parts = ("Exposed comm.", "Idle") if self.has_communication else ("Exposed comm. + idle",)
         columns = (
             Column("Rank"),
             Column("Steady-state step (ms)", 2),
@@ -97,7 +97,7 @@ class Corrected:
                 percent(rank.exposed_copy),
                 *(
                     (percent(rank.exposed_communication), percent(rank.idle))
-                    if self.is_light
+                    if self.has_communication
                     else (percent(rank.rest),)
                 ),
             )
@@ -107,8 +107,8 @@ class Corrected:
             "The profiler slowed the window's steps. Here the device's own work in a profiled step is divided by the "
             "rank's median steady-state step."
         ]
-        if self.is_light:
-            notes.append("Idle is the rest of that step. Times: light window.")
+        if self.has_communication:
+            notes.append("Idle is the rest of that step.")
         else:
             notes[0] += (
                 " Exposed communication and idle time cannot be separated: in slowed steps collectives also wait for "
@@ -130,28 +130,31 @@ def derive(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | No
     slowdown = cost.largest_slowdown(activities)
     if slowdown is None or slowdown <= (_LARGEST_LIGHT_SLOWDOWN if is_light else LARGEST_REPRESENTATIVE_SLOWDOWN):
         return None
+    communicates = any(step.parts.communication for parts in breakdown.ranks for step in parts.steps)
+    has_communication = is_light and (slowdown <= LARGEST_REPRESENTATIVE_SLOWDOWN or not communicates)
     medians = {rank.rank: rank.median_s for rank in steps.ranks}
     ranks = [
-        _correct(parts, parts.rank, median_s, is_light=is_light)
+        _correct(parts, parts.rank, median_s, has_communication=has_communication)
         for parts in breakdown.ranks
         if parts.rank is not None and parts.steps and (median_s := medians.get(parts.rank))
     ]
-    return Corrected(tuple(ranks), is_light) if ranks else None
+    return Corrected(tuple(ranks), has_communication) if ranks else None
 
 
-def _correct(parts: RankParts, rank: int, step_s: float, *, is_light: bool) -> CorrectedShares:
+def _correct(parts: RankParts, rank: int, step_s: float, *, has_communication: bool) -> CorrectedShares:
     compute, copy, communication = (
         mean(getattr(step.parts, part) for step in parts.steps) / NS_PER_S / step_s
         for part in ("compute", "exposed_copy", "exposed_communication")
     )
     rest = 1 - compute - copy
-    holds = rest >= (communication if is_light else 0)
+    exposed = check_share(communication, "exposed communication", _CAUSES)
+    holds = rest >= (communication if has_communication else 0)
     return CorrectedShares(
         rank=rank,
         device=parts.device,
         step_s=step_s,
         compute=check_share(compute, "compute", _CAUSES).value,
         exposed_copy=check_share(copy, "exposed copies", _CAUSES).value,
-        exposed_communication=check_share(communication, "exposed communication", _CAUSES).value if is_light else None,
+        exposed_communication=exposed.value if has_communication else None,
         rest=rest if holds else None,
     )

@@ -25,10 +25,15 @@ def start_compressing(path: str) -> None:
 
     The end of the launcher does not end the child, which has a session of its own and no pipe of the training process.
     """
-    _queue.append(path)
+    delay_compressing(path)
     _children[:] = [child for child in _children if child.poll() is None]
     if not _children:
         compress_queue()
+
+
+def delay_compressing(path: str) -> None:
+    """Compress a trace with the next one, or at the end: a process of its own still disturbs a window that follows."""
+    _queue.append(path)
 
 
 def compress_queue() -> None:

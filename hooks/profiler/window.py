@@ -23,7 +23,7 @@ from typing import Any
 from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
-from perfscope.hooks.profiler.compress import start_compressing
+from perfscope.hooks.profiler.compress import delay_compressing, start_compressing
 from perfscope.hooks.profiler.cupti import CuptiDetachment
 from perfscope.hooks.selection import StepWindow
 from perfscope.wire.traces import TraceMetadata
@@ -45,6 +45,7 @@ class ProfilerWindow:
         steps: The training steps that it is to record.
         profiler: The torch.profiler of this window.
         start_ns: How long starting it stalled the training process.
+        delays_compression: Whether its trace is compressed later, because a light window follows.
     """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
@@ -52,6 +53,7 @@ class ProfilerWindow:
         torch = sys.modules["torch"]
         self.steps = steps
         self.start_ns = 0
+        self.delays_compression = False
         self._rss_before_bytes = read_resident_bytes()
         self._traces = os.path.join(config.run_dir, wire.TRACES_FOLDER)
         self._edges_ns: list[int] = []
@@ -146,7 +148,7 @@ class ProfilerWindow:
         try:
             trace, size_bytes = self._write_trace(export)
             exported_ns = time.monotonic_ns()
-            start_compressing(os.path.join(self._traces, trace))
+            (delay_compressing if self.delays_compression else start_compressing)(os.path.join(self._traces, trace))
         finally:
             self._release_memory()
         return wire.WindowRecord(

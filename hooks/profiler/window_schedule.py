@@ -150,9 +150,9 @@ class WindowSchedule:
         if self._window is not None:
             steps = self._window.steps
             if completed_steps >= steps.last:
+                self._window.delays_compression = self._add_light_window(steps)
                 self.close(completed_steps)
                 self.label = wire.EXPORT
-                self._add_light_window(steps)
             else:
                 self._window.step()
                 self.label = wire.PROFILED
@@ -198,17 +198,18 @@ class WindowSchedule:
         if self._config.modules and not steps.is_light:
             self._ranges.start()
 
-    def _add_light_window(self, steps: StepWindow) -> None:
+    def _add_light_window(self, steps: StepWindow) -> bool:
         """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
         if self._config.window is not WindowChoice.BOTH or steps.is_light:
-            return
+            return False
         if not self._profiles_this_rank() or not find_light_activities(sys.modules["torch"]):
-            return
+            return False
         light = steps.light_after()
         if self._pending and not light.leaves_room_for(self._pending[0]):
             self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
-            return
+            return False
         self._pending.insert(0, light)
+        return True
 
     def _on_fork(self) -> None:
         """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""

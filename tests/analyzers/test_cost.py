@@ -112,8 +112,10 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
 
 def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], STEPS)))
-    parts = SimpleNamespace(compute=51 * MS, exposed_communication=60 * MS, exposed_copy=10.2 * MS)
-    long = SimpleNamespace(compute=103 * MS, exposed_communication=0, exposed_copy=0)
+    parts = SimpleNamespace(
+        compute=51 * MS, exposed_communication=60 * MS, communication=60 * MS, exposed_copy=10.2 * MS
+    )
+    long = SimpleNamespace(compute=103 * MS, exposed_communication=0, communication=0, exposed_copy=0)
     rank = SimpleNamespace(
         rank=0, device=0, activities="", steps=[SimpleNamespace(parts=parts), SimpleNamespace(parts=parts)]
     )
@@ -138,7 +140,9 @@ WINDOWS = [
 
 
 def shares(activities: str, cost_of_run: Cost) -> Any:
-    parts = SimpleNamespace(compute=51 * MS, exposed_communication=20.4 * MS, exposed_copy=10.2 * MS)
+    parts = SimpleNamespace(
+        compute=51 * MS, exposed_communication=20.4 * MS, communication=30 * MS, exposed_copy=10.2 * MS
+    )
     rank = SimpleNamespace(rank=0, device=0, activities=activities, steps=[SimpleNamespace(parts=parts)])
     steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
     breakdown: Any = SimpleNamespace(ranks=[rank])
@@ -169,10 +173,18 @@ def test_a_light_window_that_hardly_slowed_its_steps_needs_no_correction(tmp_pat
 
 def test_communication_and_compute_of_more_than_a_step_are_not_corrected(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
-    parts = SimpleNamespace(compute=90 * MS, exposed_communication=20 * MS, exposed_copy=0)
+    parts = SimpleNamespace(compute=90 * MS, exposed_communication=20 * MS, communication=20 * MS, exposed_copy=0)
     rank = SimpleNamespace(rank=0, device=0, activities="light", steps=[SimpleNamespace(parts=parts)])
     steps: Any = SimpleNamespace(ranks=[SimpleNamespace(rank=0, median_s=0.102)])
     breakdown: Any = SimpleNamespace(ranks=[rank])
     corrected = derive(found, steps, breakdown)
     assert corrected is not None
     assert (corrected.ranks[0].rest, corrected.ranks[0].idle) == (None, None)
+
+
+def test_a_light_window_that_slowed_its_steps_much_leaves_communication_with_idle_time(tmp_path: Path) -> None:
+    slow = {**LIGHT_STEPS, 13: {"wall_ns": 130 * MS, "window": "profiled"}}
+    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, slow)))
+    (rank,) = shares("light", found).ranks
+    assert (rank.compute, rank.rest) == pytest.approx((0.5, 0.4))
+    assert (rank.exposed_communication, rank.idle) == (None, None)
