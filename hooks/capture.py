@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
 _NOTHING_STATED = StatedStep()
+_ALONE = (1,)
 
 
 class Capture(TrainedModel):
@@ -100,7 +101,7 @@ class Capture(TrainedModel):
         self._facts.has_cleared |= not self._source.is_last(optimizer)
         if self.steps == 0:
             self._open_first_window()
-        elif self.is_training_thread():
+        elif self.activities.is_evaluating and self.is_training_thread():
             self.activities.end_evaluation(time.monotonic_ns())
 
     @hook_entry
@@ -116,9 +117,19 @@ class Capture(TrainedModel):
 
     @hook_entry
     def on_forward(
-        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool = True
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        in_training_mode: bool = True,
+        model: object = None,
     ) -> Callable[[], None] | None:
-        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything."""
+        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything.
+
+        ``model`` is the module that is trained, where the wrapper knows it; see ``set_model``.
+        """
+        if model is not None and self.steps == 0:
+            self.set_model(model)
         if self.activities.is_evaluation(has_gradients=is_grad_enabled(), in_training_mode=in_training_mode):
             return self._on_evaluation(time.monotonic_ns())
         self._begin_training()
@@ -319,33 +330,41 @@ class Capture(TrainedModel):
             )
         )
         self._facts = StepFacts()
-        if self._source.waits:
-            self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
-            self._passes.discard_current()
 
     def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
         now_ns = time.monotonic_ns()
-        sizes = self._source.on_boundary(
-            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
-        )
+        is_alone = self._source.trains_alone(boundary, emitter)
+        sizes = _ALONE if is_alone else self._find_steps(boundary, emitter)
         if sizes is None:
             return
         self._add_boundary(now_ns, boundary, stated)
-        self._complete_steps(sizes)
+        if not is_alone and self._source.waits:
+            self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
+            self._passes.discard_current()
+        self._complete_steps(sizes, may_note=not is_alone)
         window_began_ns = time.monotonic_ns()
-        if not self._source.is_settled and not self._windows.is_recording:
+        if not (is_alone or self._source.is_settled or self._windows.is_recording):
             self._windows.hold()
         elif sizes:
             self._windows.on_step_end(self.steps)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
 
+    def _find_steps(self, boundary: str, emitter: object) -> Sequence[int] | None:
+        """The sizes of the steps that a boundary completes, where several objects train, or as many as are known."""
+        return self._source.on_boundary(
+            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
+        )
+
     def _take_hook_ns(self) -> int:
         """How long all hooks took since the last boundary, and the thread that writes records."""
-        taken_ns = self.save_timer.take_hook_ns() + self.activities.take_hook_ns() + self.files.take_writing_ns()
-        return self.hook_ns + taken_ns
+        hook_ns = self.hook_ns + self.files.take_writing_ns()
+        for timer in (self.save_timer, self.activities):
+            if timer.hook_ns:
+                hook_ns += timer.take_hook_ns()
+        return hook_ns
 
-    def _complete_steps(self, sizes: Sequence[int]) -> None:
+    def _complete_steps(self, sizes: Sequence[int], *, may_note: bool = True) -> None:
         """Write the training steps that are complete; each is so many of the boundaries that wait."""
         if not sizes:
             return
@@ -360,7 +379,7 @@ class Capture(TrainedModel):
         if self._passes.is_in_use:
             self._passes.end_step(self.steps)
             self._write_passes()
-        for text in self._rows.pop_notes(self._source.pop_note()):
+        for text in self._rows.pop_notes(self._source.pop_note()) if may_note else ():
             self.note(text)
 
     def _write_passes(self) -> None:

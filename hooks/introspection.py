@@ -17,7 +17,8 @@ def is_compiling() -> bool:
 
 def is_grad_enabled() -> bool:
     """Whether torch records gradients, as in training and not in an evaluation."""
-    return bool(sys.modules["torch"].is_grad_enabled())
+    is_enabled: bool = sys.modules["torch"].is_grad_enabled()
+    return is_enabled
 
 
 def subclasses(parent: Any) -> Iterator[Any]:

@@ -146,7 +146,7 @@ def _work(boundaries: Sequence[ReachedBoundary]) -> Work | None:
         return boundaries[0].facts.work
     loaded = boundaries[0].facts.loaded
     for boundary in boundaries[1:]:
-        loaded = loaded + boundary.facts.loaded
+        loaded = loaded.with_work(boundary.facts.loaded)
     if loaded.samples:
         return loaded
     with_passes = [boundary.facts for boundary in boundaries if boundary.facts.work.samples]

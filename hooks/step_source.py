@@ -37,6 +37,8 @@ class StepSource:
         self._unused = _Unused()
         self._rounds = StepRounds(self._emitters.is_finished)
         self._parts = 0
+        #: The object whose boundaries are steps of their own; None where that is not known.
+        self._alone: _Reference | None = None
         self._thread: int | None = None
         #: Whether the last note was about rounds; None before any.
         self._said: bool | None = None
@@ -56,6 +58,7 @@ class StepSource:
         if self.name is None or _priority(name) > _priority(self.name):
             self._set_name(name)
         elif name == self.name and self._emitters.are_all_finished():
+            self._alone = None
             self._emitters.clear()  # another object goes on in the same way
 
     def set_training_thread(self) -> None:
@@ -71,6 +74,7 @@ class StepSource:
     def add_optimizer(self, optimizer: object) -> None:
         """An optimizer was built, which may step in turn with others."""
         if self.chosen is None and not self._emitters.has(optimizer):
+            self._alone = None
             self._unused.add(optimizer)
 
     def is_last(self, emitter: object) -> bool:
@@ -95,8 +99,21 @@ class StepSource:
             The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first;
             None for a boundary that counts for nothing: of lower priority, or of another thread than the first.
         """
-        if name == self.name and threading.get_ident() == self._thread and self._trains_alone(emitter):
-            return (1,)  # as in nearly every step
+        sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
+        is_alone = self.chosen is None and not self._unused and self._rounds.is_alone(self._emitters.last_number)
+        self._alone = self._emitters.last_reference if is_alone else None
+        return sizes
+
+    def trains_alone(self, name: str, emitter: object) -> bool:
+        """Whether a boundary is a step of its own, as in nearly every step: ``on_boundary`` need not be asked."""
+        return (
+            self._alone is not None
+            and self._alone() is emitter
+            and name == self.name
+            and threading.get_ident() == self._thread
+        )
+
+    def _find_steps(self, name: str, emitter: object, *, continues: bool, may_wait: bool) -> tuple[int, ...] | None:
         if self._thread is None:
             self.set_training_thread()
         if threading.get_ident() != self._thread or not self.counts(name):
@@ -141,11 +158,6 @@ class StepSource:
         """Training ended: the sizes of the steps that the boundaries make that were still waiting."""
         return () if self.chosen is not None else self._rounds.finish()
 
-    def _trains_alone(self, emitter: object) -> bool:
-        """Whether each boundary of an object, which reached the one before, too, is a step."""
-        number = self._emitters.last_number(emitter)
-        return number is not None and self.chosen is None and self._rounds.is_alone(number) and not self._unused
-
     def _on_chosen(self, number: int) -> tuple[int, ...]:
         self._parts += 1
         if self.chosen not in (EVERY, number):
@@ -154,7 +166,7 @@ class StepSource:
         return (size,)
 
     def _set_name(self, name: str) -> None:
-        self.name = name
+        self.name, self._alone = name, None
         self._emitters.clear()
         self._rounds = StepRounds(self._emitters.is_finished)
 
@@ -191,10 +203,15 @@ class _Emitters:
         self._last = entry
         return entry[1], is_new
 
-    def last_number(self, emitter: object) -> int | None:
-        """The number of the object that came last; None for another one."""
-        read, number = self._last
-        return number if read() is emitter else None
+    @property
+    def last_number(self) -> int:
+        """The number of the object that came last; 0 for none."""
+        return self._last[1]
+
+    @property
+    def last_reference(self) -> _Reference:
+        """Reads the object that came last."""
+        return self._last[0]
 
     def is_last(self, emitter: object) -> bool:
         """Whether the object came last."""

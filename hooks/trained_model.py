@@ -30,9 +30,17 @@ class TrainedModel(RankPosition):
 
     @abstractmethod
     def on_forward(
-        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool = True
+        self,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        in_training_mode: bool = True,
+        model: object = None,
     ) -> Callable[[], None] | None:
-        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything."""
+        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything.
+
+        ``model`` is the module that is trained, where the wrapper knows it; see ``set_model``.
+        """
 
     @hook_entry
     def set_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 #: Token ids have a dimension of samples and one of positions.
@@ -35,23 +35,26 @@ class StatedStep(NamedTuple):
     iteration: int | None = None
 
 
-@dataclass
-class Work:
+class Work(NamedTuple):
     """Samples that went in, and tokens where the input is integers of two dimensions."""
 
     samples: int = 0
     tokens: int = 0
 
-    def __add__(self, addend: Work) -> Work:
-        return Work(self.samples + addend.samples, self.tokens + addend.tokens)
+    def with_work(self, more: Work) -> Work:
+        """The sum."""
+        return Work(self.samples + more.samples, self.tokens + more.tokens)
 
-    def add(self, batch: Any) -> None:
-        """Count a batch by its token ids, else by its first tensor; None where there is none."""
+    def with_batch(self, batch: Any) -> Work:
+        """The sum with a batch, which is its token ids, else its first tensor; None where there is none."""
         shape = () if batch is None else batch.shape
-        if shape:
-            self.samples += shape[0]
-            if len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point():
-                self.tokens += shape[0] * shape[1]
+        if not shape:
+            return self
+        are_ids = len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point()
+        return Work(self.samples + shape[0], self.tokens + (shape[0] * shape[1] if are_ids else 0))
+
+
+_NO_WORK = Work()
 
 
 @dataclass
@@ -72,10 +75,10 @@ class StepFacts:
     """
 
     micro_batches: int = 0
-    forwards: Work = field(default_factory=Work)
-    pipelined: Work = field(default_factory=Work)
-    loaded: Work = field(default_factory=Work)
-    passes: set[int] = field(default_factory=set)
+    forwards: Work = _NO_WORK
+    pipelined: Work = _NO_WORK
+    loaded: Work = _NO_WORK
+    passes: frozenset[int] = frozenset()
     data_wait_ns: int = 0
     has_loader: bool = False
     optimizer_steps: int = 0
@@ -99,16 +102,16 @@ class StepFacts:
         self.micro_batches += 1
         ids = kwargs.get("input_ids") if kwargs else None
         first = args[0] if ids is None and args else ids
-        self.forwards.add(first if _is_tensor(first) else _first_tensor((ids, args, kwargs)))
+        self.forwards = self.forwards.with_batch(first if _is_tensor(first) else _first_tensor((ids, args, kwargs)))
 
     def add_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count a batch that a pipeline cuts; its middle stages receive none."""
-        self.pipelined.add(_first_tensor((args, kwargs)))
+        self.pipelined = self.pipelined.with_batch(_first_tensor((args, kwargs)))
 
     def add_pass(self, kind: str, microbatch: int) -> None:
         """Count a micro-batch of a pipeline by its forward pass."""
         if kind == "F":
-            self.passes.add(microbatch)
+            self.passes |= {microbatch}
 
     def add_wait(self, wait_ns: int) -> None:
         """Training waited for a data loader."""
@@ -122,7 +125,7 @@ class StepFacts:
         if not _is_tensor(first):
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
             first = ids if _is_tensor(ids) else _first_tensor((ids, batch))
-        self.loaded.add(first)
+        self.loaded = self.loaded.with_batch(first)
 
 
 _SEQUENCES = (list, tuple)

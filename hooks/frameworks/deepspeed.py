@@ -6,13 +6,21 @@ for each micro-batch, so a step is what moves ``engine.global_steps``.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.frameworks.evaluations import time_call
-from perfscope.hooks.frameworks.wrapping import time_pass, whole_number, wrap_entries, wrap_functions, wrap_saves
+from perfscope.hooks.frameworks.wrapping import (
+    report_first_outputs,
+    time_pass,
+    whole_number,
+    wrap_entries,
+    wrap_functions,
+    wrap_saves,
+)
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import is_grad_enabled, subclasses
 from perfscope.wire import VALIDATION
@@ -38,28 +46,41 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
         )
         _report_groups(capture, engine)
 
-    def forward(engine: Any, *args: object, **kwargs: object) -> RunningHook:
-        in_training_mode = bool(value_or_none(lambda: engine.training))
+    engine_class = module.DeepSpeedEngine
+    forward, step = engine_class.forward, engine_class.step
+    report_output = report_first_outputs(capture)
+
+    @functools.wraps(forward)
+    def counting_forward(engine: Any, *args: object, **kwargs: object) -> Any:
+        in_training_mode = bool(getattr(engine, "training", False))
         on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode)
-        output = yield
+        output = forward(engine, *args, **kwargs)
         if on_end is not None:
             on_end()
-        if in_training_mode and capture.wants_output:
-            capture.on_model_output(output)
+        if in_training_mode:
+            report_output(output)
+        return output
 
-    def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
+    @functools.wraps(step)
+    def counting_step(engine: Any, *args: object, **kwargs: object) -> Any:
         steps, skipped_steps = _counters(engine)
-        yield
+        result = step(engine, *args, **kwargs)
         if _counters(engine)[0] != steps:
-            capture.on_step_end(
-                "deepspeed",
-                engine,
-                skipped=_counters(engine)[1] != skipped_steps,
-                global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
-                loss_scale=value_or_none(lambda: _loss_scale(engine)),
-            )
+            capture.run_guarded(_report_step, capture, engine, skipped_steps)
+        return result
 
-    wrap_functions(module.DeepSpeedEngine, capture, {"__init__": init, "forward": forward, "step": step})
+    wrap_functions(engine_class, capture, {"__init__": init})
+    engine_class.forward, engine_class.step = counting_forward, counting_step
+
+
+def _report_step(capture: Capture, engine: Any, skipped_steps: object) -> None:
+    capture.on_step_end(
+        "deepspeed",
+        engine,
+        skipped=_counters(engine)[1] != skipped_steps,
+        global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
+        loss_scale=value_or_none(lambda: _loss_scale(engine)),
+    )
 
 
 def _compute_dtype(engine: Any) -> str | None:

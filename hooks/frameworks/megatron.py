@@ -7,11 +7,13 @@ optimizers: also one that chains others, or keeps weights in two types, is a sin
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
-from perfscope.hooks.frameworks.wrapping import argument, whole_number, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, report_first_outputs, whole_number, wrap_functions
+from perfscope.hooks.profiler.open_window import OPEN_WINDOW
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
@@ -183,43 +185,55 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     """Learn the model, and count micro-batches and samples where they enter its first chunk."""
+    parallel_class = module._BaseDataParallel
+    original = parallel_class.forward
+    report_output = report_first_outputs(capture)
     first_chunk: list[int] = []
 
-    def forward(wrapper: Any, *args: object, **kwargs: object) -> RunningHook:
-        on_end = None
-        if wrapper.training:
-            if not first_chunk:
-                first_chunk.append(id(wrapper))
-            capture.set_model(wrapper)
-        if not wrapper.training or first_chunk[0] == id(wrapper):
-            on_end = capture.on_forward(args, kwargs, in_training_mode=wrapper.training)
-        output = yield
+    @functools.wraps(original)
+    def forward(wrapper: Any, *args: object, **kwargs: object) -> Any:
+        in_training_mode, on_end = getattr(wrapper, "training", True), None
+        if in_training_mode and not first_chunk:
+            first_chunk.append(id(wrapper))
+        if not in_training_mode or first_chunk[0] == id(wrapper):
+            model = wrapper if in_training_mode else None
+            on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode, model=model)
+        output = original(wrapper, *args, **kwargs)
         if on_end is not None:
             on_end()
-        if wrapper.training and capture.wants_output:
-            capture.on_model_output(output)
+        if in_training_mode:
+            report_output(output)
+        return output
 
-    wrap_functions(module._BaseDataParallel, capture, {"forward": forward})
+    parallel_class.forward = forward
 
 
 def patch_timers(module: ModuleType, capture: Capture) -> None:
     """Show the timers that a run enables as ranges in the traces of open windows."""
+    timer_class = module.Timer
+    start, stop = timer_class.start, timer_class.stop
     ranges: dict[int, AbstractContextManager[object]] = {}
 
-    def start(timer: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        yield
+    def begin_range(timer: Any) -> None:
         if timer.name not in _ACROSS_STEPS:
             profiler_range = capture.begin_range(f"megatron: {timer.name}")
             if profiler_range is not None:
                 ranges[id(timer)] = profiler_range
 
-    def stop(timer: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        profiler_range = ranges.pop(id(timer), None)
-        if profiler_range is not None:
-            capture.end_range(profiler_range)
-        yield
+    @functools.wraps(start)
+    def ranged_start(timer: Any, *args: object, **kwargs: object) -> Any:
+        result = start(timer, *args, **kwargs)
+        if OPEN_WINDOW.records_ranges:
+            capture.run_guarded(begin_range, timer)
+        return result
 
-    wrap_functions(module.Timer, capture, {"start": start, "stop": stop})
+    @functools.wraps(stop)
+    def ranged_stop(timer: Any, *args: object, **kwargs: object) -> Any:
+        if ranges and (profiler_range := ranges.pop(id(timer), None)) is not None:
+            capture.end_range(profiler_range)
+        return stop(timer, *args, **kwargs)
+
+    timer_class.start, timer_class.stop = ranged_start, ranged_stop
 
 
 #: Timers that run over the end of a step, which no range in a trace may.

@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
     Report: TypeAlias = Callable[[Any, Any], None]
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        depth: How many steps of optimizers it is inside of.
+    """
+
+    depth = 0
+
+
+_thread = _Thread()
 #: Calls a report from compiled code; empty until torch._dynamo is loaded, because nothing is compiled before that.
 _exits_from_graphs: list[Callable[[Report, Any, Any], None]] = []
 
@@ -37,7 +48,7 @@ def wrap_outermost_step(owner: Any, report: Report, *, before: Callable[[], None
             for leave_graph in _exits_from_graphs:
                 leave_graph(report, self, result)
             return result
-        depth = getattr(_thread, "depth", 0)
+        depth = _thread.depth
         if before is not None and depth == 0:
             before()
         _thread.depth = depth + 1
@@ -63,7 +74,7 @@ def report_compiled_steps(disable: Callable[[Any], Any]) -> None:
     """
 
     def report_outermost(report: Report, optimizer: Any, result: Any) -> None:
-        if getattr(_thread, "depth", 0) == 0:
+        if _thread.depth == 0:
             report(optimizer, result)
 
     _exits_from_graphs[:] = [disable(report_outermost)]

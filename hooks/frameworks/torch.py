@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.startup import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
-from perfscope.hooks.frameworks.wrapping import wrap_functions
+from perfscope.hooks.frameworks.wrapping import report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import is_compiling, subclasses
 
@@ -81,44 +81,56 @@ def patch_dynamo(module: ModuleType, _capture: Capture) -> None:
 
 def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped."""
+    scaler_class = module.GradScaler
+    step, update, _ = scaler_class.step, scaler_class.update, scaler_class.scale
     stepped: set[int] = set()
 
-    def scale(_scaler: object, *_args: object, **_kwargs: object) -> RunningHook:
+    def arm() -> None:
         capture.arm("grad_scaler")
-        yield
 
-    def step(scaler: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        capture.arm("grad_scaler")
-        stepped.add(id(scaler))
-        yield
+    @functools.wraps(step)
+    def noting_step(self: Any, *args: object, **kwargs: object) -> Any:
+        stepped.add(id(self))
+        return step(self, *args, **kwargs)
 
-    def update(scaler: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        yield
+    @functools.wraps(update)
+    def reporting_update(self: Any, *args: object, **kwargs: object) -> Any:
+        result = update(self, *args, **kwargs)
+        capture.run_guarded(report, self)
+        return result
+
+    def report(scaler: Any) -> None:
         capture.on_scaler_update(scaler, has_stepped=id(scaler) in stepped if scaler.is_enabled() else None)
         stepped.discard(id(scaler))
 
-    wrap_functions(module.GradScaler, capture, {"scale": scale, "step": step, "update": update})
+    scaler_class.step, scaler_class.update = noting_step, reporting_update
+    for name in ("scale", "step"):
+        report_first_call(scaler_class, name, arm)
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
     """Time every wait for a batch, and for the workers of a loader to start."""
+    iterator_class = module._BaseDataLoaderIter
+    original = iterator_class.__next__
 
-    def next_batch(_iterator: object) -> RunningHook:
+    @functools.wraps(original)
+    def next_batch(self: Any) -> Any:
         began_ns = time.monotonic_ns()
         try:
-            batch = yield
-        except GeneratorExit:
+            batch = original(self)
+        except BaseException:
             capture.on_loader_ended(time.monotonic_ns() - began_ns)
             raise
         capture.on_batch_loaded(batch, time.monotonic_ns() - began_ns)
+        return batch
 
     def start_workers(_loader: object) -> RunningHook:
         began_ns = time.monotonic_ns()
         yield
         capture.on_loader_started(time.monotonic_ns() - began_ns)
 
-    wrap_functions(module._BaseDataLoaderIter, capture, {"__next__": next_batch})
     wrap_functions(module.DataLoader, capture, {"__iter__": start_workers})
+    iterator_class.__next__ = next_batch
 
 
 def patch_process_groups(module: ModuleType, capture: Capture) -> None:
@@ -140,14 +152,13 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
 def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
     """Notice that layers are recomputed, in either of PyTorch's two ways."""
 
-    def recompute(*_args: object, **_kwargs: object) -> RunningHook:
+    def report() -> None:
         capture.on_recompute()
-        yield
 
-    wrap_functions(module.CheckpointFunction, capture, {"forward": recompute})
+    report_first_call(module.CheckpointFunction, "forward", report)
     frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
     if frame is not None:
-        wrap_functions(frame, capture, {"__init__": recompute})
+        report_first_call(frame, "__init__", report)
 
 
 def patch_profiler(module: ModuleType, capture: Capture) -> None:

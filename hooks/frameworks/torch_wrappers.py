@@ -11,8 +11,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import wrap_functions
-from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
 from perfscope.hooks.introspection import is_compiling
 
 if TYPE_CHECKING:
@@ -22,7 +21,18 @@ if TYPE_CHECKING:
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        is_in_forward: It runs the forward of a wrapped model.
+    """
+
+    is_in_forward = False
+
+
+_thread = _Thread()
 
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
@@ -60,15 +70,16 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
-        is_root = not is_compiling() and value_or_none(lambda: self._state_ctx.iter_forward_root is None)
+        context = getattr(self, "_state_ctx", None)
+        if getattr(context, "iter_forward_root", self) is not None or is_compiling():  # as in every layer but the root
+            return original(self, root, args, kwargs)
         result = original(self, root, args, kwargs)
-        if is_root:
-            in_training_mode = value_or_none(lambda: root.training)
-            report = _report_fsdp2 if in_training_mode else _report_evaluation
-            capture.run_guarded(lambda: report(capture, root, args, kwargs))
+        report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation
+        capture.run_guarded(report, capture, root, args, kwargs)
         return result
 
     state_class._root_pre_forward = root_pre_forward
+    report_output = report_first_outputs(capture)
     original_output = getattr(state_class, "_register_pre_backward_hook", None)
     if original_output is None:
         return
@@ -76,8 +87,8 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original_output)
     def register_pre_backward_hook(self: Any, output: Any) -> Any:
         result = original_output(self, output)
-        if not is_compiling() and capture.wants_output and getattr(self, "_is_root", False):
-            capture.on_model_output(result)
+        if getattr(self, "_is_root", False) and not is_compiling():
+            report_output(result)
         return result
 
     state_class._register_pre_backward_hook = register_pre_backward_hook
@@ -85,13 +96,13 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 
 def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] = lambda _: True) -> None:
     original = wrapper_class.forward
+    report_output = report_first_outputs(capture)
 
     @functools.wraps(original)
     def forward(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling() or getattr(_thread, "is_in_forward", False) or not is_root(self):
+        if is_compiling() or _thread.is_in_forward or not is_root(self):
             return original(self, *args, **kwargs)
-        capture.set_model(self)
-        on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True))
+        on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True), model=self)
         _thread.is_in_forward = True
         try:
             output = original(self, *args, **kwargs)
@@ -99,8 +110,7 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
             _thread.is_in_forward = False
             if on_end is not None:
                 on_end()
-        if capture.wants_output:
-            capture.on_model_output(output)
+        report_output(output)
         return output
 
     wrapper_class.forward = forward
@@ -126,8 +136,7 @@ def _report_fsdp2(capture: Capture, root: Any, args: Any, kwargs: Any) -> None:
             capture.set_axis("dp", int(largest.get_local_rank()), int(largest.size()))
         elif largest is not None:
             capture.set_mesh(largest)
-    capture.set_model(root)
-    capture.on_forward(args, kwargs)
+    capture.on_forward(args, kwargs, model=root)
 
 
 def _report_evaluation(capture: Capture, _root: Any, args: Any, kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
+from perfscope.hooks.profiler.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
@@ -100,7 +101,8 @@ class WindowSchedule:
 
     def close(self, completed_steps: int, *, after_failure: bool = False) -> None:
         """Stop an open window and write its trace."""
-        window, self._window = self._window, None
+        window = self._window
+        self._set_window(None)
         if window is None:
             return
         try:
@@ -134,12 +136,17 @@ class WindowSchedule:
         if self._is_changing:  # a hook failed inside the profiler's own start, which stopping it now would break
             self._discard_after_change = True
             return
-        window, self._window = self._window, None
+        window = self._window
+        self._set_window(None)
         try:
             self._ranges.stop()
         finally:
             if window is not None:
                 window.discard()
+
+    def _set_window(self, window: ProfilerWindow | None) -> None:
+        self._window = window
+        OPEN_WINDOW.records_ranges = self.records_ranges
 
     def _advance(self, completed_steps: int) -> None:
         self.label = None
@@ -189,7 +196,7 @@ class WindowSchedule:
             self._owner.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
             steps = replace(steps, activities=wire.OPERATORS)
         window = ProfilerWindow(steps, self._config, next_step)
-        self._window = window  # before it starts, so that a failure in there discards it
+        self._set_window(window)  # before it starts, so that a failure in there discards it
         protect_children(self._on_fork)
         window.start()
         if next_step == steps.first:

@@ -114,6 +114,11 @@ class ActivityTimer:
         self._process.abandon(reason)
 
     @property
+    def is_evaluating(self) -> bool:
+        """Whether a stretch without gradients is under way."""
+        return self._evaluation is not None
+
+    @property
     def is_in_call(self) -> bool:
         """Whether a framework's own call validates or generates."""
         return self._depth > 0
