@@ -55,7 +55,7 @@ class Columns:
         requested: The kinds of events that are collected.
     """
 
-    def __init__(self, requested: Events) -> None:
+    def __init__(self, requested: Events, *, needs_grids: bool = True) -> None:
         self.names: dict[str, int] = {}
         self.collectives: list[Collective] = []
         self.groups: dict[str, tuple[str, str, int]] = {}
@@ -65,6 +65,7 @@ class Columns:
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
         self._grids: dict[bytes, int] = {}
+        self._needs_grids = needs_grids
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
@@ -217,6 +218,8 @@ class Columns:
 
     def _grids_of(self, args: Sequence[Args]) -> Int64:
         """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
+        if not self._needs_grids:
+            return np.full(len(args), ABSENT, np.int64)
         checksums = self._grids
         texts = [bytes(arguments.grid) for arguments in args]
         for text in set(texts).difference(checksums):

@@ -20,7 +20,7 @@ from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.records import HostEvent
 from perfscope.sources.traces.salvage import FAILURES
 from perfscope.tables.activity import ThreadSpans, join_spans
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 
 _Letters: TypeAlias = npt.NDArray[np.uint8]
 _Words: TypeAlias = npt.NDArray[np.uint64]
@@ -31,6 +31,7 @@ _WIDTH = 96
 _ROWS_PER_BATCH = 1 << 14
 _WORD = 8
 _DECIMALS = 4  # with their point
+_LOW_PLACES = 5  # the digits before the point that are converted together with the three behind it
 _TIMES = re.compile(
     rb'"tid":\s*(?P<thread>\d{1,7})(?P<to_start>\s*,\s*"ts":\s*)(?P<start>\d+\.\d{3})'
     rb'(?P<to_duration>\s*,\s*"dur":\s*)(?P<duration>\d+\.\d{3})(?P<behind>\s*,\s*"args":\s*\{)\Z'
@@ -121,27 +122,20 @@ class OperatorTimes:
         letters = rows.view(np.uint8).reshape(len(rows), _WIDTH)
         end = _WIDTH - len(model["behind"])
         durations = np.ascontiguousarray(letters[:, end - _WORD - _DECIMALS : end])
-        digits = _trailing_digits(_word(durations, 0))
-        duration = _digits_of(_word(durations, 0), digits) * NS_PER_US + _decimals(durations, _WORD)
+        whole = _word(durations, 0)
+        places = _trailing_digits(whole)
+        unused = ((_WORD - places) * 8).astype(np.uint64)
+        duration = _number(_joined(whole >> unused << unused, _word(durations, _DECIMALS)))
         # What stands before the duration, in the same columns of all rows.
-        length = len(model["start"])
-        to_thread = _WORD + len(model["to_start"])
-        width = to_thread + length
-        begin = end - _DECIMALS - digits - len(model["to_duration"]) - width
-        fits = (digits > 0) & (digits < _WORD) & (durations[:, _WORD] == _DOT) & (begin >= 0)
+        to_start, high = _WORD + len(model["to_start"]), len(model["start"]) - _DECIMALS - _LOW_PLACES
+        width = to_start + len(model["start"])
+        begin = end - _DECIMALS - places - len(model["to_duration"]) - width
+        fits = (places > 0) & (places <= _LOW_PLACES) & (durations[:, _WORD] == _DOT) & (begin >= 0)
         flat = np.ndarray((rows.size * _WIDTH - width + 1,), f"V{width}", rows, strides=(1,))
         before = flat[np.arange(len(rows)) * _WIDTH + np.maximum(begin, 0)].view(np.uint8).reshape(len(rows), width)
-        start = np.zeros(len(rows), np.int64)
-        point = width - _DECIMALS
-        for first in range(to_thread, point, _WORD):
-            last = min(first + _WORD, point)
-            words, places = _word(before, last - _WORD), last - first
-            fits &= _others(words) >> np.uint64(8 * (_WORD - places)) == 0
-            start = start * 10**places + _digits_of(words, np.full(len(rows), places))
-        start = start * NS_PER_US + _decimals(before, point)
-        fits &= (before[:, point] == _DOT) & (before[:, to_thread - 1] == model["to_start"][-1])
+        start, are_numbers = _convert_starts(before, to_start, high)
         thread = self._threads_of(before)
-        fits &= (thread >= 0) & (length > _DECIMALS + _WORD)
+        fits &= are_numbers & (before[:, to_start - 1] == model["to_start"][-1]) & (thread >= 0)
         self._add(start[fits], duration[fits], thread[fits])
         for row in np.flatnonzero(~fits).tolist():
             self._add_slice(letters[row].tobytes())
@@ -175,10 +169,29 @@ def _word(letters: _Letters, column: int) -> _Words:
     return words
 
 
-def _decimals(letters: _Letters, column: int) -> Int64:
-    """The three digits behind a point."""
-    hundreds, tens, ones = (letters[:, column + place].astype(np.int64) & 15 for place in (1, 2, 3))
-    return np.asarray(hundreds * 100 + tens * 10 + ones)
+def _convert_starts(letters: _Letters, begin: int, high: int) -> tuple[Int64, Bool]:
+    """The times that stand from a column to the last one, and which rows have one.
+
+    Args:
+        letters: One row a time.
+        begin: The column.
+        high: How many digits they have before the last five in front of the point.
+    """
+    if not 0 < high <= _WORD:
+        return np.zeros(len(letters), np.int64), np.zeros(len(letters), np.bool_)
+    end = letters.shape[1]
+    unused = np.uint64(8 * (_WORD - high))
+    upper = _word(letters, begin + high - _WORD)
+    lower = _joined(_word(letters, end - _DECIMALS - _WORD), _word(letters, end - _WORD))
+    are_numbers = (_others(upper) >> unused | _others(lower)) == 0
+    are_numbers &= letters[:, end - _DECIMALS] == _DOT
+    return _number(upper >> unused << unused) * 10**_WORD + _number(lower), are_numbers
+
+
+def _joined(whole: _Words, end: _Words) -> _Words:
+    """The last five letters before a point and the three behind it, of the words that end there."""
+    joined: _Words = (whole >> np.uint64(24)) | (end & np.uint64(0xFFFFFF0000000000))
+    return joined
 
 
 def _trailing_digits(words: _Words) -> Int64:
@@ -195,11 +208,9 @@ def _others(words: _Words) -> _Words:
     return (letters | (letters + _SIXES)) & _HIGH_HALVES
 
 
-def _digits_of(words: _Words, places: Int64) -> Int64:
-    """The number that the last letters of each word are, all of them digits."""
-    unused = ((_WORD - np.clip(places, 1, _WORD)) * 8).astype(np.uint64)
-    digits = (words ^ _ZEROS) >> unused << unused
-    digits &= _LOW_HALVES
+def _number(words: _Words) -> Int64:
+    """The number of the eight digits of each word; a letter that is zero counts as the digit 0."""
+    digits = words & _LOW_HALVES
     pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     eights = (fours * np.uint64(10000) + (fours >> np.uint64(32))) & np.uint64(0x00000000FFFFFFFF)

@@ -46,6 +46,8 @@ RankRule: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
 _LONGEST_SPACE = 4096
+#: The head of a job of one rank, whose kernels are compared with those of no other rank.
+_IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
@@ -118,7 +120,7 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
         times = OperatorTimes() if fits and needs_times_alone else None
         scanner = Scanner(layout, events, finder, times)
-        columns = Columns(events)
+        columns = Columns(events, needs_grids=_IS_ALONE.search(head[:start]) is None)
         of_device: EventDecoder[AnyEvent] = EventDecoder(
             Event if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )

@@ -132,9 +132,13 @@ class Scanner:
     def __post_init__(self) -> None:
         self._kinds = np.zeros(1 << 16, np.uint8)
         for name, kind in KIND.items():
-            if kind in self.requested or (kind is Events.OPERATORS and Events.OPERATOR_TIMES in self.requested):
+            if kind in self.requested or (kind is Events.OPERATORS and self._looks_at_operators()):
                 first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
                 self._kinds[first << 8 | second] = kind.value
+
+    def _looks_at_operators(self) -> bool:
+        """Whether something of the operators is requested besides them."""
+        return self.products is not None or Events.OPERATOR_TIMES in self.requested
 
     def scan(self, blocks: Iterable[bytes]) -> Iterator[EventTexts]:
         """Yield the requested events, those of many blocks together.
@@ -184,19 +188,19 @@ class Scanner:
         for index in np.flatnonzero(~begins_as_expected | (is_span & ~fits)):
             if b'"X"' in block.text[starts[index] : stops[index]]:
                 raise DoesNotFit
-        if self.products is not None:
-            self.products.scan(block.text, starts[fits] + category, stops[fits])
         first, second = (block.letters(starts, category + letter).astype(np.intp) for letter in _KEY_LETTERS)
         kinds = self._kinds[first << 8 | second]
         kinds[~fits] = 0
         device = np.flatnonzero(kinds == Events.DEVICE.value)
         host = np.flatnonzero(np.isin(kinds, [kind.value for kind in _HOST_KINDS]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
+        if self.products is not None:
+            self.products.scan(block.text, starts[operators] + category, stops[operators])
         host_texts = block.cut(starts[host], stops[host])
         if self.operator_times is not None:
             inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
             self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
-        elif len(operators):
+        elif len(operators) and self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
             host_texts += self._shortened(block, rows[operators], stops[operators])
         return EventTexts(block.cut(starts[device], stops[device]), host_texts)
 
