@@ -217,7 +217,7 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
 def _notes_apart(outcome: Outcome) -> tuple[str, ...]:
     """The notes without the warnings that a person reads in the report already, on the same terminal."""
     report = outcome.report
-    if report is None or outcome.format is not Format.MARKDOWN or sys.stdout is None or not sys.stdout.isatty():
+    if report is None or outcome.format is Format.CSV or sys.stdout is None or not sys.stdout.isatty():
         return outcome.notes
     return tuple(line for line in outcome.notes if line.removeprefix("warning: ") not in report.warnings)
 

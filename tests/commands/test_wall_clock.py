@@ -17,7 +17,7 @@ from tests.conftest import SCRIPTS, analysis, profile
 pytestmark = pytest.mark.slow
 
 #: What a measurement may differ by on a busy machine, in seconds, and as a share.
-LEEWAY_S, LEEWAY = 0.03, 0.1
+LEEWAY_S, LEEWAY = 0.1, 0.1
 
 
 @cache
@@ -49,16 +49,16 @@ def causes(words: str) -> dict[int, str]:
 
 def test_a_clean_training_has_none_of_the_parts() -> None:
     clean = parts("")
-    assert {
-        part for part in ("validation", "generation", "saves", "compilation", "between_steps") if clean[part]
-    } == set()
-    assert clean["data_wait"] < LEEWAY_S
+    assert not any(clean[part] for part in ("validation", "generation", "saves", "compilation"))
+    assert clean["data_wait"] + clean["between_steps"] < LEEWAY_S
     assert not {"validation", "generation", "checkpoint save", "compilation"} & set(causes("").values())
     _, truth, said = results("")
     script_s = truth["ended_ns"] - truth["begun_ns"]
     assert sum(clean.values()) > script_s
     assert clean["imports"] > 0.1
     assert "wall clock of rank 0" in said
+    assert "profiler conflict" not in said
+    assert said.count("training ran without a GPU") == 1
 
 
 @pytest.mark.parametrize("words", ["validation", "bare_validation", "validation saves logging"])
@@ -70,7 +70,6 @@ def test_a_validation_is_found_and_is_no_part_of_the_steps(words: str) -> None:
     apart = 0.06 if "saves" in words else 0
     assert validated == pytest.approx(truth["validation_ns"] - apart, rel=LEEWAY, abs=LEEWAY_S)
     assert found["steps"]["median_s"] < 0.05
-    assert found["steps"]["ranks"][0]["p95_s"] < 0.05
     if words != "validation saves logging":
         assert {causes(words).get(step) for step in (9, 13)} == {"validation"}
 
@@ -88,7 +87,7 @@ def test_a_slow_loader_is_a_wait_for_data() -> None:
     _, truth, said = results("loading")
     clock = parts("loading")
     assert clock["data_wait"] == pytest.approx(truth["loading_ns"], rel=LEEWAY, abs=LEEWAY_S)
-    assert clock["between_steps"] == 0
+    assert clock["between_steps"] < LEEWAY_S
     assert "rank 0: data loading " in said  # the largest share of the profiled time comes first
 
 
@@ -104,4 +103,4 @@ def test_a_validation_behind_the_last_step_counts_too() -> None:
     clock = parts("final_validation")
     validated = clock["validation"] + clock["validation_data_wait"] + clock["end"]
     assert validated == pytest.approx(truth["validation_ns"], rel=LEEWAY, abs=LEEWAY_S)
-    assert clock["validation"] > 0.04
+    assert clock["validation"] > 0.15

@@ -78,7 +78,7 @@ if "compile" in words:
     criterion = torch.compile(criterion, backend="aot_eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 loader = DataLoader(Samples(STEPS * 2, 0.02 if "loading" in words else 0), batch_size=2)
-validation_loader = DataLoader(Samples(10, 0), batch_size=2)
+validation_loader = DataLoader(Samples(40, 0), batch_size=2)
 for step, batch in enumerate(loader, 1):
     loss = criterion(model(batch), batch)
     optimizer.zero_grad()
