@@ -10,6 +10,8 @@ from perfscope.report import percent, percent_of
 from perfscope.units import format_seconds
 
 _MOST_RANKS = 8
+#: What the test of a window's effect says where the steps behind it are slower.
+_SLOWED = "slower"
 #: Parts of the wall clock that are named; the smaller ones are added up.
 _MOST_PARTS = 8
 #: Results that every run on GPUs has; the report itself lists everything that was not computed.
@@ -20,6 +22,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
     lines = [*_describe_steps(results.get("steps")), *results.get("steps", {}).get("unreached_windows", ())]
+    lines += _describe_window_effect(results.get("steps"))
     lines += _describe_wall_clock(results.get("wall_clock"))
     lines += _describe_corrected(results.get("corrected")) or _describe_shares(
         results.get("breakdown") or results.get("host")
@@ -54,6 +57,19 @@ def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:
         if steps[key] is not None
     ]
     return [line + (f" ({', '.join(excluded)})" if excluded else "") + (f"; {', '.join(rates)}" if rates else "")]
+
+
+def _describe_window_effect(steps: Mapping[str, Any] | None) -> list[str]:
+    """Say that a window slowed the steps behind it, and which steps the figures are of."""
+    effect = (steps or {}).get("window_effect")
+    if effect is None or effect["verdict"] != _SLOWED:
+        return []
+    behind, before = format_seconds(effect["after_s"]), format_seconds(effect["before_s"])
+    change = f"{percent(effect['change']):.0f} %"
+    return [
+        f"the window slowed the steps behind it by {change}, to a median of {behind} from {before}: figures are of the "
+        f"{effect['before']} steps before it"
+    ]
 
 
 def _describe_wall_clock(clock: Mapping[str, Any] | None) -> list[str]:

@@ -42,6 +42,17 @@ def test_the_wall_clock_names_its_largest_parts_and_the_slowest_steps() -> None:
     assert second == "slowest steps: 9 (5.881 s, validation)"
 
 
+def test_a_window_that_slowed_later_steps_is_said() -> None:
+    effect = {"verdict": "slower", "before": 15, "before_s": 0.02, "after_s": 0.025, "change": 0.25}
+    steps = {"count": 60, "source": "optimizer", "ranks": [{}], "median_s": None, "window_effect": effect}
+    said = (
+        "the window slowed the steps behind it by 25 %, to a median of 25 ms from 20 ms: figures are of the 15 steps "
+    )
+    assert summarize(analysis_of(steps=steps))[1].startswith(said)
+    effect["verdict"] = "no difference found"
+    assert not any("slowed" in line for line in summarize(analysis_of(steps=steps)))
+
+
 def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit() -> None:
     steps = {
         "count": 3,
