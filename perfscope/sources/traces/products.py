@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,6 +46,10 @@ _DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
 _ELEMENTS = re.compile(rb'"Input type":\s*(\[[^\[\]]*)')
 _TEXT = re.compile(rb'"([^"]*)"')
 _START = re.compile(rb'"ts":\s*"?([\d.]+)')
+_DURATION = re.compile(rb'"dur":\s*"?([\d.]+)')
+_THREAD = re.compile(rb'"tid":\s*"?([^",}\s]+)')
+#: Times of older exporters are rounded to a quarter of a microsecond.
+_ROUNDING_US = 0.5
 
 
 _CATEGORIES = ("cpu_op", "Operator")
@@ -61,7 +68,34 @@ class _Event(msgspec.Struct, gc=False):
     cat: str = ""
     name: str = ""
     ts: float | str | None = None
+    dur: float | str | None = None
+    tid: int | str | None = None
     args: _Args | None = None
+
+
+class _Call(NamedTuple):
+    """A call of an operator that multiplies: its thread, its times, and its inputs as they are written."""
+
+    thread: str
+    start_us: float
+    end_us: float
+    operator: bytes
+    dims: bytes
+    elements: bytes
+
+
+def _innermost(calls: Sequence[_Call]) -> Iterator[_Call]:
+    """The calls that contain no other call: autocast calls the same operator again, with inputs that it has cast."""
+    ordered = sorted(calls, key=lambda call: (call.thread, call.start_us, -call.end_us))
+    for call, following in zip_longest(ordered, ordered[1:]):
+        is_outer = (
+            following is not None
+            and following.thread == call.thread
+            and following.end_us <= call.end_us + _ROUNDING_US
+            and following.end_us - following.start_us < call.end_us - call.start_us
+        )
+        if not is_outer:
+            yield call
 
 
 class ProductFinder:
@@ -69,7 +103,7 @@ class ProductFinder:
 
     def __init__(self) -> None:
         self._until_name: int | None = None
-        self._counts: Counter[tuple[bytes, bytes, bytes]] = Counter()
+        self._calls: list[_Call] = []
         self._in_order: list[tuple[float, str]] = []
         self._without_shapes = 0
         self._fits = True
@@ -115,32 +149,46 @@ class ProductFinder:
             match = _NAME.match(event.name.encode() + b'"') if event.cat in _CATEGORIES else None
             if match is not None:
                 args = event.args or _Args()
-                self._count(match, bytes(args.dims), bytes(args.elements), _number(event.ts))
+                start_us, thread = _number(event.ts), str(event.tid)
+                end_us = start_us + _number(event.dur)
+                operator = match["product"] or b""
+                call = _Call(thread, start_us, end_us, operator, bytes(args.dims), bytes(args.elements))
+                self._count(match, call)
 
     def _add(self, text: bytes, match: re.Match[bytes], end: int) -> None:
         dims = _DIMS.search(text, match.end(), end) if match["product"] else None
         elements = _ELEMENTS.search(text, match.end(), end) if dims else None
-        start = _START.search(text, match.end(), end) if _has_backward_operator(match) else None
+        start, duration, thread = (pattern.search(text, match.end(), end) for pattern in (_START, _DURATION, _THREAD))
         start_us = float(start[1]) if start else 0.0
-        self._count(match, dims[1] if dims else b"", elements[1] if elements else b"", start_us)
+        self._count(
+            match,
+            _Call(
+                thread=thread[1].decode() if thread else "",
+                start_us=start_us,
+                end_us=start_us + (float(duration[1]) if duration else 0.0),
+                operator=match["product"] or b"",
+                dims=dims[1] if dims else b"",
+                elements=elements[1] if elements else b"",
+            ),
+        )
 
-    def _count(self, match: re.Match[bytes], dims: bytes, elements: bytes, start_us: float) -> None:
-        operator = match["product"]
+    def _count(self, match: re.Match[bytes], call: _Call) -> None:
         if _has_backward_operator(match):
-            self._in_order.append((start_us, (operator or match["pass"]).decode()))
-        if operator is not None and dims:
-            self._counts[operator, dims, elements] += 1
-        elif operator is not None:
+            self._in_order.append((call.start_us, (call.operator or match["pass"]).decode()))
+        if call.operator and call.dims:
+            self._calls.append(call)
+        elif call.operator:
             self._without_shapes += 1
 
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
             return None
+        counts = Counter((call.operator, call.dims, call.elements) for call in _innermost(self._calls))
         return Products(
             products=tuple(
                 Product(operator.decode(), _shapes(dims), count, _texts(elements))
-                for (operator, dims, elements), count in self._counts.items()
+                for (operator, dims, elements), count in counts.items()
             ),
             without_shapes=self._without_shapes,
             in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.profiler import profile, record_function
 
 from perfscope import wire
 from perfscope.analyzers.flops.operation_counts import Operations, Repeats, count_operations
@@ -19,7 +21,7 @@ from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire.model import PrecisionRecord
 from tests.analyzers.flops.making import answer, ask
 from tests.analyzers.test_mfu import run_folder
-from tests.sources.traces.making import Event, kernel, span, step, write
+from tests.sources.traces.making import LAYOUTS, Event, kernel, span, step, write
 
 H200 = find_gpu("h200-sxm")
 
@@ -297,3 +299,40 @@ def test_operators_and_kernels_of_a_trace_are_told_apart_by_type(tmp_path: Path)
     # The first input of addmm is added, and it is the second one's type that is multiplied.
     assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}
     assert counted.kernel_ns == {"bf16": 50_000, SIXTEEN_BIT: 10_000}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_product_that_autocast_calls_again_counts_once(layout: Any, tmp_path: Path) -> None:
+    """``torch.addmm`` under autocast is called with fp32, and inside of that with what it is cast to."""
+    shapes = [[32], [8, 16], [16, 32], [], []]
+    outer, inner = (
+        {"Input type": [name, name, name, "Scalar", "Scalar"], "Input Dims": shapes}
+        for name in ("float", "c10::BFloat16")
+    )
+    events: list[Event] = [
+        step(1, 0, 1_000_000),
+        span("cpu_op", "aten::addmm", 1_000, 9_000, args=outer),
+        span("cpu_op", "aten::addmm", 4_000, 8_000, args=inner),
+        # The next one follows on the same thread, another runs on another thread at the same time.
+        span("cpu_op", "aten::addmm", 9_000, 12_000, args=inner),
+        span("cpu_op", "aten::addmm", 2_000, 3_000, tid=7, args=inner),
+    ]
+    trace = read_trace(write(tmp_path / "rank0.json", events, layout), BASIC_EVENTS | Events.PRODUCTS)
+    assert trace.products is not None
+    counted = count_operations(trace, trace.products)
+    assert counted is not None
+    assert counted.by_precision == {"bf16": 3 * 2 * 8 * 16 * 32}
+
+
+def test_real_autocast_is_counted_once(tmp_path: Path) -> None:
+    weight, bias = torch.zeros(16, 32, requires_grad=True), torch.zeros(32, requires_grad=True)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with profile(record_shapes=True) as profiler, record_function("ProfilerStep#1"), autocast:
+        torch.addmm(bias, torch.ones(8, 16), weight).float().sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
+    trace = read_trace(tmp_path / "rank0.json", BASIC_EVENTS | Events.PRODUCTS)
+    assert trace.products is not None
+    counted = count_operations(trace, trace.products)
+    assert counted is not None
+    # Forward once, and the gradient of the weight.
+    assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}
