@@ -33,7 +33,8 @@ from perfscope.tables.run import Run
 from perfscope.workloads.gpt import GptConfig
 
 WINDOW = 3  # steps
-_SETTLING = 3  # steps after a window or a change of the batch that are left out
+_SETTLING = 3  # steps after a change of the batch that are left out
+_LIGHT = 12  # steps after a window that are left out: a light window is among them
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ class Plan:
 
 def choose_plan(*, small: bool) -> Plan:
     """The training for a GPU, or one that a CPU trains in seconds."""
-    before, after = (10, 12) if small else (60, 120)
+    before, after = (10, 24) if small else (60, 130)
     host = Part("host-bound", 1, first=1, before=before, after=after)
     if small:
         return Plan(GptConfig(2, 32, 2, 64, 17), host, Part("device-bound", 8, host.end, before, after))
     model = GptConfig(layers=12, hidden=768, heads=12, vocabulary=8192, seq_len=513)
-    return Plan(model, host, Part("device-bound", 40, host.end, before=25, after=45))
+    return Plan(model, host, Part("device-bound", 40, host.end, before=25, after=50))
 
 
 def train(plan: Plan) -> list[float]:
@@ -153,7 +154,7 @@ def summarize(
 ) -> dict[str, Any]:
     """The figures of one kind of training; each sequence has the steps of one process, from step 1."""
     before = range(part.first + _SETTLING, part.window.start - 1)  # the last one is the window's warm-up
-    after = range(part.window.stop + _SETTLING, part.end)
+    after = range(part.window.stop + _LIGHT, part.end)
     our_ratios = [_median(times, after) / _median(times, before) for times in ours]
     bare_ratios = [_median(times, after) / _median(times, before) for times in bare]
     hooks_us = np.concatenate([_hook_times_us(run, before) + _hook_times_us(run, after) for run in runs])
