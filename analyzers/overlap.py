@@ -24,7 +24,7 @@ from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Cell, Column, Json, Section, first_rows, percent
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _MOST_ROWS = 64
@@ -46,6 +46,7 @@ class GroupOverlap:
         communication: The time that it covers.
         hidden: The part of it during which compute runs.
         exposed: The part that is not hidden, and not counted for a more urgent group.
+        marked: The same three times over the marked steps; absent where no step is marked.
     """
 
     rank: int | None
@@ -59,17 +60,18 @@ class GroupOverlap:
     communication: int
     hidden: int
     exposed: int
+    marked: tuple[int, int, int] | None
+
+    @property
+    def row(self) -> tuple[int, int, int]:
+        """The times that tables show: of the marked steps, or of the window where there are none."""
+        return self.marked or (self.communication, self.hidden, self.exposed)
 
     @property
     def key(self) -> tuple[bool, int, int, int, str, bool]:
         """Identifies it, and sorts."""
         process = -1 if self.process is None else self.process
         return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point
-
-    @property
-    def overlap_fraction(self) -> float | None:
-        """The share of the communication time during which compute runs; absent without communication."""
-        return self.hidden / self.communication if self.communication else None
 
     def plus(self, addend: GroupOverlap) -> GroupOverlap:
         """This group with the times of another entry added."""
@@ -78,15 +80,14 @@ class GroupOverlap:
             communication=self.communication + addend.communication,
             hidden=self.hidden + addend.hidden,
             exposed=self.exposed + addend.exposed,
+            marked=_sums(self.marked, addend.marked) if self.marked and addend.marked else None,
         )
 
     def times(self) -> dict[str, Json]:
         """The times as microseconds."""
         return {
-            "communication_us": self.communication / NS_PER_US,
-            "hidden_us": self.hidden / NS_PER_US,
-            "exposed_us": self.exposed / NS_PER_US,
-            "overlap_fraction": self.overlap_fraction,
+            **_in_microseconds(self.communication, self.hidden, self.exposed),
+            "marked": _in_microseconds(*self.marked) if self.marked else None,
         }
 
     def data(self) -> dict[str, Json]:
@@ -105,7 +106,9 @@ class GroupOverlap:
 
     def cells(self) -> tuple[Cell, ...]:
         """The times as cells of a table."""
-        return self.communication / NS_PER_MS, self.exposed / NS_PER_MS, percent(self.overlap_fraction)
+        communication, hidden, exposed = self.row
+        fraction = hidden / communication if communication else None
+        return communication / NS_PER_MS, exposed / NS_PER_MS, percent(fraction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +133,11 @@ class Overlap:
     def sections(self) -> tuple[Section, ...]:
         """A table of axes and one of groups."""
         times = (Column("Comm. (ms)", 2), Column("Exposed (ms)", 2), Column("Hidden (%)"))
-        axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes)
+        axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes if axis.row[0])
         urgency = " > ".join(role for role in PRIORITY if role)
         notes = (
-            f"Summed over ranks. Time in which several axes are exposed counts for the first of {urgency}.",
+            f"Over marked steps, summed over ranks. Time in which several axes are exposed counts for the first of "
+            f"{urgency}.",
             "Hidden is not free: communication slows the kernels that run beside it. Exposed time is therefore neither "
             "the cost of communication nor what a step would gain without it.",
         )
@@ -141,6 +145,7 @@ class Overlap:
         groups = tuple(
             (label, group.role or "not stated", _title(group), group.size, *group.cells())
             for label, group in zip(labels, self.groups, strict=True)
+            if group.row[0]
         )
         columns = (Column("Rank"), Column("Axis"), Column("Group"), Column("Ranks"), *times)
         return (
@@ -176,7 +181,6 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
 def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     events = trace.device
     rows = events.device == device
-    compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
     kinds = [(call.group, is_point_to_point(call.operation)) for call in trace.collectives] + [("", False)]
     numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
@@ -186,21 +190,47 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
     present = [(kind, communicates & (number_of == number)) for kind, number in numbers.items()]
     described = [_describe(trace, device, kind, events.collective[members]) for kind, members in present]
+    order = sorted(range(len(present)), key=lambda index: PRIORITY.index(described[index].role))
+    members = [present[index][1] for index in order]
+    step_of = np.where(rows, trace.step, ABSENT)
+    steps = distinct(step_of[step_of != ABSENT])
+    marked = [_measure_rows(trace, members, step_of == step) for step in steps]
     overlaps = []
-    accounted = compute
-    for index in sorted(range(len(present)), key=lambda index: PRIORITY.index(described[index].role)):
-        communication = covered(events, present[index][1])
-        if len(communication):
-            overlaps.append(
-                replace(
-                    described[index],
-                    communication=communication.measure,
-                    hidden=(communication & compute).measure,
-                    exposed=(communication - accounted).measure,
-                )
-            )
-        accounted = accounted | communication
+    for position, (index, times) in enumerate(zip(order, _measure_rows(trace, members, rows), strict=True)):
+        communication, hidden, exposed = times
+        if communication:
+            of_steps = _sums(*(of_step[position] for of_step in marked)) if steps else None
+            entry = replace(described[index], communication=communication, hidden=hidden, exposed=exposed)
+            overlaps.append(replace(entry, marked=of_steps))
     return overlaps
+
+
+def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[tuple[int, int, int]]:
+    """Communication, its hidden and its exposed time among some events, by group, the most urgent first."""
+    events = trace.device
+    compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
+    accounted, times = compute, []
+    for of_group in members:
+        communication = covered(events, rows & of_group)
+        hidden, exposed = (communication & compute).measure, (communication - accounted).measure
+        times.append((communication.measure, hidden, exposed))
+        accounted = accounted | communication
+    return times
+
+
+def _sums(*times: tuple[int, int, int]) -> tuple[int, int, int]:
+    communication, hidden, exposed = (sum(column) for column in zip(*times, strict=True))
+    return communication, hidden, exposed
+
+
+def _in_microseconds(communication: int, hidden: int, exposed: int) -> dict[str, Json]:
+    """Times of a group in JSON."""
+    return {
+        "communication_us": communication / NS_PER_US,
+        "hidden_us": hidden / NS_PER_US,
+        "exposed_us": exposed / NS_PER_US,
+        "overlap_fraction": hidden / communication if communication else None,
+    }
 
 
 def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: Int64) -> GroupOverlap:
@@ -221,6 +251,7 @@ def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: In
         communication=0,
         hidden=0,
         exposed=0,
+        marked=None,
     )
 
 

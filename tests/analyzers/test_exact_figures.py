@@ -140,6 +140,17 @@ def test_groups_share_the_exposed_communication_exactly(folder: Path, timeline: 
     )
     (rank,) = breakdown.measure(trace)
     assert sum(group.exposed for group in found) == rank.total.exposed_communication
+    members = [of_step for bounds in STEPS if (of_step := oracle.in_step(timeline, *bounds))]
+    if rank.marked is None:
+        assert all(group.marked is None for group in found)
+        return
+    of_steps = [oracle.groups(of_step, ["pp", "tp", "dp"]) for of_step in members]
+    expected = {
+        group.group: tuple(sum(each.get(group.group, (0, 0, 0))[index] for each in of_steps) for index in range(3))
+        for group in found
+    }
+    assert {group.group: group.marked for group in found} == expected
+    assert sum((group.marked or (0, 0, 0))[2] for group in found) == rank.marked.exposed_communication
 
 
 @PROPERTY
