@@ -146,10 +146,11 @@ class Capture(TrainedModel):
     def on_batch_loaded(self, batch: object, wait_ns: int) -> None:
         """A data loader returned a batch."""
         now_ns = time.monotonic_ns()
-        if not is_grad_enabled() or self.activities.is_in_call:
+        if not self.is_training_thread():  # a thread that loads ahead: training does not wait for this
+            self._facts.add_work(batch)
+        elif not is_grad_enabled() or self.activities.is_in_call:
             self._on_evaluation(now_ns - wait_ns, wait_ns)
-            return
-        if self._has_step_begun:
+        elif self._has_step_begun:
             self.activities.on_batch(now_ns - wait_ns, wait_ns)
             self._facts.add_batch(batch, wait_ns)
         else:
@@ -161,6 +162,8 @@ class Capture(TrainedModel):
     def on_loader_started(self, wait_ns: int) -> None:
         """The iterator of a data loader was made, and its workers started."""
         began_ns = time.monotonic_ns() - wait_ns
+        if not self.is_training_thread():
+            return
         if not is_grad_enabled() or self.activities.is_in_call:
             self._on_evaluation(began_ns, wait_ns)
         elif self._has_step_begun:

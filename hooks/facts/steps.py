@@ -119,8 +119,12 @@ class StepFacts:
         self.data_wait_ns += wait_ns
 
     def add_batch(self, batch: Any, wait_ns: int) -> None:
-        """Count one batch of a data loader."""
+        """Count one batch of a data loader, for which training waited."""
         self.add_wait(wait_ns)
+        self.add_work(batch)
+
+    def add_work(self, batch: Any) -> None:
+        """Count what is in a batch of a data loader."""
         first = batch[0] if type(batch) in _SEQUENCES and batch else batch
         if not _is_tensor(first):
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,20 @@ def test_an_error_inside_a_hook_inside_a_hook_ends_the_capture_once(
     assert capture.dead
     assert capsys.readouterr().err.count("training goes on") == 1
     assert not guard._thread.is_in_hook
+
+
+def test_a_thread_that_loads_ahead_does_not_train_and_training_does_not_wait_for_it(
+    capture: Capture, tmp_path: Path
+) -> None:
+    """Steps of the main thread count, also where the first sign of all was a batch in another thread."""
+    batch = [torch.zeros(2, 4, dtype=torch.long)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    for _ in range(3):
+        ahead = threading.Thread(target=capture.on_batch_loaded, args=(batch, 10**9))
+        ahead.start()
+        ahead.join()
+        capture.on_optimizer_step(optimizer)
+    steps = records(capture, tmp_path)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert [step["samples"] for step in steps] == [2, 2, 2]
+    assert all("data_wait_ns" not in step for step in steps)
