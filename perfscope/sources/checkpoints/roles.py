@@ -29,7 +29,8 @@ _AVERAGE_FILE = re.compile(r"(?:.*[-_.])?(?:ema|swa)(?:[-_.=\d].*|epoch.*|step.*
 _BUFFERS = frozenset({
     "running_mean", "running_var", "num_batches_tracked", "inv_freq", "original_inv_freq", "masked_bias",
     "position_ids", "token_type_ids", "cos_cached", "sin_cached", "causal_mask", "attn_mask", "attention_mask",
-    "relative_position_index", "freqs_cis",
+    "relative_position_index", "freqs_cis", "mask", "tril", "triu", "pe", "betas", "alphas_cumprod",
+    "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "posterior_variance",
 })  # fmt: skip
 _MASTERS_IN_OPTIMIZER = frozenset({"param", "master", "params"})
 #: The whole numbers of a quantised weight, and what scales them, in torchao's tensors and in quantised safetensors.
@@ -74,6 +75,14 @@ def _is_optimizer_state(path: Sequence[str]) -> bool:
     return any(key == "state" and number.isdigit() for key, number in pairwise(path[:-1]))
 
 
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor is an attention mask for all heads and samples, as GPT-2's ``attn.bias`` is, and no bias."""
+    match tensor.shape:
+        case (1, 1, rows, columns):
+            return rows == columns > 1 and not tensor.path[-1].endswith("weight")
+    return False
+
+
 def is_average_file(name: str) -> bool:
     """Whether a file holds averaged weights, by its name.
 
@@ -104,6 +113,7 @@ def sum_torch_tensors(file: TorchFile, kind: Kind, name: str) -> tuple[tuple[Ten
         spans.setdefault(key, []).append((tensor.offset, tensor.offset + tensor.items))
         role = _in_file(find_role(tensor.path, tensor.dtype, kind, buffers), name)
         role = find_universal_role(name) if kind is Kind.UNIVERSAL else role
+        role = Role.BUFFERS if role is Role.WEIGHTS and _is_mask(tensor) else role
         if tensor.items:
             groups[key] = (role, tensor.dtype)
     storages = {tensor.storage.key: tensor for tensor in file.tensors}

@@ -108,3 +108,15 @@ def test_quantised_weights_are_parameters_and_their_scales_are_not(tmp_path: Pat
         sizes = sizes_of(path)
         assert sizes.parameters == 8 * 16 + 8
         assert parts(sizes)["weights"] == 8 * 16 + 4 * 8
+
+
+def test_masks_and_position_tables_are_no_parameters(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    state = {
+        "h.0.attn.bias": torch.ones(1, 1, 16, 16),
+        "h.0.attn.c_attn.bias": torch.zeros(24),
+        "pos_encoder.pe": torch.zeros(16, 1, 8),
+        "conv.weight": torch.zeros(1, 1, 3, 3),
+    }
+    torch.save({"model": state}, tmp_path / "a.pt")
+    assert sizes_of(tmp_path).parameters == 24 + 9
