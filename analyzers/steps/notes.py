@@ -10,7 +10,7 @@ from perfscope.analyzers.shared.step_selection import (
     UndisturbedSteps,
     slowest_rank_times_s,
     steps_beside_save,
-    steps_with_save,
+    times_without_stall_s,
 )
 from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
 from perfscope.analyzers.steps.result import RankSteps
@@ -171,11 +171,12 @@ def _on_saves(undisturbed: UndisturbedSteps) -> list[str]:
     """How checkpoint saves affected steps."""
     tables = undisturbed.tables
     notes = []
-    stalled = max(int(steps_with_save(table).sum()) for table in tables)
-    if stalled:
-        time = _median_text(tables, steps_with_save, " without the stall")
+    stalled_s = times_without_stall_s(tables)
+    if len(stalled_s):
+        time = f" (median without the stall: {(median(stalled_s) or 0) * MS_PER_S:.2f} ms)"
         notes.append(
-            f"Checkpoint saves stalled training in {format_count(stalled, 'step')}{time}; excluded from the median."
+            f"Checkpoint saves stalled training in {format_count(len(stalled_s), 'step')}{time}; excluded from the "
+            "median, and so are steps in which a rank waited for the save of another one."
         )
     beside = max(int(steps_beside_save(table).sum()) for table in tables)
     if beside:
@@ -188,6 +189,6 @@ def _on_saves(undisturbed: UndisturbedSteps) -> list[str]:
     return notes
 
 
-def _median_text(tables: Sequence[Steps], selection: Selection, condition: str = "") -> str:
+def _median_text(tables: Sequence[Steps], selection: Selection) -> str:
     median_s = median(slowest_rank_times_s(tables, selection))
-    return "" if median_s is None else f" (median{condition}: {median_s * MS_PER_S:.2f} ms)"
+    return "" if median_s is None else f" (median: {median_s * MS_PER_S:.2f} ms)"

@@ -11,6 +11,7 @@ import pytest
 
 from perfscope.analyzers.saves import analyze, summarize_saves
 from perfscope.analyzers.saves.result import SaveTimes
+from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
@@ -175,7 +176,7 @@ def test_only_tokenizers_are_no_save(tmp_path: Path) -> None:
 
 
 def test_a_step_that_waits_for_a_save_of_another_rank_is_not_steady(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, {0: [record(2, 4, "out/model.pt")], 1: []})
+    folder = write_run(tmp_path, {0: [record(2, 3, "out/model.pt")], 1: []})
     for rank, extra in ((0, {"save_ns": 2 * SECOND}), (1, {"wall_ns": 3 * SECOND})):
         file = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
         steps = [json.loads(line) for line in file.read_text().splitlines()]
@@ -185,3 +186,35 @@ def test_a_step_that_waits_for_a_save_of_another_rank_is_not_steady(tmp_path: Pa
     assert waiting.step[waiting.stalled_elsewhere].tolist() == [3]
     assert not saving.stalled_elsewhere.any()
     assert saving.step[~saving.steady].tolist() == waiting.step[~waiting.steady].tolist() == [1, 3]
+
+
+def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_and_its_wait_is_no_step(
+    tmp_path: Path,
+) -> None:
+    """On GPUs the host of a rank that did not save returns from its step, and waits in the next one."""
+    inside: dict[str, Any] = {"source": "transformers"}
+    saving = record(2, 5, "out", **inside, files=[["out/model.safetensors", 50]])
+    waiting = record(2, 2.1, "out", **inside, files=[["out/rng_state_1.pth", 1]])
+    folder = write_run(tmp_path, {0: [saving], 1: [waiting]})
+    # Rank 0: step 3 from 2 s to 6 s, with the save. Rank 1: step 3 to 2.2 s; step 4 until 6.1 s.
+    ends_s = {0: [1, 2, 6, *range(7, 14)], 1: [1, 2, 2.2, 6.1, *range(7, 13)]}
+    for rank, save_s in ((0, 3), (1, 0.1)):
+        begins_s = [0, *ends_s[rank][:-1]]
+        steps: list[dict[str, Any]] = [
+            {
+                "step": number,
+                "end_ns": int(end_s * SECOND),
+                "source": "optimizer",
+                "wall_ns": int((end_s - begin_s - (save_s if number == 3 else 0)) * SECOND),
+                **({"save_ns": int(save_s * SECOND)} if number == 3 else {}),
+            }
+            for number, (begin_s, end_s) in enumerate(zip(begins_s, ends_s[rank], strict=True), 1)
+        ]
+        file = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
+        file.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    run = read_run(folder)
+    assert [table.step[table.stalled_elsewhere].tolist() for table in run.steps] == [[], [3, 4]]
+    times_of_steps = analyze_steps(run)
+    assert times_of_steps.p95_s == pytest.approx(1.0, abs=0.01)
+    (note,) = [note for note in times_of_steps.notes if "Checkpoint saves" in note]
+    assert "in 1 step (median without the stall: 1000.00 ms)" in note

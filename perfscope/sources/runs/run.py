@@ -90,7 +90,7 @@ def read_run(path: Path) -> Run:
         command=_command(facts),
         exit_status=_exit_status(facts),
         ranks=ranks,
-        steps=mark_stalled_elsewhere(steps),
+        steps=mark_stalled_elsewhere(steps, [process.saves for process in processes]),
         windows=tuple(window for process in processes for window in process.windows),
         damage=tuple(damage),
         gpus=gpus,
