@@ -200,7 +200,7 @@ def _on_ranks(saves: Sequence[Save]) -> Iterable[str]:
     for ranks in dict.fromkeys(save.absent_ranks for save in saves if save.absent_ranks):
         absent = [save for save in saves if save.absent_ranks == ranks]
         yield (
-            f"{_name(ranks)} took no part in {format_count(len(absent), 'save')}: at the next collective they wait "
+            f"{_name(ranks)} took no part in {format_count(len(absent), 'save')}: the next collective waits "
             "until the others are done."
         )
 

@@ -218,3 +218,19 @@ def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_
     assert times_of_steps.p95_s == pytest.approx(1.0, abs=0.01)
     (note,) = [note for note in times_of_steps.notes if "Checkpoint saves" in note]
     assert "in 1 step (median without the stall: 1000.00 ms)" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cpu_trainer", [("checkpoint-3", 2, 11), ("checkpoint-6", 2, 11), ("final", 1, 13)]),
+        ("cpu_fsdp2_async", [("step-8", 2, 3), ("step-12", 2, 3), ("step-20", 2, 3)]),
+    ],
+)
+def test_real_runs_have_one_row_a_checkpoint(name: str, expected: list[tuple[str, int, int]]) -> None:
+    result = analyze(read_run(ROOT / "fixtures" / "runs" / name))
+    rows = [((save.path or "").rpartition("/")[2], save.ranks, save.files) for save in result.saves]
+    assert rows == expected
+    assert all(save.size_bytes and save.blocked_s for save in result.saves)
+    assert sum(save.blocked_share or 0 for save in result.saves) == pytest.approx(result.blocked_share)
+    assert 0 < (result.blocked_share or 0) < 1
