@@ -108,7 +108,7 @@ def time_kernels_ns(truth: Mapping[str, Any]) -> float:
     """
     isolated_ns = statistics.median(truth["isolated_ns"])
     # Without events around undisturbed steps the host's time is the most that the device can have worked.
-    device_ns = statistics.median(truth.get("device_ns", truth["host_ns"]))
+    device_ns = statistics.median(truth.get("device_ns") or truth["host_ns"])
     waits = device_ns > _WITHOUT_WAITS * isolated_ns
     kernels = sum(truth["isolated_busy_ns"]) / sum(truth["isolated_window_ns"])
     return float((isolated_ns if waits else device_ns) * kernels)
