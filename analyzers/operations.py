@@ -13,6 +13,7 @@ from perfscope.analyzers.flops.operation_counts import Operations, count_operati
 from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
+from perfscope.models.hardware import lookup_gpu
 from perfscope.report import Column, Json, Section, in_unit, percent
 from perfscope.tables.trace import Trace
 
@@ -82,8 +83,7 @@ class CountedOperations:
 
 
 def _precision_of(rank: Operations) -> Precision:
-    """The data types of one trace's products; kernels are weighed by their time alone, for the GPU is not known."""
-    return find_precision((), (rank,), None)
+    return find_precision((), (rank,), lookup_gpu(rank.device_name))
 
 
 def measure(trace: Trace) -> Operations | None:

@@ -78,6 +78,7 @@ class Operations:
         by_precision: Operations of one step by the data type of their operands, where the trace states it; products of
             fp32, also those that are multiplied as TF32, are under ``fp32``.
         kernel_ns: Device time of all kernels that multiply, by the data type in their names.
+        device_name: The GPU; ``""`` where the trace does not state one.
     """
 
     rank: int | None
@@ -89,6 +90,7 @@ class Operations:
     without_shapes: int
     by_precision: Mapping[str, float] = field(default_factory=dict)
     kernel_ns: Mapping[str, int] = field(default_factory=dict)
+    device_name: str = ""
 
     @property
     def attention_share(self) -> float:
@@ -131,6 +133,7 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         without_shapes=products.without_shapes,
         by_precision=by_precision,
         kernel_ns=kernel_ns,
+        device_name=next(iter(trace.devices), ""),
     )
 
 

@@ -23,6 +23,7 @@ from perfscope.tables.model import Model
 
 HOW_TO_TELL = "State it with --precision, or the peak itself with --peak, or profile with --shapes"
 _BY_KERNELS = "the names of the kernels in the traces"
+_BY_OPERATORS = "the types of the operators' inputs in the traces"
 _SIXTEEN = ("bf16", "fp16")
 _FP32, _TF32 = "fp32", "tf32"
 #: Smaller shares are left out of the mixture where the GPU has no peak for them.
@@ -139,7 +140,8 @@ def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Sho
     kernels = _name_all(operations.kernel_ns)
     weights = _by_operators(operations, kernels, gpu, float32)
     if weights:
-        return _Shown(weights, "the types of the operators' inputs in the traces")
+        splits = _FP32 in weights and _TF32 in weights
+        return _Shown(weights, _BY_OPERATORS + (", fp32 and TF32 by the time and peak of kernels" if splits else ""))
     total, open_ns = sum(operations.kernel_ns.values()), operations.kernel_ns.get(UNNAMED, 0)
     if not kernels or open_ns > _MOST_UNNAMED * total:
         return None

@@ -16,6 +16,7 @@ from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
+from perfscope.models.hardware import lookup_gpu
 from perfscope.report import Json
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Events
@@ -30,7 +31,7 @@ class TracedStep(NamedTuple):
     @property
     def precision(self) -> Precision:
         """The data types of the trace's products."""
-        return find_precision((), (self.operations,), None)
+        return find_precision((), (self.operations,), lookup_gpu(self.operations.device_name))
 
     def supply(self, inputs: StepInputs) -> StepInputs:
         """Take the activation checkpointing and the data type that the trace shows, where they are missing."""
