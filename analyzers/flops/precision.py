@@ -137,7 +137,7 @@ class _Shown:
 
 
 def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Shown | None:
-    kernels = _name_all(operations.kernel_ns)
+    kernels = _name_all(operations.kernel_ns, gpu)
     weights = _by_operators(operations, kernels, gpu, float32)
     if weights:
         splits = _FP32 in weights and _TF32 in weights
@@ -158,12 +158,13 @@ def _find_by_rank(traced: Sequence[Operations], gpu: Gpu | None, float32: str | 
     return by_rank
 
 
-def _name_all(kernel_ns: Mapping[str, int]) -> dict[str, int]:
+def _name_all(kernel_ns: Mapping[str, int], gpu: Gpu | None) -> dict[str, int]:
     """Times of the kernels that state a type; those that say 16 bit are of the type that the others have."""
     named = {dtype: time for dtype, time in kernel_ns.items() if dtype not in (SIXTEEN_BIT, UNNAMED)}
     sixteen = kernel_ns.get(SIXTEEN_BIT, 0)
     if sixteen:
-        dtype = max(_SIXTEEN, key=lambda name: named.get(name, 0))
+        possible = [name for name in _SIXTEEN if gpu is None or name in gpu.dense_tflops]
+        dtype = max(possible or _SIXTEEN, key=lambda name: named.get(name, 0))
         named[dtype] = named.get(dtype, 0) + sixteen
     return named
 

@@ -150,6 +150,14 @@ def test_kernels_go_before_what_was_recorded_and_a_contradiction_is_said() -> No
     assert any("fp16; the traces show bf16" in note for note in precision.notes)
 
 
+def test_sixteen_bit_kernels_are_of_the_type_that_the_others_have_or_that_the_gpu_can() -> None:
+    shown = [operations({"fp16": 10, SIXTEEN_BIT: 50})]
+    assert find_precision([], shown, H200).shares == {"fp16": 1.0}
+    alone = [operations({SIXTEEN_BIT: 50})]
+    assert find_precision([], alone, H200).main == "bf16"
+    assert find_precision([], alone, find_gpu("v100-32")).main == "fp16"
+
+
 def test_the_time_of_kernels_is_weighed_by_their_peaks() -> None:
     """1 s of fp8 at twice the rate of 2 s in bf16: as many operations."""
     precision = find_precision([], [operations({"fp8": 1_000, "bf16": 2_000})], H200)
