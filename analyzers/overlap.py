@@ -182,6 +182,8 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     events = trace.device
     rows = events.device == device
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
+    if not communicates.any():
+        return []
     kinds = [(call.group, is_point_to_point(call.operation)) for call in trace.collectives] + [("", False)]
     numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last

@@ -28,7 +28,7 @@ _Column: TypeAlias = "Sequence[int] | Int64"
 
 #: How much before an operator's arguments is collected; its thread and times take less.
 _WIDTH = 96
-_ROWS_PER_BATCH = 1 << 14
+_ROWS_PER_BATCH = 1 << 15
 _WORD = 8
 _DECIMALS = 4  # with their point
 _LOW_PLACES = 5  # the digits before the point that are converted together with the three behind it
