@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 TRACES = ROOT / "fixtures" / "traces"
 PIPELINES = ROOT / "fixtures" / "pipeline"
 _RECORDED = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
-_KNOWN = ("device", "stream", "correlation", "bytes")
+_KNOWN = ("device", "stream", "correlation", "bytes", "grid", "block")
 #: Steps of a light window follow each other without a gap; what is said of files and windows differs, too.
 _DIFFERENT = ("host_us", "tflops", "window", "trace")
 
