@@ -10,7 +10,8 @@ import sys
 
 def put_own_modules_first() -> None:
     """Look in the standard library, beside perfscope and in site-packages before PYTHONPATH and the working folder."""
-    sys.path[:] = sorted(sys.path, key=_rank)
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # an editable installation is not on the path
+    sys.path[:] = sorted([*sys.path, *({own} - {*sys.path})], key=_rank)
 
 
 def _rank(entry: str) -> int:

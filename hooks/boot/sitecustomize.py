@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_is_off = False
 
 
 def _locations() -> "tuple[str, str]":
@@ -52,17 +53,33 @@ def _write_message(text: str) -> None:
         return  # there is no standard error
 
 
+def _is_foreign(module: "ModuleType | None") -> bool:
+    """Whether ``import perfscope`` is meant to give the script another project's module."""
+    if module is not None:
+        return getattr(module, "DISTRIBUTION", None) != "perfscope-toolkit"
+    external: Any = sys.modules["_frozen_importlib_external"]
+    spec = external.PathFinder.find_spec("perfscope")
+    if spec is None or spec.origin is None:  # there is none, or a folder without code
+        return False
+    return not os.path.exists(os.path.join(os.path.dirname(spec.origin), "frameworks.py"))
+
+
 def _on_import(hooks_files: "tuple[str, ...]", name: str, module: "ModuleType") -> None:
+    global _is_off  # noqa: PLW0603 - of this process
+    if _is_off:
+        return None
     try:
         ours = sys.modules.get("perfscope")
-        if ours is not None and getattr(ours, "DISTRIBUTION", None) != "perfscope-toolkit":
-            return _write_message("the script imports another project's module named perfscope")
-        if ours is None or "perfscope.hooks" not in sys.modules:
+        if "perfscope.hooks" not in sys.modules:
+            if _is_foreign(ours):
+                _is_off = True
+                return _write_message("the script has another project's module named perfscope")
             package, hooks = _locations()
             ours = ours or _load("perfscope", package, [os.path.dirname(package)])
             ours.hooks = _load("perfscope.hooks", hooks, [os.path.dirname(hooks)])  # type: ignore[union-attr]
         from perfscope.hooks.start import patch  # loaded with torch, not in every process
     except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
+        _is_off = True
         return _write_message(repr(error))
     return patch(hooks_files, name, module, _HERE)
 
@@ -89,6 +106,8 @@ def _run_shadowed() -> None:
     our_folders = {os.path.realpath(_HERE), os.path.realpath(packaged)}
     # Ours are absolute; the place of a relative entry is not known where the working folder was deleted.
     sys.path[:] = [entry for entry in sys.path if entry[:1] != "/" or os.path.realpath(entry) not in our_folders]
+    for folder in (_HERE, packaged):
+        sys.path_importer_cache.pop(folder, None)
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401 - imported for its effect

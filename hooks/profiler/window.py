@@ -44,6 +44,7 @@ class ProfilerWindow:
     Attributes:
         steps: The training steps that it is to record.
         profiler: The torch.profiler of this window.
+        records_stack: Whether torch sets a profile function of Python's.
         start_ns: How long starting it stalled the training process.
         delays_compression: Whether its trace is compressed later, because a light window follows.
     """
@@ -52,6 +53,7 @@ class ProfilerWindow:
         self._began_ns = time.monotonic_ns()
         torch = sys.modules["torch"]
         self.steps = steps
+        self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
         self.delays_compression = False
         self._rss_before_bytes = read_resident_bytes()

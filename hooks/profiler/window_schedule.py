@@ -195,7 +195,7 @@ class WindowSchedule:
         if steps.is_light and not find_light_activities(sys.modules["torch"]):
             self._owner.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
             steps = replace(steps, activities=wire.OPERATORS)
-        window = ProfilerWindow(steps, self._config, next_step)
+        window = ProfilerWindow(steps, self._without_stack_in_use(), next_step)
         self._set_window(window)  # before it starts, so that a failure in there discards it
         protect_children(self._on_fork)
         window.start()
@@ -218,11 +218,18 @@ class WindowSchedule:
         self._pending.insert(0, light)
         return True
 
+    def _without_stack_in_use(self) -> Config:
+        """The configuration, but no stacks of Python where the script has a profile function: torch would remove it."""
+        if not self._config.stack or sys.getprofile() is None:
+            return self._config
+        self._owner.note("Python stacks are not recorded: the script has a profile function of its own")
+        return replace(self._config, stack=False)
+
     def _on_fork(self) -> None:
         """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
         self._ranges.forget()
         if self._window is not None:
-            stop_recording(with_stack=self._config.stack and not self._window.steps.is_light)
+            stop_recording(with_stack=self._window.records_stack)
 
     def _profiles_this_rank(self) -> bool:
         if self._config.ranks is None:

@@ -6,6 +6,7 @@ process alone is passed on; a signal of the terminal has reached the command alr
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -32,6 +33,8 @@ _FORWARDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - _NOT_FO
 _SENT_BY_PROCESS = 0  # SI_USER; signals of the kernel, such as Ctrl-C at the terminal, have larger codes
 #: A timer that was set before this process began is meant for the command.
 _OF_TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+_SHELL = "/bin/sh"
+_LOOKED_AT_BYTES = 128
 #: What keeps this process from having a child; the command can still take its place.
 _NO_CHILD = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
@@ -107,6 +110,14 @@ def replace_process(command: Sequence[str], executable: str, environment: Mappin
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
     os.execve(executable, list(command), dict(environment))
+
+
+def words_of_script(executable: str, command: Sequence[str]) -> list[str] | None:
+    """The words that start a file which the system cannot: a script without ``#!``, which every shell runs by sh."""
+    with contextlib.suppress(OSError), open(executable, "rb") as file:
+        if b"\0" not in file.read(_LOOKED_AT_BYTES):
+            return [_SHELL, executable, *command[1:]]
+    return None
 
 
 def _wait(child: subprocess.Popen[bytes], signals: set[signal.Signals]) -> int:

@@ -24,7 +24,7 @@ from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
-from perfscope.sources.traces.files import is_url
+from perfscope.sources.traces.files import MOST_FILES, is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Stated
 
@@ -73,6 +73,14 @@ PeakOption = Annotated[
         "--peak", help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK
     ),
 ]
+MostFiles = Annotated[
+    int,
+    typer.Option(
+        "--max-files",
+        help="Number of files to read at most; where a folder holds more, nothing is read.",
+        rich_help_panel=_EXECUTION,
+    ),
+]
 Scheduler = Annotated[
     str | None,
     typer.Option(
@@ -95,8 +103,10 @@ def analyze(
     scheduler: Scheduler = None,
     precision: Precision = None,
     peak: PeakOption = None,
+    most_files: MostFiles = MOST_FILES,
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces."""
+    require_positive("--max-files", most_files)
     is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
         execution=_execution(engine, workers, scheduler, shows_progress=not is_quiet),
@@ -104,6 +114,7 @@ def analyze(
         with_operators=operators,
         rank_rule=_rank_rule(rank),
         stated=_stated(precision, peak),
+        most_files=most_files,
     )
     # The workers of a running scheduler have a working folder of their own.
     locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]

@@ -6,7 +6,6 @@ Every backend yields one answer a trace, in the order in which they are done, an
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +30,7 @@ class Execution:
         backend: Where.
         workers: How many traces are measured in parallel; the cluster of a scheduler has workers of its own.
         scheduler: Address of a Dask scheduler; absent where a cluster is to be started on this machine.
-        shows_progress: Whether a terminal's standard error shows a progress bar.
+        shows_progress: Whether standard error shows how far the reading is.
     """
 
     backend: Backend = Backend.SERIAL
@@ -46,10 +45,10 @@ class Execution:
             UsageError: Dask is not installed, or its scheduler cannot be reached.
         """
         answers = self._start(measure, traces)
-        if self.shows_progress and len(traces) > 1 and sys.stderr.isatty():
-            from perfscope.engine.progress import with_bar  # rich takes as long to import as a small trace to read
+        if self.shows_progress and len(traces) > 1:
+            from perfscope.engine.progress import with_progress  # rich takes as long to import as a small trace to read
 
-            return with_bar(answers, len(traces))
+            return with_progress(answers, len(traces))
         return answers
 
     def _start(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:

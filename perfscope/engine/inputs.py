@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.sources.runs.run import is_run, read_run
-from perfscope.sources.traces.files import TRACE_ENDINGS, find_traces, is_url
+from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_traces, is_url
 from perfscope.tables.run import Run
 from perfscope.wire import TRACES_FOLDER
 
@@ -65,18 +65,19 @@ def _find_runs(location: str) -> list[Path]:
     return [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
 
 
-def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
+def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_FILES) -> Inputs:
     """Read the run, and find the traces.
 
     Raises:
         SourceError: A path does not exist, or there is neither a run nor a trace.
+        UsageError: There are more files than ``most_files`` that may be traces.
     """
     locations = tuple(os.fspath(path) for path in paths)
     if len(locations) == 1 and is_run(Path(locations[0])):
         folder = Path(locations[0]) / TRACES_FOLDER
-        traces = find_traces([str(folder)]) if folder.is_dir() else []
+        traces = find_traces([str(folder)], most_files) if folder.is_dir() else []
         return Inputs(locations, read_run(Path(locations[0])), tuple(traces))
-    traces = find_traces(locations)
+    traces = find_traces(locations, most_files)
     if not traces:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
     return Inputs(locations, None, tuple(traces))

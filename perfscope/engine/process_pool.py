@@ -6,15 +6,14 @@ measured again, each in a process of its own, and a trace that kills this proces
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
 from perfscope.engine.windows import TraceFiles
+from perfscope.workers import start_workers
 
 _QUEUED_PER_WORKER = 2
 
@@ -35,7 +34,7 @@ def _measure_until_broken(
     measure: Measure, waiting: deque[TraceFiles], running: dict[Future[MeasuredTrace], TraceFiles], workers: int
 ) -> Iterator[MeasuredTrace]:
     """Measure the waiting traces; where the pool breaks, ``running`` holds those that were in work."""
-    with _pool(min(workers, len(waiting))) as pool:
+    with start_workers(min(workers, len(waiting))) as pool:
         while waiting or running:
             while waiting and len(running) < _QUEUED_PER_WORKER * workers:
                 future = pool.submit(measure, waiting[0])
@@ -49,14 +48,7 @@ def _measure_until_broken(
 
 def _measure_alone(measure: Measure, files: TraceFiles) -> MeasuredTrace:
     try:
-        with _pool(1) as pool:
+        with start_workers(1) as pool:
             return pool.submit(measure, files).result()
     except BrokenProcessPool:
         return worker_was_killed(files)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # A fork starts at once, but must not happen while another thread may hold a lock.
-    methods = multiprocessing.get_all_start_methods()
-    can_fork = "fork" in methods and threading.active_count() == 1
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork" if can_fork else "spawn"))

@@ -23,7 +23,7 @@ from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Res
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
-from perfscope.sources.traces.files import is_folder
+from perfscope.sources.traces.files import MOST_FILES, is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.run import Run, Stated
 from perfscope.tables.trace import NO_EVENTS, Events
@@ -73,6 +73,7 @@ class Plan:
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
+        most_files: How many files may be read; a folder that holds more is an error.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -80,6 +81,7 @@ class Plan:
     with_operators: bool = False
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
+    most_files: int = MOST_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
     chosen = _choose(plan.only)
-    inputs = find_inputs(paths)
+    inputs = find_inputs(paths, plan.most_files)
     measurements = _measure(inputs, plan, chosen)
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
@@ -173,7 +175,7 @@ def measure_with(
     Raises:
         SourceError: A path does not exist, or no input can be read.
     """
-    inputs = find_inputs(paths)
+    inputs = find_inputs(paths, plan.most_files)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
     run_damage = inputs.run.damage if inputs.run else ()
     partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]

@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -18,7 +19,7 @@ from perfscope.commands.profile.preparation import Prepared, prepare, prepare_pl
 from perfscope.errors import CommandNotFound, UsageError
 from perfscope.hooks.config import Config
 from perfscope.hooks.reach.attach import find_pynvml
-from perfscope.hooks.reach.supervise import Ending, replace_process, run
+from perfscope.hooks.reach.supervise import Ending, replace_process, run, words_of_script
 from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_step_optimizer, parse_windows
 from perfscope.outcome import Outcome
 
@@ -165,6 +166,9 @@ def _run(start: Callable[..., Ending], executable: str, command: Sequence[str], 
     try:
         ending = start(prepared.command, executable, prepared.environment)
     except OSError as error:
+        script = words_of_script(executable, command) if error.errno == errno.ENOEXEC else None
+        if script is not None:
+            return _run(start, script[0], script, replace_fields(prepared, command=script))
         if error.errno != errno.E2BIG or prepared.run_dir is None:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
         shutil.rmtree(prepared.run_dir, ignore_errors=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from perfscope.sources.joblog.bulk import SplitBlock, Splitter
 from perfscope.sources.joblog.text import BLOCK, read_blocks_between
 from perfscope.tables.columns import Bool
+from perfscope.workers import start_workers
 
 _RANGE = 4 * BLOCK - (1 << 16)  # four blocks, each short of a line
 _MOST_PROCESSES = 4
@@ -30,7 +30,7 @@ _AHEAD = 2
 def split_blocks_between(path: Path, begin: int, end: int, split: Splitter) -> Iterator[SplitBlock | bytes]:
     """Yield every block between two places of a file in order, split or as it is; a line belongs to its beginning."""
     processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+    with start_workers(processes) as pool:
         waiting: deque[tuple[range, Future[list[SplitBlock | bytes]]]] = deque()
         for start in range(begin, end, _RANGE):
             places = range(start, min(start + _RANGE, end))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # an optional dependency
 
 TRACE_ENDINGS = (".json", ".json.gz")
 _URL = "://"
+#: A folder with more files than this is hardly one of traces.
+MOST_FILES = 100_000
 
 
 def is_url(location: str) -> bool:
@@ -42,15 +45,20 @@ def open_trace(location: str) -> BinaryIO:
     return opened
 
 
-def find_traces(locations: Sequence[str]) -> list[str]:
+def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     """The traces among files, below folders and behind patterns, each once, in the order of their names.
 
     Raises:
         SourceError: A location does not exist.
+        UsageError: There are more files than ``most`` that may be traces; listing stops there.
     """
     paths: set[str] = set()
     for location in locations:
-        matches = _find_remote(location) if is_url(location) else _find_local(location)
+        found = _find_remote(location) if is_url(location) else _find_local(location)
+        matches = list(islice(found, most + 1))
+        if len(matches) > most:
+            hint = "name the folder of one run or a pattern, or raise --max-files"
+            raise UsageError(f"{location} holds more than {most:,} JSON files that may be traces", hint=hint)
         if not matches and not _is_folder(location):
             raise SourceError(location, "does not exist")
         paths.update(matches)
@@ -71,21 +79,18 @@ def _is_folder(location: str) -> bool:
     return Path(location).is_dir()
 
 
-def _find_local(location: str) -> list[str]:
+def _find_local(location: str) -> Iterator[str]:
     path = Path(location)
     if path.is_dir():
-        return [
-            f"{folder.removesuffix(os.sep)}{os.sep}{name}"
-            for folder, _, names in os.walk(path, followlinks=True)
-            for name in names
-            if name.endswith(TRACE_ENDINGS) and not name.startswith(".")  # a process began it and never finished
-        ]
-    if path.exists():
-        return [location]
-    if not glob.has_magic(location):
-        return []
-    # Path.glob takes no absolute pattern.
-    return [path for match in glob.glob(location, recursive=True) for path in _find_local(match)]  # noqa: PTH207
+        for folder, _, names in os.walk(path, followlinks=True):
+            for name in names:
+                if name.endswith(TRACE_ENDINGS) and not name.startswith("."):  # a process began it and never finished
+                    yield f"{folder.removesuffix(os.sep)}{os.sep}{name}"
+    elif path.exists():
+        yield location
+    elif glob.has_magic(location):
+        for match in glob.iglob(location, recursive=True):  # noqa: PTH207 - Path.glob takes no absolute pattern
+            yield from _find_local(match)
 
 
 def _find_remote(location: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain
 from typing import BinaryIO, cast
 
@@ -44,8 +45,9 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
 
 
+@cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed for the next block.
+    """Let the C library of this process keep what is freed for the next block.
 
     glibc maps and unmaps every large block anew until it has once freed a block of that size (mallopt(3), on
     M_MMAP_THRESHOLD), which costs as much as inflating. The block that is freed here is never touched.

@@ -88,7 +88,7 @@ def run_captured(line: str, folder: Path, options: str = "") -> tuple[Seen, Capt
 def _run(line: str, folder: Path, prefix: str) -> tuple[Seen, list[str]]:
     (folder / "tmp").mkdir(parents=True)
     (folder / "train.py").write_text(_TRAIN)
-    inherited = {name: value for name, value in environment().items() if not name.startswith("PYTHON")}
+    inherited = {name: value for name, value in environment().items() if not name.startswith(("PYTHON", "MASTER"))}
     variables = {"PYTHONPATH": f"{ROOT}:{SCRIPTS / 'toy'}", "TMPDIR": str(folder / "tmp"), "P": prefix}
     with subprocess.Popen(
         ["bash", "-c", line],
@@ -104,7 +104,7 @@ def _run(line: str, folder: Path, prefix: str) -> tuple[Seen, list[str]]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    stdout, stderr = (text.replace(str(folder), "HERE") for text in output)
+    stdout, stderr = (re.sub(r"0x[0-9a-f]{12}\b", "ADDRESS", text.replace(str(folder), "HERE")) for text in output)
     ours = [text for text in stderr.splitlines() if text.startswith(("perfscope: ", "  hint: "))]
     others = "\n".join(text for text in stderr.splitlines() if text not in ours)
     paths = (path.relative_to(folder) for path in folder.rglob("*"))

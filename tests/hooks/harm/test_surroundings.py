@@ -79,7 +79,106 @@ SIGNALS = {
     "a real-time signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 40)'; echo $?"),
     "the last signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 64)'"),
 }
-CASES = {**STREAMS, **LIMITS, **SIGNALS}
+OWN_SITE = 'mkdir s; echo \'import sys; "perfscope" in sys.orig_argv or print("mine", __file__)\' > s/{}.py; '
+SHOW = "; ".join(
+    [
+        "import os, signal, sys",
+        "print(sys.path, [f for f in sys.meta_path if type(f).__name__ != 'PostImportFinder'])",
+        "print(sorted(sys.path_importer_cache.items(), key=str), sorted(n for n in sys.modules if n not in OURS))",
+        "print(sys.argv, sys.orig_argv, sys.flags, sys.warnoptions, sys.path_hooks, sys.dont_write_bytecode)",
+        "print({n: v for n, v in os.environ.items() if n not in OURS})",
+        "print(os.environ['PYTHONPATH'].endswith(os.environ['A']))",
+        "print(os.listdir('/proc/self/fd'), os.getcwd(), os.umask(18))",
+        "print([signal.getsignal(n) for n in range(1, 32)], signal.pthread_sigmask(0, []), os.nice(0))",
+        "print(sys.excepthook, sys.displayhook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit())",
+    ]
+)
+OURS = "OURS = 'P _ PYTHONPATH PYTHON_PERFSCOPE KINETO_LOG_LEVEL TEARDOWN_CUPTI sitecustomize '\n"
+OURS += "OURS += '_perfscope_imports _perfscope_frameworks'\n"
+WRITE_SHOW = f'cat > show.py <<"X"\n{OURS}{SHOW}\nX\n'
+
+
+def seen_in(path: str, words: str = "show.py") -> Case:
+    """What a script sees with this PYTHONPATH."""
+    return Case(f'{WRITE_SHOW}export A="{path}"; export PYTHONPATH="{path}"; $P python {words}', steps=0)
+
+
+TREE = "$PYTHONPATH"
+IMPORTS = {
+    "sitecustomize": Case(f"{OWN_SITE.format('sitecustomize')}PYTHONPATH=$PWD/s:$PYTHONPATH $P python train.py"),
+    "usercustomize": Case(f"{OWN_SITE.format('usercustomize')}PYTHONPATH=$PWD/s:$PYTHONPATH $P python train.py"),
+    "PYTHONSTARTUP": Case("echo 'print(1)' > s.py; PYTHONSTARTUP=$PWD/s.py $P python train.py"),
+    **{
+        f"a module {name}": Case(
+            f"mkdir s; echo 'print(1)' > s/{name}.py; PYTHONPATH=$PWD/s:$PYTHONPATH $P python train.py"
+        )
+        for name in ("typer", "random", "hooks", "analyzers", "constants", "wire", "start")
+    },
+    **{
+        f"a module {name} beside the script": Case(f"echo 'print(1)' > {name}.py; $P python train.py")
+        for name in ("typer", "random", "rich", "perfscope_toolkit")
+    },
+    **{
+        f"PYTHONPATH={path}": seen_in(path)
+        for path in (TREE, f"::/a:{TREE}:", f"{TREE}::/a/../b:/a/:/a", f".:{TREE}:x")
+    },
+    "-c": seen_in(TREE, "-c 'import show'"),
+    "-m": seen_in(TREE, "-m show"),
+    "-": seen_in(TREE, "- < show.py"),
+    "-P": seen_in(TREE, "-P show.py"),
+}
+SCRIPT = f"$P python -c 'import os, sys, signal; {CALL}"
+STARTS = {
+    "perfscope inside perfscope": Case(
+        "$P ${P:+python -m perfscope profile -o $PWD/INNER --nvml-hz 0 --} python train.py; rm -rf INNER", steps=0
+    ),
+    "a script that starts itself again": Case(
+        '$P python -c \'import os, sys, train; train.train(); A = os.environ.get("A"); os.environ["A"] = "1"; '
+        "A or os.execv(sys.executable, sys.orig_argv)'",
+        steps=2 * STEPS,
+    ),
+    "an excepthook": Case(f"{SCRIPT}sys.excepthook = lambda *a: print(a[0]); raise ValueError(1)'"),
+    "atexit": Case("$P python -c 'import atexit, train; atexit.register(print, 1); train.train(); atexit._clear()'"),
+    "a handler": Case(f"{SCRIPT}signal.signal(15, lambda *a: print(a[0])); os.kill(os.getpid(), 15)'"),
+    "asyncio": Case("$P python -c 'import asyncio, train\nasync def f(): train.train()\nasyncio.run(f())'"),
+    "runpy": Case('$P python -c \'import runpy; runpy.run_path("train.py", run_name="__main__")\''),
+    "an archive": Case("mkdir z; cp train.py z/__main__.py; python -m zipapp z -o a.pyz; $P python a.pyz"),
+    "a package": Case("mkdir k; touch k/__init__.py; cp train.py k/__main__.py; $P python -m k"),
+    **{
+        words: Case(f"$P python {words} train.py")
+        for words in ("-O", "-OO", "-W error", "-X dev", "-bb -u", "-X frozen_modules=off", "-X utf8=0")
+    },
+    "the C locale": Case("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $P python train.py"),
+    "a trace function": Case("$P python -c 'import sys, train; sys.settrace(lambda *a: None); train.train()'"),
+    "a profile function": Case(
+        f"{SCRIPT}f = lambda *a: None; sys.setprofile(f); train.train(); print(sys.getprofile() is f)'", 2 * STEPS
+    ),
+    "20,000 arguments": Case("$P python train.py $(seq 20000)"),
+    "bytes that are not UTF-8": Case(
+        "export NCCL_X=$'\\xff'; mkdir $'d\\xfe'; cd $'d\\xfe'; $P python ../train.py $'\\xff'"
+    ),
+    "a line break in a name": Case("cp train.py $'a\\nb.py'; $P python $'a\\nb.py'"),
+    "a symbolic link to Python": Case("ln -s $(python -c 'import sys; print(sys.executable)') py; $P ./py train.py"),
+    "a run that is deleted": Case(f'{SCRIPT}import shutil; shutil.rmtree("RUN", ignore_errors=True)\'', steps=0),
+    "another folder": Case("$P python -c 'import os, train; os.chdir(\"tmp\"); train.train()'"),
+    "no permissions for new files": Case("umask 777; $P python train.py; umask 022; rm -rf RUN", steps=0),
+    "a child without environment": Case(f'{SCRIPT}os.environ.clear(); os.system("env | wc -l")\''),
+    "stop and go": Case(
+        "$P python -c 'import os, time, train\npid = os.getpid()\n"
+        "if not os.fork(): time.sleep(0.5); os.kill(pid, 18); os._exit(0)\nos.kill(pid, 19); train.train(); os.wait()'"
+    ),
+    "a message as exit code": Case(f'{SCRIPT}sys.exit("bye")\''),
+    "exit code 255": Case(f"{SCRIPT}sys.exit(255)'"),
+    "broken pipes of other programs": Case("$P bash -c 'yes | head -1; echo ${PIPESTATUS[@]}'", 0, options="--exec"),
+    "children that nobody awaits": Case("trap '' CHLD; $P sh -c 'exit 3'; echo $?", 0),
+    "nohup": Case("nohup $P python train.py"),
+    "timeout": Case(f"timeout 3 {SCRIPT}signal.pause()'; echo $?"),
+    "an alarm": Case(f"perl -e 'alarm 3; exec @ARGV' {SCRIPT}signal.pause()'; echo $?"),
+    "in the background": Case("$P python train.py & wait $!; echo $?"),
+    "a script without #!": Case("echo exit 7 > s; chmod +x s; $P ./s", 0),
+    "no script": Case("$P python nothere.py; echo $?", 0),
+}
+CASES = {**STREAMS, **LIMITS, **SIGNALS, **IMPORTS, **STARTS}
 
 
 @pytest.mark.parametrize("name", CASES)
