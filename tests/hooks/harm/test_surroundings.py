@@ -18,13 +18,13 @@ class Case:
 
     Attributes:
         line: The line; ``$P`` stands for perfscope.
-        steps: How many steps perfscope records.
+        steps: How many steps perfscope records; None where it is killed before it writes the last of them.
         says: What a line of perfscope says; empty where nothing is expected.
         options: Options of perfscope.
     """
 
     line: str
-    steps: int = STEPS
+    steps: int | None = STEPS
     says: str = ""
     options: str = ""
 
@@ -76,8 +76,8 @@ LIMITS = {
     "interactive afterwards": Case("PYTHONINSPECT=1 $P python train.py; echo $?"),
 }
 SIGNALS = {
-    "a real-time signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 40)'; echo $?"),
-    "the last signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 64)'"),
+    "a real-time signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 40)'; echo $?", None),
+    "the last signal": Case(f"$P python -c '{CALL}os.kill(os.getpid(), 64)'", None),
 }
 OWN_SITE = 'mkdir s; echo \'import sys; "perfscope" in sys.orig_argv or print("mine", __file__)\' > s/{}.py; '
 SHOW = "; ".join(
@@ -135,7 +135,7 @@ STARTS = {
     "a script that starts itself again": Case(
         '$P python -c \'import os, sys, train; train.train(); A = os.environ.get("A"); os.environ["A"] = "1"; '
         "A or os.execv(sys.executable, sys.orig_argv)'",
-        steps=2 * STEPS,
+        steps=None,
     ),
     "an excepthook": Case(f"{SCRIPT}sys.excepthook = lambda *a: print(a[0]); raise ValueError(1)'"),
     "atexit": Case("$P python -c 'import atexit, train; atexit.register(print, 1); train.train(); atexit._clear()'"),
@@ -172,8 +172,8 @@ STARTS = {
     "broken pipes of other programs": Case("$P bash -c 'yes | head -1; echo ${PIPESTATUS[@]}'", 0, options="--exec"),
     "children that nobody awaits": Case("trap '' CHLD; $P sh -c 'exit 3'; echo $?", 0),
     "nohup": Case("nohup $P python train.py"),
-    "timeout": Case(f"timeout 3 {SCRIPT}signal.pause()'; echo $?"),
-    "an alarm": Case(f"perl -e 'alarm 3; exec @ARGV' {SCRIPT}signal.pause()'; echo $?"),
+    "timeout": Case(f"timeout 3 {SCRIPT}signal.pause()'; echo $?", None),
+    "an alarm": Case(f"perl -e 'alarm 3; exec @ARGV' {SCRIPT}signal.pause()'; echo $?", None),
     "in the background": Case("$P python train.py & wait $!; echo $?"),
     "a script without #!": Case("echo exit 7 > s; chmod +x s; $P ./s", 0),
     "no script": Case("$P python nothere.py; echo $?", 0),
@@ -187,5 +187,5 @@ def test_it_ends_as_without_perfscope(name: str, tmp_path: Path) -> None:
     alone = run_alone(case.line, tmp_path / "alone")
     seen, captured = run_captured(case.line, tmp_path / "captured", case.options)
     assert seen == alone
-    assert captured.steps == case.steps
+    assert case.steps in (None, captured.steps)
     assert not case.says or any(case.says in line for line in captured.lines)
