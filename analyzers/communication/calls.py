@@ -183,6 +183,18 @@ def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int
 
     Sends and receives whose peer is not stated cannot be matched and are left out.
     """
+    groups = _kinds_by_group(trace, device)
+    return tuple(_group_calls(trace, key, groups[key], compute, most_ends) for key in sorted(groups))
+
+
+def rows_by_group(trace: Trace, device: int) -> dict[GroupKey, Int64]:
+    """The rows of ``trace.device`` that hold the operations of ``calls_by_group``, by group, in their order."""
+    groups = _kinds_by_group(trace, device)
+    return {key: np.array(list(groups[key]), np.int64) for key in sorted(groups)}
+
+
+def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, Kind]]:
+    """The rows of communication of one device and their kinds, by group."""
     events = trace.device
     rows = np.flatnonzero((events.device == device) & events.is_work(Work.COMMUNICATION))
     groups: dict[GroupKey, dict[int, Kind]] = {}
@@ -190,7 +202,7 @@ def calls_by_group(trace: Trace, device: int, compute: Intervals, most_ends: int
         key, kind = _describe(trace, row)
         if key is not None:
             groups.setdefault(key, {})[row] = kind
-    return tuple(_group_calls(trace, key, groups[key], compute, most_ends) for key in sorted(groups))
+    return groups
 
 
 def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:

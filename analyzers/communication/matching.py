@@ -90,7 +90,7 @@ def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     An operation that some rank does not have is left out and counted.
     """
     ranks = tuple(sorted(calls))
-    rows = _common_rows([calls[rank] for rank in ranks])
+    rows = match_rows([calls[rank] for rank in ranks])
     kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
     duration_ns = np.stack(
         [calls[rank].duration_ns[index].astype(np.int64) for rank, index in zip(ranks, rows, strict=True)]
@@ -154,7 +154,7 @@ def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
     ]
 
 
-def _common_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
+def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
     """For each rank the rows of the operations that all ranks have, in the same order."""
     if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
         return [np.arange(len(calls[0].kind)) for _ in calls]
