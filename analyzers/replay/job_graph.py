@@ -1,0 +1,145 @@
+"""The execution graph of a job: the graphs of its ranks on one clock, joined by their communication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from perfscope.analyzers.communication.calls import GroupKey, Kind
+from perfscope.analyzers.communication.matching import match_rows
+from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.tables.columns import Int64
+from perfscope.tables.trace import ABSENT
+
+#: One rank's part in an operation: the position of the rank in ``JobGraph.ranks``, and its event.
+Member: TypeAlias = tuple[int, int]
+_FEWEST_ENDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A communication operation that several ranks made together.
+
+    Attributes:
+        group: Its group.
+        role: The axis of parallelism that the group serves; ``""`` where unknown.
+        kind: Operation, element type and size.
+        members: Each rank's part in it.
+        transfer_ns: The shortest duration on any rank: the time from the arrival of the last rank on.
+    """
+
+    group: GroupKey
+    role: str
+    kind: Kind
+    members: tuple[Member, ...]
+    transfer_ns: int
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether one rank sends to another, which needs what it receives."""
+        return self.group.sender != ABSENT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobGraph:
+    """The graphs of all ranks whose traces were given.
+
+    Attributes:
+        ranks: The graphs, by rank.
+        offset_ns: For each rank what is added to its times to get those of the first rank's clock.
+        operations: The communication operations that ranks made together.
+        notes: What could not be joined, as sentences.
+    """
+
+    ranks: tuple[RankGraph, ...]
+    offset_ns: Int64
+    operations: tuple[Operation, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether ranks send to each other: each does the work of its stage."""
+        return any(operation.is_point_to_point for operation in self.operations)
+
+
+def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
+    """Join the graphs of the ranks of one job."""
+    ordered = tuple(sorted(ranks, key=lambda graph: (graph.rank is None, graph.rank or 0, graph.path)))
+    notes: list[str] = []
+    operations: list[Operation] = []
+    for key, members in _by_group(ordered).items():
+        if len(members) > 1:
+            operations += _match_group(ordered, key, members)
+    alone = sum(len(events) for graph in ordered for events in graph.group_events) - sum(
+        len(operation.members) for operation in operations
+    )
+    if alone and len(ordered) > 1:
+        notes.append(f"{alone} communication kernels have no counterpart in the traces: they are taken as measured.")
+    if len(ordered) == 1 and ordered[0].groups:
+        notes.append("Only one rank's trace was given: waiting for the others is taken as measured.")
+    return JobGraph(ordered, _offsets(ordered, operations), tuple(operations), tuple(notes))
+
+
+def _by_group(ranks: Sequence[RankGraph]) -> dict[GroupKey, dict[int, int]]:
+    """For each group the ranks that use it, by position, and the position of the group in each rank's groups."""
+    groups: dict[GroupKey, dict[int, int]] = {}
+    for position, graph in enumerate(ranks):
+        for index, group in enumerate(graph.groups):
+            groups.setdefault(group.key, {})[position] = index
+    return groups
+
+
+def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: Mapping[int, int]) -> list[Operation]:
+    positions = sorted(members)
+    calls = [ranks[position].groups[members[position]] for position in positions]
+    rows = match_rows(calls)
+    events = [
+        ranks[position].group_events[members[position]][index] for position, index in zip(positions, rows, strict=True)
+    ]
+    durations = np.stack(
+        [ranks[position].duration_ns[index] for position, index in zip(positions, events, strict=True)]
+    )
+    role = next((group.role for group in calls if group.role), "")
+    kinds = [calls[0].kinds[number] for number in calls[0].kind[rows[0]].tolist()]
+    columns = np.stack(events).T.tolist()
+    return [
+        Operation(key, role, kind, tuple(zip(positions, column, strict=True)), transfer_ns)
+        for kind, column, transfer_ns in zip(kinds, columns, durations.min(axis=0).tolist(), strict=True)
+    ]
+
+
+def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int64:
+    """What aligns the ends of common operations, which nearly coincide; the exporters' clocks where there are none."""
+    offsets = np.array([graph.base_ns - ranks[0].base_ns for graph in ranks], np.int64)
+    differences: dict[tuple[int, int], list[int]] = {}
+    for operation in operations:
+        (first, event), *others = operation.members
+        end_ns = int(ranks[first].end_ns[event])
+        for position, other in others:
+            differences.setdefault((first, position), []).append(end_ns - int(ranks[position].end_ns[other]))
+    is_aligned = {0}
+    reached = [0]
+    while reached:
+        position = reached.pop()
+        for (first, second), values in differences.items():
+            if position not in (first, second) or len(values) < _FEWEST_ENDS:
+                continue
+            other = second if position == first else first
+            if other in is_aligned:
+                continue
+            ahead = int(np.median(values))
+            offsets[other] = offsets[position] + (ahead if position == first else -ahead)
+            is_aligned.add(other)
+            reached.append(other)
+    return offsets
+
+
+def step_of_calls(graph: RankGraph) -> Int64:
+    """For each call of a rank the number of the marked step of the next event that is launched, or ABSENT."""
+    step = np.full(len(graph.call_start_ns), ABSENT, np.int64)
+    launched = graph.launch != ABSENT
+    step[graph.launch[launched]] = graph.step[launched]
+    return step

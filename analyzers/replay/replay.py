@@ -1,0 +1,386 @@
+"""Runs an execution graph again, with its measured durations or with others.
+
+Nothing is computed event by event but once. Events of a stream that wait for nothing but their launch and the event
+before them form a *run*: it ends at ``max(before + A, host + B)``, where ``A`` is the sum of its durations and ``B``
+what the latest launch and the durations after it add to the time of the host. The host's program is cut likewise where
+it waits for the device. What is left to go through in order is small: runs, parts of host programs, and operations of
+several ranks, which end when the last rank has arrived and the transfer is over.
+
+Source: critical-path replay as in Lumos (arXiv 2504.09307) and dPRO (arXiv 2205.02473), in the max-plus algebra of
+Baccelli et al., "Synchronization and Linearity", 1992, chapter 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from perfscope.analyzers.replay.job_graph import JobGraph
+from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.constants import NS_PER_US
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT
+
+#: Time between an event and the last thing that it waited for that is taken as its own: the device needs a few
+#: microseconds to begin. What is longer has a cause that the trace does not show, and is left out.
+LONGEST_LAG_NS = 8 * NS_PER_US
+_DEFAULT_LATENCY_NS = 5 * NS_PER_US
+_LONGEST_LATENCY_NS = 20 * NS_PER_US
+_LATENCY_QUANTILE = 0.05
+_SHORTEST_WAIT_CALL_NS = 5 * NS_PER_US
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimes:
+    """The durations of one rank's graph, in nanoseconds; a scenario changes them.
+
+    Attributes:
+        event_ns: For each event how long it runs.
+        lag_ns: For each event the time from the last thing that it waits for to its start.
+        gap_ns: For each call the time of the host before it, since the call before it.
+        call_ns: For each call its own time, without waiting for the device.
+        return_ns: For each call the time from the end of the last event that it waits for to its own end.
+        latency_ns: The shortest time from a launch to the start of its event.
+    """
+
+    event_ns: Int64
+    lag_ns: Int64
+    gap_ns: Int64
+    call_ns: Int64
+    return_ns: Int64
+    latency_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTimes:
+    """The durations of a job's graph.
+
+    Attributes:
+        ranks: Those of each rank.
+        transfer_ns: For each operation of several ranks the time from the arrival of the last one.
+        is_joined: For each whether its ranks wait for each other in it.
+    """
+
+    ranks: tuple[RankTimes, ...]
+    transfer_ns: Int64
+    is_joined: Bool
+
+    def with_ranks(self, ranks: Sequence[RankTimes]) -> JobTimes:
+        """The same with other durations of the ranks."""
+        return replace(self, ranks=tuple(ranks))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """The times of a replay, on the first rank's clock.
+
+    Attributes:
+        end_ns: For each rank, for each event when it ended.
+        call_start_ns: For each rank, for each call when it began.
+    """
+
+    end_ns: tuple[Int64, ...]
+    call_start_ns: tuple[Int64, ...]
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The runs of one rank's events, and what they wait for.
+
+    Attributes:
+        first: For each run its first event.
+        part: For each run the part of the host's program that launches it, or ABSENT.
+        before: For each run the run before it on its stream, or ABSENT.
+        run_of: For each event its run.
+        sources: For each run the runs of other streams that it waits for.
+        parts: The calls that begin a part of the host's program.
+        part_sources: For each part the runs that the call before it waited for.
+    """
+
+    first: Int64
+    part: Int64
+    before: Int64
+    run_of: Int64
+    sources: dict[int, list[int]]
+    parts: Int64
+    part_sources: list[list[int]]
+
+
+def measured_times(job: JobGraph) -> JobTimes:
+    """The durations as they were measured."""
+    return JobTimes(
+        ranks=tuple(_rank_times(graph) for graph in job.ranks),
+        transfer_ns=np.array([operation.transfer_ns for operation in job.operations], np.int64),
+        is_joined=np.ones(len(job.operations), np.bool_),
+    )
+
+
+def _rank_times(graph: RankGraph) -> RankTimes:
+    call_ns = graph.call_end_ns - graph.call_start_ns
+    gap_ns = np.diff(graph.call_start_ns, prepend=graph.call_start_ns[:1])
+    gap_ns[1:] -= call_ns[:-1]
+    freed_ns = np.full(len(call_ns), np.iinfo(np.int64).min, np.int64)
+    np.maximum.at(freed_ns, graph.host_call, graph.end_ns[graph.host_event])
+    has_waited = freed_ns > graph.call_start_ns
+    return_ns = np.where(has_waited, np.maximum(graph.call_end_ns - freed_ns, 0), 0)
+    latency_ns = _latency(graph)
+    return RankTimes(
+        event_ns=graph.duration_ns,
+        lag_ns=_lags(graph, latency_ns),
+        gap_ns=gap_ns,
+        call_ns=np.where(has_waited, np.minimum(call_ns, _SHORTEST_WAIT_CALL_NS), call_ns),
+        return_ns=return_ns,
+        latency_ns=latency_ns,
+    )
+
+
+def _latency(graph: RankGraph) -> int:
+    """The shortest time from a launch to the start of its event, but for a few outliers."""
+    launched = graph.launch != ABSENT
+    latency_ns = graph.start_ns[launched] - graph.call_start_ns[graph.launch[launched]]
+    short_ns = latency_ns[(latency_ns > 0) & (latency_ns < _LONGEST_LATENCY_NS)]
+    return int(np.quantile(short_ns, _LATENCY_QUANTILE)) if len(short_ns) else _DEFAULT_LATENCY_NS
+
+
+def _lags(graph: RankGraph, latency_ns: int) -> Int64:
+    """For each event the time from the last thing that it waited for to its start, as far as it is its own."""
+    earliest_ns = np.full(len(graph.start_ns), np.iinfo(np.int64).min, np.int64)
+    same_stream = np.flatnonzero(np.diff(graph.stream) == 0)
+    earliest_ns[same_stream + 1] = graph.end_ns[same_stream]
+    launched = graph.launch != ABSENT
+    launch_ns = graph.call_start_ns[graph.launch[launched]] + latency_ns
+    earliest_ns[launched] = np.maximum(earliest_ns[launched], launch_ns)
+    np.maximum.at(earliest_ns, graph.wait_target, graph.end_ns[graph.wait_source])
+    lag_ns = np.clip(graph.start_ns - np.maximum(earliest_ns, graph.start_ns - LONGEST_LAG_NS), 0, LONGEST_LAG_NS)
+    return np.asarray(np.where(launched, lag_ns, 0))
+
+
+class Replay:
+    """A job's graph, prepared to be run again with any durations."""
+
+    def __init__(self, job: JobGraph) -> None:
+        self.job = job
+        self._operation_of: list[dict[int, int]] = [{} for _ in job.ranks]
+        for number, operation in enumerate(job.operations):
+            for position, event in operation.members:
+                self._operation_of[position][event] = number
+        self._runs = [
+            _cut_into_runs(graph, np.array(sorted(joined), np.int64))
+            for graph, joined in zip(job.ranks, self._operation_of, strict=True)
+        ]
+        self._order = _order_nodes(self._runs, self._operation_of)
+
+    def run(self, times: JobTimes) -> Replayed:
+        """Run the graph with these durations."""
+        ranks = [
+            _RankRun(graph, runs, rank_times, int(offset_ns))
+            for graph, runs, rank_times, offset_ns in zip(
+                self.job.ranks, self._runs, times.ranks, self.job.offset_ns, strict=True
+            )
+        ]
+        arrival_ns: list[int] = [np.iinfo(np.int64).min] * len(self.job.operations)
+        transfer_ns, is_joined = times.transfer_ns.tolist(), times.is_joined.tolist()
+        for position, index, kind in self._order:
+            if kind == _PART:
+                ranks[position].start_part(index)
+            elif kind == _RUN:
+                ranks[position].finish_run(index)
+            elif kind == _ARRIVAL:
+                rank = ranks[position]
+                number = self._operation_of[position][int(rank.runs.first[index])]
+                if is_joined[number]:
+                    arrival_ns[number] = max(arrival_ns[number], rank.arrive(index))
+                else:
+                    rank.finish_run(index)
+            elif is_joined[index]:
+                end_ns = arrival_ns[index] + transfer_ns[index]
+                for member, event in self.job.operations[index].members:
+                    ranks[member].end_of_run[int(ranks[member].runs.run_of[event])] = end_ns
+        return Replayed(tuple(rank.event_ends() for rank in ranks), tuple(rank.call_starts() for rank in ranks))
+
+
+_PART, _RUN, _ARRIVAL, _OPERATION = range(4)
+
+
+def _cut_into_runs(graph: RankGraph, joined: Int64) -> _Runs:
+    """Cut the streams of a rank into runs, and its host's program into parts."""
+    count = len(graph.start_ns)
+    waiting_calls = np.unique(graph.host_call)
+    parts = np.concatenate([np.zeros(1, np.int64), waiting_calls + 1])
+    part = np.where(graph.launch == ABSENT, ABSENT, np.searchsorted(waiting_calls, graph.launch))
+    is_first = np.ones(count, np.bool_)
+    is_first[1:] = (np.diff(graph.stream) != 0) | (np.diff(part) != 0)
+    is_first[graph.wait_target] = True
+    is_first[joined] = True
+    for last in (graph.wait_source, graph.host_event, joined):
+        is_first[last[last + 1 < count] + 1] = True
+    is_first[np.flatnonzero(graph.launch == ABSENT)] = True
+    first = np.flatnonzero(is_first)
+    run_of = np.cumsum(is_first) - 1
+    before = np.arange(len(first)) - 1
+    before[np.concatenate([[True], np.diff(graph.stream[first]) != 0])] = ABSENT
+    sources: dict[int, list[int]] = {}
+    for source, target in zip(run_of[graph.wait_source].tolist(), run_of[graph.wait_target].tolist(), strict=True):
+        sources.setdefault(target, []).append(source)
+    part_sources: list[list[int]] = [[] for _ in parts]
+    numbers = np.searchsorted(waiting_calls, graph.host_call) + 1
+    for number, run in zip(numbers.tolist(), run_of[graph.host_event].tolist(), strict=True):
+        part_sources[number].append(run)
+    return _Runs(first, part[first], before, run_of, sources, parts, part_sources)
+
+
+@dataclass(slots=True)
+class _Order:
+    """A topological order in the making: how many things each node still waits for, and what waits for it."""
+
+    waits: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    followers: dict[tuple[int, int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    def add(self, node: tuple[int, int, int], *sources: tuple[int, int, int]) -> None:
+        self.waits[node] = self.waits.get(node, 0) + len(sources)
+        for source in sources:
+            self.followers.setdefault(source, []).append(node)
+
+    def sort(self) -> list[tuple[int, int, int]]:
+        ready = [node for node, count in self.waits.items() if count == 0]
+        order: list[tuple[int, int, int]] = []
+        while ready:
+            node = ready.pop()
+            order.append(node)
+            for follower in self.followers.get(node, ()):
+                self.waits[follower] -= 1
+                if self.waits[follower] == 0:
+                    ready.append(follower)
+        if len(order) < len(self.waits):
+            raise ValueError("the matched operations of the ranks wait for each other in a circle")
+        return order
+
+
+def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int, int]]) -> list[tuple[int, int, int]]:
+    """Parts, runs and operations in an order in which each comes after what it waits for."""
+    order = _Order()
+    for position, runs in enumerate(runs_of_ranks):
+        joined = operation_of[position]
+        ends = [
+            (0, joined[event], _OPERATION) if event in joined else (position, run, _RUN)
+            for run, event in enumerate(runs.first.tolist())
+        ]
+        for number, sources in enumerate(runs.part_sources):
+            before = [(position, number - 1, _PART)] if number else []
+            order.add((position, number, _PART), *before, *(ends[run] for run in sources))
+        for run, event in enumerate(runs.first.tolist()):
+            node = (position, run, _ARRIVAL if event in joined else _RUN)
+            waits = [(position, int(runs.part[run]), _PART)] if runs.part[run] != ABSENT else []
+            if runs.before[run] != ABSENT:
+                waits.append(ends[int(runs.before[run])])
+            order.add(node, *waits, *(ends[source] for source in runs.sources.get(run, ())))
+            if event in joined:
+                order.add((0, joined[event], _OPERATION), node)
+    return order.sort()
+
+
+class _RankRun:
+    """One rank while it runs again.
+
+    Attributes:
+        runs: The runs of its events.
+        end_of_run: For each run when it ended.
+    """
+
+    def __init__(self, graph: RankGraph, runs: _Runs, times: RankTimes, offset_ns: int) -> None:
+        self.runs = runs
+        self._graph, self._times, self._offset_ns = graph, times, offset_ns
+        self._prepare_host()
+        self._prepare_runs()
+        self.end_of_run: list[int] = [0] * len(runs.first)
+        self._start_of_part = [0] * len(runs.parts)
+
+    def _prepare_host(self) -> None:
+        """The moments of calls since their part began."""
+        times, parts = self._times, self.runs.parts
+        self._moment_ns = np.cumsum(times.gap_ns + np.concatenate([[0], times.call_ns[:-1]]))
+        length = len(times.call_ns)
+        part_of = np.searchsorted(parts, np.arange(length), side="right") - 1
+        # A part begins at the end of the call that waited, before the gap of its first call.
+        begin_ns = self._moment_ns[np.minimum(parts, length - 1)] - times.gap_ns[np.minimum(parts, length - 1)]
+        self._part_of, self._since_ns = part_of, self._moment_ns - begin_ns[part_of]
+        last = parts[1:] - 1
+        self._waiting_end = (self._since_ns[last] + times.call_ns[last]).tolist()
+        self._return_ns = times.return_ns[last].tolist()
+
+    def _prepare_runs(self) -> None:
+        """``A`` and ``B`` of every run."""
+        graph, times, first = self._graph, self._times, self.runs.first
+        self._work_ns = times.event_ns + times.lag_ns
+        total_ns = np.cumsum(self._work_ns)
+        before_ns = total_ns - self._work_ns
+        launch = np.maximum(graph.launch, 0)
+        self._ready_ns = np.where(
+            graph.launch == ABSENT,
+            graph.start_ns + self._offset_ns,
+            self._since_ns[launch] + times.latency_ns,
+        )
+        last = np.concatenate([first[1:], [len(total_ns)]]) - 1
+        self._sum: list[int] = (total_ns[last] - before_ns[first]).tolist()
+        latest = np.maximum.reduceat(self._ready_ns - before_ns, first)
+        self._since_host: list[int] = (latest + total_ns[last]).tolist()
+        self._part: list[int] = self.runs.part.tolist()
+        self._before: list[int] = self.runs.before.tolist()
+        self._last_event: list[int] = times.event_ns[last].tolist()
+
+    def start_part(self, number: int) -> None:
+        """A part of the host's program begins: at the measured time, or when the call before it returned."""
+        if number == 0:
+            self._start_of_part[0] = int(self._graph.call_start_ns[0]) + self._offset_ns
+            return
+        own_end = self._start_of_part[number - 1] + self._waiting_end[number - 1]
+        freed = max(self.end_of_run[run] for run in self.runs.part_sources[number]) + self._return_ns[number - 1]
+        self._start_of_part[number] = max(own_end, freed)
+
+    def finish_run(self, run: int) -> None:
+        """A run of events ends."""
+        self.end_of_run[run] = self._end(run)
+
+    def arrive(self, run: int) -> int:
+        """When a rank arrives at an operation with others, which is a run of its own."""
+        return self._end(run) - self._last_event[run]
+
+    def _end(self, run: int) -> int:
+        part, before = self._part[run], self._before[run]
+        end_ns = self._since_host[run] + (self._start_of_part[part] if part != ABSENT else 0)
+        sources = self.runs.sources.get(run, ())
+        freed = [self.end_of_run[source] for source in sources]
+        if before != ABSENT:
+            freed.append(self.end_of_run[before])
+        return max(end_ns, max(freed) + self._sum[run]) if freed else end_ns
+
+    def call_starts(self) -> Int64:
+        """When each call began."""
+        return np.array(self._start_of_part, np.int64)[self._part_of] + self._since_ns
+
+    def event_ends(self) -> Int64:
+        """When each event ended: counted back from the end of a run of one event, forwards in longer ones."""
+        runs, graph = self.runs, self._graph
+        ends = np.array(self.end_of_run, np.int64)
+        starts = np.array(self._start_of_part, np.int64)
+        ready_ns = np.where(
+            graph.launch == ABSENT, self._ready_ns, starts[np.maximum(runs.part[runs.run_of], 0)] + self._ready_ns
+        )
+        result = np.empty(len(ready_ns), np.int64)
+        bounds = [*runs.first.tolist(), len(result)]
+        sizes = np.diff(bounds)
+        single = sizes == 1
+        result[runs.first[single]] = ends[single]
+        for run in np.flatnonzero(~single).tolist():
+            begin, end = bounds[run], bounds[run + 1]
+            total = np.cumsum(self._work_ns[begin:end])
+            freed = [self.end_of_run[source] for source in runs.sources.get(run, ())]
+            if self._before[run] != ABSENT:
+                freed.append(self.end_of_run[self._before[run]])
+            latest = np.maximum.accumulate(ready_ns[begin:end] - (total - self._work_ns[begin:end]))
+            if freed:
+                latest = np.maximum(latest, max(freed))
+            result[begin:end] = latest + total
+        return result

@@ -1,0 +1,79 @@
+"""The time of a step, from the ends of the device's work: it is what a step takes while the host runs ahead, too.
+
+The work of a job's marked steps lasts from the end of what was launched before them to the end of their own, on the
+rank where each is last; the time of a step is that over the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.replay.job_graph import JobGraph
+from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.errors import MissingInput
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """The marked steps of a job on the first rank's clock.
+
+    Attributes:
+        start_ns: The end of what was launched before them, on the last rank.
+        end_ns: The end of their own work, on the last rank.
+        last_rank: The position of that rank.
+        last_event: Its last event.
+        steps: How many steps they are.
+    """
+
+    start_ns: int
+    end_ns: int
+    last_rank: int
+    last_event: int
+    steps: int
+
+    @property
+    def step_ns(self) -> float:
+        """The time of one step."""
+        return (self.end_ns - self.start_ns) / self.steps
+
+
+def measured_ends(job: JobGraph) -> tuple[Int64, ...]:
+    """When each event of each rank ended, on the first rank's clock."""
+    return tuple(graph.end_ns + offset_ns for graph, offset_ns in zip(job.ranks, job.offset_ns, strict=True))
+
+
+def span_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> StepSpan:
+    """The marked steps, where events end at these times.
+
+    Raises:
+        MissingInput: No rank marked a step, or the ranks marked different ones.
+    """
+    marks = {graph.marks for graph in job.ranks}
+    if len(marks) != 1:
+        raise MissingInput("the ranks marked different steps, which one replay cannot join")
+    steps = len(marks.pop())
+    if not steps:
+        raise MissingInput("no step is marked: a replay needs ProfilerStep#N, as torch.profiler's step() marks them")
+    begins, ends, lasts = [], [], []
+    for graph, end_ns, offset_ns in zip(job.ranks, ends_ns, job.offset_ns, strict=True):
+        own = np.flatnonzero(graph.step != ABSENT)
+        if not len(own):
+            raise MissingInput("no event of the device was launched in a marked step")
+        before = _launched_before(graph)
+        begins.append(int(end_ns[before].max()) if before.any() else int(graph.start_ns[own].min() + offset_ns))
+        last = int(own[np.argmax(end_ns[own])])
+        lasts.append(last)
+        ends.append(int(end_ns[last]))
+    last_rank = int(np.argmax(ends))
+    return StepSpan(max(begins), ends[last_rank], last_rank, lasts[last_rank], steps)
+
+
+def _launched_before(graph: RankGraph) -> Bool:
+    """Which events of a rank were launched before its first marked step."""
+    first = graph.launch[graph.step != ABSENT].min()
+    return np.asarray((graph.step == ABSENT) & (graph.launch < first))

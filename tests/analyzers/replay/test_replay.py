@@ -1,0 +1,135 @@
+"""A replay gives what the definitions give one by one, and with measured durations the measured steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.analyzers.replay.critical_path import find_critical_path, shares_by_cause
+from perfscope.analyzers.replay.job_graph import JobGraph
+from perfscope.analyzers.replay.replay import Replay, measured_times
+from perfscope.analyzers.replay.steps import measured_ends, span_of_steps
+from perfscope.tables.trace import ABSENT, Work
+from tests.analyzers.replay.jobs import random_job, real_job, replay_slowly
+
+#: Every set of real traces with marked steps, and how far its replay may be from the measured step.
+REAL = {
+    "whatif/base": 0.002,
+    "whatif/no_overlap": 0.002,
+    "whatif/slow_gpu": 0.002,
+    "whatif/fsdp2": 0.002,
+    "traces/ddp4": 0.003,
+    "traces/single": 0.001,
+    "whatif/ds_pp4": 0.002,
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9))
+def test_runs_of_events_give_what_the_definitions_give(seed: int) -> None:
+    job, times = random_job(seed)
+    replayed = Replay(job).run(times)
+    event_ends, call_starts = replay_slowly(job, times)
+    assert [ends.tolist() for ends in replayed.end_ns] == event_ends
+    assert [starts.tolist() for starts in replayed.call_start_ns] == call_starts
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9))
+def test_the_critical_path_adds_up_to_the_steps(seed: int) -> None:
+    job, times = random_job(seed)
+    replayed = Replay(job).run(times)
+    span = span_of_steps(job, replayed.end_ns)
+    if span.end_ns > span.start_ns:
+        parts = find_critical_path(job, times, replayed, span)
+        assert sum(part.time_ns for part in parts) == span.end_ns - span.start_ns
+        assert all(part.time_ns > 0 for part in parts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**9), st.integers(0, 10))
+def test_a_longer_event_makes_nothing_end_earlier(seed: int, event: int) -> None:
+    job, times = random_job(seed)
+    longer_ns = times.ranks[0].event_ns.copy()
+    longer_ns[event % len(longer_ns)] += 7
+    longer = times.with_ranks([replace(times.ranks[0], event_ns=longer_ns), *times.ranks[1:]])
+    replay = Replay(job)
+    for before, after in zip(replay.run(times).end_ns, replay.run(longer).end_ns, strict=True):
+        assert (after >= before).all()
+
+
+@pytest.mark.parametrize("folder", REAL)
+def test_measured_durations_give_the_measured_step_back(folder: str) -> None:
+    job = real_job(folder)
+    replayed = Replay(job).run(measured_times(job))
+    measured = span_of_steps(job, measured_ends(job)).step_ns
+    assert span_of_steps(job, replayed.end_ns).step_ns == pytest.approx(measured, rel=REAL[folder])
+
+
+@pytest.mark.parametrize("folder", REAL)
+def test_every_event_ends_near_its_measured_end(folder: str) -> None:
+    """Not only the last one: the median event of each rank is less than half a millisecond from its measured end."""
+    job = real_job(folder)
+    replayed = Replay(job).run(measured_times(job))
+    for graph, ends, measured in zip(job.ranks, replayed.end_ns, measured_ends(job), strict=True):
+        launched = graph.launch != ABSENT
+        assert np.median(np.abs(ends[launched] - measured[launched])) < 500_000
+
+
+def test_an_operation_ends_at_once_on_all_ranks() -> None:
+    job = real_job("whatif/base")
+    replayed = Replay(job).run(measured_times(job))
+    assert len(job.operations) > 50
+    for operation in job.operations:
+        assert len({int(replayed.end_ns[rank][event]) for rank, event in operation.members}) == 1
+
+
+def test_a_job_without_a_launch_that_takes_time_is_bound_by_its_device() -> None:
+    job = real_job("whatif/base")
+    times = measured_times(job)
+    idle_host = [
+        replace(rank, gap_ns=np.zeros_like(rank.gap_ns), call_ns=np.zeros_like(rank.call_ns)) for rank in times.ranks
+    ]
+    replayed = Replay(job).run(times.with_ranks(idle_host))
+    span = span_of_steps(job, replayed.end_ns)
+    graph = job.ranks[span.last_rank]
+    rows = (graph.step != ABSENT) & (graph.work != Work.COMMUNICATION) & (graph.stream == 7)
+    busy_ns = graph.duration_ns[rows].sum()
+    assert span.end_ns - span.start_ns >= busy_ns
+
+
+def test_the_critical_path_names_what_a_job_is_bound_by() -> None:
+    for folder, cause in (("whatif/base", "compute"), ("whatif/fsdp2", "host")):
+        job = real_job(folder)
+        times = measured_times(job)
+        replayed = Replay(job).run(times)
+        shares = shares_by_cause(find_critical_path(job, times, replayed, span_of_steps(job, replayed.end_ns)))
+        assert next(iter(shares)) == cause
+
+
+def test_the_path_of_a_straggler_runs_through_the_straggler() -> None:
+    job = real_job("whatif/slow_gpu")
+    times = measured_times(job)
+    replayed = Replay(job).run(times)
+    parts = find_critical_path(job, times, replayed, span_of_steps(job, replayed.end_ns))
+    by_rank = [sum(part.time_ns for part in parts if part.rank == rank) for rank in (0, 1)]
+    assert by_rank[1] > 20 * by_rank[0]
+
+
+def test_operations_that_wait_for_each_other_in_a_circle_are_refused() -> None:
+    job, _ = random_job(3)
+    for seed in range(3, 200):
+        job, _ = random_job(seed)
+        if len(job.operations) >= 2 and len(job.ranks) >= 2:
+            break
+    first, second, *others = job.operations
+    crossed = (
+        replace(first, members=(first.members[0], second.members[1], *first.members[2:])),
+        replace(second, members=(second.members[0], first.members[1], *second.members[2:])),
+    )
+    with pytest.raises(ValueError, match="circle"):
+        Replay(JobGraph(job.ranks, job.offset_ns, (*crossed, *others), ()))
