@@ -39,6 +39,7 @@ COMMANDS = (
     "profile",
     "collect",
     "analyze",
+    "whatif",
     "tflops",
     "logs",
     "scaling",

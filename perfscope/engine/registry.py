@@ -62,6 +62,7 @@ class Analyzer:
         needs: The events that it needs of a trace; other tables may be empty.
         needs_without_device: The events that it needs besides, of a trace without device events.
         partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
+        is_default: Whether it runs where no analyzer is named; one with large partials runs only where it is named.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Analyzer:
     needs: Events = BASIC_EVENTS
     needs_without_device: Events = NO_EVENTS
     partials_of: str | None = None
+    is_default: bool = True
 
     @property
     def measured_by(self) -> str:
@@ -149,6 +151,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
+    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, is_default=False),
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (

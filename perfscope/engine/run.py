@@ -187,7 +187,7 @@ def _choose(only: frozenset[str]) -> list[Analyzer]:
     if unknown:
         names = ", ".join(analyzer.name for analyzer in analyzers())
         raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"analyzers: {names}")
-    return [analyzer for analyzer in analyzers() if not only or analyzer.name in only]
+    return [analyzer for analyzer in analyzers() if (analyzer.name in only if only else analyzer.is_default)]
 
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:

@@ -1,0 +1,262 @@
+"""What would make a step faster: the execution graph of a profiled step over all ranks, run again with changes.
+
+First the graph is run with the durations that were measured; how far that is from the measured step is the error of
+the method on this job, and is printed with every answer. Then each scenario changes durations and runs it again. A
+second table says what the steps waited for: the critical path through ranks, threads and streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.replay.contention import Contention, measure_contention
+from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
+from perfscope.analyzers.replay.job_graph import join_ranks
+from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
+from perfscope.analyzers.replay.replay import Replay, measured_times
+from perfscope.analyzers.replay.scenarios import Measured, Scenario, offered_scenarios, parse_scenario
+from perfscope.analyzers.replay.steps import StepSpan, measured_ends, span_of_steps
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.errors import MissingInput
+from perfscope.report import Cell, Column, Json, Section, percent, percent_of
+from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import Trace, distinct
+
+_MOST_OFFERED = 10
+_MOST_PATH_ROWS = 12
+_LARGEST_ERROR = 0.02
+#: What saves less than this share of a step is not offered.
+_LEAST_SAVED = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The answer of one scenario.
+
+    Attributes:
+        name: The scenario as it is written.
+        title: What it means.
+        step_ns: The time of a step.
+        saved_ns: What is saved of the replayed step.
+        uncertain_ns: How far the answer may be off: the error of the replay of the measured step.
+        assumptions: What it rests on.
+    """
+
+    name: str
+    title: str
+    step_ns: float
+    saved_ns: float
+    uncertain_ns: float
+    assumptions: tuple[str, ...]
+
+    def data(self, replayed_ns: float) -> dict[str, Json]:
+        """One entry of ``scenarios`` in JSON."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "step_us": self.step_ns / NS_PER_US,
+            "saved_us": self.saved_ns / NS_PER_US,
+            "interval_us": [
+                (self.step_ns - self.uncertain_ns) / NS_PER_US,
+                (self.step_ns + self.uncertain_ns) / NS_PER_US,
+            ],
+            "change": -self.saved_ns / replayed_ns,
+            "assumptions": list(self.assumptions),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The answers for one job.
+
+    Attributes:
+        measured: The steps as measured.
+        replayed: The steps of the replay.
+        outlooks: The scenarios, those that save most first.
+        path: The critical path of the replay.
+        contention: What communication costs the kernels beside it.
+        refused: Scenarios that the traces cannot answer, and why.
+        notes: What could not be joined.
+    """
+
+    measured: StepSpan
+    replayed: StepSpan
+    outlooks: tuple[Outlook, ...]
+    path: tuple[PathPart, ...]
+    contention: tuple[Contention, ...]
+    refused: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """How far the replay of the measured durations is from the measured step, as a share of it."""
+        return self.replayed.step_ns / self.measured.step_ns - 1
+
+    def data(self) -> Json:
+        """``results.whatif`` in JSON, and what ``perfscope whatif`` gives."""
+        return {
+            "measured_step_us": self.measured.step_ns / NS_PER_US,
+            "replayed_step_us": self.replayed.step_ns / NS_PER_US,
+            "replay_error": self.error,
+            "steps": self.measured.steps,
+            "scenarios": [outlook.data(self.replayed.step_ns) for outlook in self.outlooks],
+            "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
+            "critical_path": [part.data(self.replayed.steps) for part in self.path],
+            "contention": [item.data() for item in self.contention],
+            "notes": list(self.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """The tables for people."""
+        return (self._scenario_section(), self._path_section(), *self._contention_sections())
+
+    def _scenario_section(self) -> Section:
+        columns = (
+            Column("Scenario"),
+            Column("Step (ms)", 2),
+            Column("Saved (ms)", 2),
+            Column("Change (%)"),
+            Column("Meaning"),
+        )
+        measured = self.measured.step_ns
+        rows: list[tuple[Cell, ...]] = [
+            ("as measured", measured / NS_PER_MS, None, None, f"{self.measured.steps} marked steps")
+        ]
+        rows += [
+            (
+                outlook.name,
+                outlook.step_ns / NS_PER_MS,
+                outlook.saved_ns / NS_PER_MS,
+                percent(-outlook.saved_ns / self.replayed.step_ns),
+                outlook.title,
+            )
+            for outlook in self.outlooks
+        ]
+        notes = [f"The replay of the measured durations is {self.error:+.2%} from the measured step."]
+        if abs(self.error) > _LARGEST_ERROR:
+            notes.append("That is too far for what saves less: the graph misses something that this job waited for.")
+        notes += self._list_assumptions()
+        notes += [f"`{name}` is not answered: {reason}." for name, reason in self.refused]
+        notes += self.notes
+        return Section("What would make a step faster", columns, tuple(rows), tuple(notes))
+
+    def _list_assumptions(self) -> list[str]:
+        """Each assumption once, with the scenarios that rest on it."""
+        names: dict[str, list[str]] = {}
+        for outlook in self.outlooks:
+            for assumption in outlook.assumptions:
+                names.setdefault(assumption, []).append(f"`{outlook.name}`")
+        return [f"{', '.join(scenarios)}: {assumption}" for assumption, scenarios in names.items()]
+
+    def _path_section(self) -> Section:
+        columns = (Column("Rank"), Column("Cause"), Column("Name"), Column("Of a step (ms)", 3), Column("Share (%)"))
+        total = self.replayed.end_ns - self.replayed.start_ns
+        rows = tuple(
+            (
+                part.rank,
+                part.cause,
+                short_name(part.name),
+                part.time_ns / self.replayed.steps / NS_PER_MS,
+                percent_of(part.time_ns, total),
+            )
+            for part in self.path[:_MOST_PATH_ROWS]
+        )
+        causes = ", ".join(
+            f"{cause} {percent_of(time_ns, total):.1f} %" for cause, time_ns in shares_by_cause(self.path).items()
+        )
+        notes = [f"The critical path adds up to the step: {causes}."]
+        if len(self.path) > len(rows):
+            notes.append(f"{len(self.path) - len(rows)} more rows are in --format json.")
+        return Section("Critical path", columns, rows, tuple(notes))
+
+    def _contention_sections(self) -> tuple[Section, ...]:
+        overlapped = [item for item in self.contention if item.overlapped_ns]
+        if not overlapped:
+            return ()
+        columns = (
+            Column("Kernels"),
+            Column("Slowed by communication (%)"),
+            Column("Beside communication (ms)", 2),
+            Column("Compared kernels"),
+        )
+        rows = tuple(
+            (item.kernels, percent(item.slowdown), item.overlapped_ns / NS_PER_MS, item.compared) for item in overlapped
+        )
+        notes = ("Against the same kernel with the same neighbours where no communication ran beside it.",)
+        return (Section("Contention", columns, rows, notes),)
+
+
+def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
+    """The execution graph of each device of a trace."""
+    graphs = [build_rank_graph(trace, device) for device in distinct(trace.device.device)]
+    return tuple(graph for graph in graphs if graph is not None) or None
+
+
+def analyze(partials: Sequence[tuple[RankGraph, ...]]) -> WhatIf:
+    """Replay a job with the scenarios that make sense for it.
+
+    Raises:
+        MissingInput: No step is marked, or the ranks marked different ones.
+    """
+    return answer(partials, ())
+
+
+def answer(partials: Sequence[tuple[RankGraph, ...]], scenarios: Sequence[str]) -> WhatIf:
+    """Replay a job with scenarios, or with those that save most where none is named.
+
+    Raises:
+        MissingInput: No step is marked, or the ranks marked different ones.
+        UsageError: A scenario does not exist, or names nothing.
+    """
+    graphs = [graph for partial in partials for graph in partial]
+    if not graphs:
+        raise MissingInput("no trace joins events of the device with their launches")
+    job = join_ranks(graphs)
+    replay, times = Replay(job), measured_times(job)
+    measured = span_of_steps(job, measured_ends(job))
+    base = replay.run(times)
+    replayed = span_of_steps(job, base.end_ns)
+    start = Measured(job, times, measure_contention(job.ranks))
+    chosen = [parse_scenario(text) for text in scenarios] or offered_scenarios(job)
+    outlooks: list[Outlook] = []
+    refused: list[tuple[str, str]] = []
+    uncertain_ns = abs(replayed.step_ns - measured.step_ns)
+    for scenario, value in chosen:
+        try:
+            outlooks.append(_try(replay, start, scenario, value, replayed, uncertain_ns))
+        except MissingInput as missing:
+            refused.append((_written(scenario, value), missing.problem))
+    outlooks.sort(key=lambda outlook: -outlook.saved_ns)
+    if not scenarios:
+        saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * replayed.step_ns]
+        outlooks, refused = saving[:_MOST_OFFERED], []
+    return WhatIf(
+        measured=measured,
+        replayed=replayed,
+        outlooks=tuple(outlooks),
+        path=find_critical_path(job, times, base, replayed),
+        contention=start.contention,
+        refused=tuple(refused),
+        notes=job.notes,
+    )
+
+
+def _try(
+    replay: Replay, start: Measured, scenario: Scenario, value: str, replayed: StepSpan, uncertain_ns: float
+) -> Outlook:
+    changed = scenario.change(start, value)
+    span = span_of_steps(start.job, replay.run(changed.times).end_ns)
+    step_ns = max(span.step_ns, changed.least_ns / span.steps)
+    return Outlook(
+        name=_written(scenario, value),
+        title=scenario.title,
+        step_ns=step_ns,
+        saved_ns=replayed.step_ns - step_ns,
+        uncertain_ns=uncertain_ns,
+        assumptions=changed.assumptions,
+    )
+
+
+def _written(scenario: Scenario, value: str) -> str:
+    return f"{scenario.name}={value}" if value else scenario.name

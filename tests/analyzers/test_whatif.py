@@ -1,0 +1,163 @@
+"""Scenarios against trainings in which the change was really made, and what cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.replay.contention import measure_contention
+from perfscope.analyzers.whatif import WhatIf, answer, measure
+from perfscope.errors import MissingInput, UsageError
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import BASIC_EVENTS, Trace
+from tests.analyzers.replay.jobs import FIXTURES, real_job, truth_ms
+
+NS_PER_MS = 1e6
+#: The step of `whatif/base` without any communication, on the same machine.
+BASE_WITHOUT_COMMUNICATION_MS = 48.2
+
+
+def traces_of(folder: str, *ranks: int) -> list[Trace]:
+    paths = sorted((FIXTURES / folder).glob("*.json.gz"))
+    return [read_trace(path, BASIC_EVENTS) for number, path in enumerate(paths) if not ranks or number in ranks]
+
+
+def ask(folder: str, *scenarios: str, ranks: tuple[int, ...] = ()) -> WhatIf:
+    partials = [measure(trace) for trace in traces_of(folder, *ranks)]
+    return answer([partial for partial in partials if partial], scenarios)
+
+
+def step_ms(folder: str, scenario: str) -> float:
+    (outlook,) = ask(folder, scenario).outlooks
+    return outlook.step_ns / NS_PER_MS
+
+
+@pytest.mark.parametrize(
+    ("folder", "scenario", "truth", "error"),
+    [
+        ("whatif/base", "communication-free", BASE_WITHOUT_COMMUNICATION_MS, 0.03),
+        ("whatif/no_overlap", "communication-free", BASE_WITHOUT_COMMUNICATION_MS, 0.03),
+        ("whatif/no_overlap", "perfect-overlap", truth_ms("whatif/base"), 0.065),
+        ("whatif/slow_gpu", "no-stragglers", truth_ms("whatif/base"), 0.03),
+        ("whatif/slow_gpu", "median-device=1", truth_ms("whatif/base"), 0.05),
+    ],
+)
+def test_a_change_saves_what_it_saved_where_it_was_made(folder: str, scenario: str, truth: float, error: float) -> None:
+    assert step_ms(folder, scenario) == pytest.approx(truth, rel=error)
+
+
+@pytest.mark.parametrize("folder", ["whatif/base", "whatif/fsdp2", "whatif/ds_pp4"])
+def test_every_offered_scenario_saves_time_and_keeps_the_parts_together(folder: str) -> None:
+    result = ask(folder)
+    saved = [outlook.saved_ns for outlook in result.outlooks]
+    assert saved == sorted(saved, reverse=True)
+    assert all(value > 0 for value in saved)
+    assert abs(result.error) < 0.002
+    document = json.loads(json.dumps(result.data()))
+    path_us = sum(part["us"] for part in document["critical_path"])
+    assert path_us == pytest.approx(document["replayed_step_us"], rel=1e-9)
+    for scenario in document["scenarios"]:
+        assert scenario["step_us"] + scenario["saved_us"] == pytest.approx(document["replayed_step_us"], rel=1e-12)
+        assert scenario["interval_us"][0] <= scenario["step_us"] <= scenario["interval_us"][1]
+
+
+def test_a_scenario_changes_nothing_that_it_does_not_name() -> None:
+    """Where nothing waits for data, and where a rank is as fast as the other, nothing is saved."""
+    assert ask("whatif/base", "median-host=0").outlooks[0].saved_ns >= 0
+    result = ask("whatif/base", "data-loading-free")
+    assert result.outlooks == ()
+    assert result.refused == (("data-loading-free", "the traces contain no `enumerate(DataLoader)`"),)
+
+
+def test_twice_as_fast_kernels_save_at_most_half_of_their_time() -> None:
+    result = ask("whatif/base", "faster-kernel=nvjet:2")
+    products_ms = sum(
+        graph.duration_ns[row] / NS_PER_MS
+        for graph in real_job("whatif/base").ranks[:1]
+        for row in range(len(graph.name))
+        if "nvjet" in graph.names[graph.name[row]] and graph.step[row] >= 0
+    )
+    saved_ms = result.outlooks[0].saved_ns / NS_PER_MS
+    assert 0.8 * products_ms / 4 < saved_ms <= products_ms / 4 * 1.02  # two steps, half of the time each
+
+
+def test_faster_communication_lies_between_measured_and_free() -> None:
+    free = step_ms("whatif/no_overlap", "communication-free")
+    twice = step_ms("whatif/no_overlap", "faster-communication=2")
+    measured = ask("whatif/no_overlap", "launch-free").measured.step_ns / NS_PER_MS
+    assert free < twice < measured
+
+
+def test_free_launches_help_where_the_host_is_the_limit_and_only_there() -> None:
+    bound_by_host, bound_by_device = ask("whatif/fsdp2", "launch-free"), ask("whatif/base", "launch-free")
+    assert bound_by_host.outlooks[0].saved_ns > 0.2 * bound_by_host.measured.step_ns
+    assert bound_by_device.outlooks[0].saved_ns < 0.005 * bound_by_device.measured.step_ns
+
+
+def test_a_receiver_still_needs_what_is_sent_where_communication_is_free() -> None:
+    """In a pipeline of four stages free transfers leave the bubble: a step keeps most of its time."""
+    result = ask("whatif/ds_pp4", "communication-free")
+    assert result.outlooks[0].step_ns > 0.9 * result.measured.step_ns
+
+
+def test_communication_slows_the_kernels_beside_it_and_nothing_where_there_is_none() -> None:
+    by_name = {item.kernels: item for item in measure_contention(real_job("whatif/fsdp2").ranks)}
+    products = by_name["matrix products"]
+    assert products.slowdown is not None
+    assert 0.15 < products.slowdown < 0.9
+    for item in measure_contention(real_job("whatif/no_overlap").ranks):
+        assert (item.slowdown, item.overlapped_ns, item.compared) == (None, 0, 0)
+
+
+def test_stages_of_a_pipeline_are_not_compared() -> None:
+    (refusal,) = ask("whatif/ds_pp4", "no-stragglers").refused
+    assert "do different work" in refusal[1]
+
+
+def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> None:
+    result = ask("whatif/base", "communication-free", ranks=(0,))
+    assert any("Only one rank's trace" in note for note in result.notes)
+    assert abs(result.error) < 0.002
+    assert ask("whatif/base", "no-stragglers", ranks=(0,)).refused[0][1].startswith("the traces of one rank")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "problem"),
+    [
+        ("faster", "there is no scenario 'faster'"),
+        ("faster-kernel=nothing-like-it:2", "names no kernel"),
+        ("faster-kernel=nvjet:0", "must be a positive number"),
+        ("faster-kernel=nvjet:-1", "must be a positive number"),
+        ("faster-communication=x", "must be a positive number"),
+        ("faster-communication", "needs a value"),
+        ("launch-free=3", "takes no value"),
+        ("median-device=7", "is no rank of the traces"),
+        ("communication-free=EP", "no communication of 'EP'"),
+    ],
+)
+def test_a_scenario_that_names_nothing_is_refused(scenario: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        ask("whatif/base", scenario)
+
+
+def test_traces_without_steps_are_refused() -> None:
+    (trace,) = traces_of("whatif/base", 0)
+    unmarked = replace(trace, annotations=trace.annotations.take(trace.annotations.start_ns < 0))
+    partial = measure(unmarked)
+    assert partial is not None
+    with pytest.raises(MissingInput, match="no step is marked"):
+        answer([partial], ())
+
+
+def test_ranks_that_marked_different_steps_are_refused() -> None:
+    first, second = traces_of("whatif/base", 0)[0], traces_of("traces/ddp4", 1)[0]
+    partials = [partial for trace in (first, second) if (partial := measure(trace))]
+    with pytest.raises(MissingInput, match="different steps"):
+        answer(partials, ())
+
+
+def test_a_trace_without_launches_gives_nothing() -> None:
+    (trace,) = traces_of("whatif/base", 0)
+    assert measure(replace(trace, calls=trace.calls.take(trace.calls.start_ns < 0))) is None
