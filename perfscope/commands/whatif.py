@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -32,19 +33,19 @@ def whatif(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
-    _, partials, damage = measure_with("whatif", tuple, paths)
-    result = answer(partials, scenario or ())
-    report = to_report(result, tuple(damage))
+    measured = measure_with("whatif", tuple, paths)
+    windows = (*measured.windows.describe(), *measured.windows.notes)
+    report = to_report(answer(measured.partials, scenario or ()), tuple(measured.damage), windows)
     return Outcome(
         report,
         format,
-        notes=tuple(f"warning: {line}" for line in damage),
-        exit_code=ExitCode.DAMAGED_INPUT if damage else ExitCode.OK,
+        notes=tuple(f"warning: {line}" for line in report.warnings),
+        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
 
 
-def to_report(result: WhatIf, damage: tuple[str, ...]) -> Report:
-    """Write the answer as the neutral document."""
+def to_report(result: WhatIf, damage: tuple[str, ...], windows: tuple[str, ...]) -> Report:
+    """Write the answer as the neutral document; ``windows`` says which windows its times are of."""
     data = result.data()
     assert isinstance(data, dict)
     best = result.outlooks[0] if result.outlooks and result.outlooks[0].saved_ns > 0 else None
@@ -52,4 +53,6 @@ def to_report(result: WhatIf, damage: tuple[str, ...]) -> Report:
     if best:
         share = best.saved_ns / result.replayed.step_ns
         title = f"{share:.1%} of a step is what `{best.name}` would save: {best.title}"
-    return Report(title, {"schema": SCHEMA, **data}, result.sections(), damage)
+    first, *following = result.sections()
+    sections = (replace(first, notes=(*first.notes, *windows)), *following)
+    return Report(title, {"schema": SCHEMA, **data}, sections, damage)
