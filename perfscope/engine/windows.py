@@ -101,7 +101,6 @@ class _Process:
     rank: int | None
     operators: list[_Window] = field(default_factory=list)
     light: list[_Window] = field(default_factory=list)
-
     is_stated: bool = True
 
     def files(self) -> list[TraceFiles]:
