@@ -138,7 +138,9 @@ STARTS = {
         steps=None,
     ),
     "an excepthook": Case(f"{SCRIPT}sys.excepthook = lambda *a: print(a[0]); raise ValueError(1)'"),
-    "atexit": Case("$P python -c 'import atexit, train; atexit.register(print, 1); train.train(); atexit._clear()'"),
+    "atexit": Case(
+        "$P python -c 'import atexit, train; atexit.register(print, 1); train.train(); atexit._clear()'", None
+    ),
     "a handler": Case(f"{SCRIPT}signal.signal(15, lambda *a: print(a[0])); os.kill(os.getpid(), 15)'"),
     "asyncio": Case("$P python -c 'import asyncio, train\nasync def f(): train.train()\nasyncio.run(f())'"),
     "runpy": Case('$P python -c \'import runpy; runpy.run_path("train.py", run_name="__main__")\''),
