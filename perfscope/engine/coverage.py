@@ -14,12 +14,16 @@ from itertools import pairwise
 
 import numpy as np
 
+from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, join
 
 _MOST_LISTED = 8
 #: Above this share of launches without a kernel the profiler has lost device events.
 MOST_LOST_FRACTION = 0.01
-_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel|^(?:cuda|hip)(?:Memcpy|Memset)\w*Async")
+#: Copies and fills are not counted: those of nothing, and fills inside a graph, have no event in sound traces.
+_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel")
+_CAPTURE_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
+_CAPTURE_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,11 @@ class TraceSummary:
         rank: Its rank; absent where nothing states it.
         world_size: Ranks of the job; absent where nothing states it.
         device_events: How many things ran on devices.
-        launches: How many calls launched something on a device.
+        launches: How many calls launched a kernel on a device; what a capture of a graph recorded was not launched.
         launches_without_event: How many of them have no device event.
         first_ns, last_ns: The time that it covers, on the wall clock; both 0 where it covers none.
+        is_of_device: Whether it names GPUs or calls that only a run on a GPU makes.
+        is_cut: Whether it is cut off, or damaged otherwise.
     """
 
     path: str
@@ -44,11 +50,13 @@ class TraceSummary:
     launches_without_event: int
     first_ns: int
     last_ns: int
+    is_of_device: bool = False
+    is_cut: bool = False
 
 
 def summarize(trace: Trace) -> TraceSummary:
     """Summarize one trace."""
-    launches = np.array([bool(_LAUNCHES.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
+    launches = _are_calls(trace, _LAUNCHES) & ~_in_capture(trace)
     correlation = trace.calls.correlation
     has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
     tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
@@ -61,7 +69,30 @@ def summarize(trace: Trace) -> TraceSummary:
         launches_without_event=int((launches & ~has_event).sum()),
         first_ns=min((trace.base_ns + int(table.start_ns[0]) for table in tables), default=0),
         last_ns=max((trace.base_ns + int(table.start_ns[-1]) for table in tables), default=0),
+        is_of_device=bool(trace.devices) or bool(launches.any()),
+        is_cut=bool(trace.damage),
     )
+
+
+def _are_calls(trace: Trace, pattern: re.Pattern[str]) -> Bool:
+    """Which calls have a name that the pattern finds."""
+    return np.array([bool(pattern.search(name)) for name in trace.names], np.bool_)[trace.calls.name]
+
+
+def _in_capture(trace: Trace) -> Bool:
+    """Which calls a thread made while it recorded a graph: they run when the graph is launched, and not before."""
+    begins, ends = _are_calls(trace, _CAPTURE_BEGINS), _are_calls(trace, _CAPTURE_ENDS)
+    inside = np.zeros(len(begins), np.bool_)
+    if not begins.any() and not ends.any():
+        return inside
+    calls = trace.calls
+    for process, thread in sorted(set(zip(calls.process[begins | ends], calls.thread[begins | ends], strict=True))):
+        rows = np.flatnonzero((calls.process == process) & (calls.thread == thread))
+        change = begins[rows].astype(np.int64) - ends[rows]
+        depth = np.cumsum(change)
+        # A capture that began before the trace did.
+        inside[rows] = depth - min(0, int(depth.min())) > 0
+    return inside
 
 
 def find_problems(summaries: Sequence[TraceSummary]) -> list[str]:
@@ -114,14 +145,23 @@ def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
     """Launches whose kernels the profiler lost, which is what happens when two profilers want the same GPU."""
     cause = "another profiler (DCGM, Nsight, a second torch.profiler) may hold the GPU's counters"
     problems = []
-    blind = [summary for summary in summaries if summary.launches and not summary.device_events]
+    cut = [summary for summary in summaries if summary.is_of_device and summary.is_cut and not summary.device_events]
+    if cut:
+        problems.append(
+            f"{len(cut)} traces of a GPU are cut off or damaged before their GPU events: {_enumerate(_names(cut))}"
+        )
+    blind = [
+        summary
+        for summary in summaries
+        if summary.launches and summary.launches_without_event and not summary.device_events and not summary.is_cut
+    ]
     if blind:
         problems.append(
             f"{len(blind)} traces contain launches but none of their kernels: {_enumerate(_names(blind))}; {cause}"
         )
     for summary in summaries:
         lost = summary.launches_without_event
-        if summary.device_events and lost > MOST_LOST_FRACTION * summary.launches:
+        if summary.device_events and not summary.is_cut and lost > MOST_LOST_FRACTION * summary.launches:
             (name,) = _names([summary])
             problems.append(f"{name}: {lost} of {summary.launches} launches have no GPU event; {cause}")
     return problems
