@@ -30,10 +30,13 @@ _COMMUNICATION = (
     r"(?:one|two)[sS]hotAll[rR]educe",
     r"lamport",
     # DeepEP; its layout kernel computes
-    r"deep_ep::(?:intranode|internode|internode_ll)::(?:cached_notify_)?(?:notify_)?(?:dispatch|combine|cached_notify)",
+    r"(?:deep_ep|dpsk::ep)::(?:legacy::)?(?:intranode|internode|internode_ll)::(?:cached_notify_)?(?:notify_)?"
+    r"(?:dispatch|combine|cached_notify)",
     r"\bnvshmem(?:i|x)?_|\bnvshmem(?:i|x)?[A-Z]|\brocshmem",
     r"userbuffers_fp16_sum_inplace|kuserbuffers_(?:push|pull)(?:send|recv)",
 )
+#: Kernels with which ROCm copies and fills.
+_IS_COPY = re.compile(r"^__amd_rocclr_(?:fill|copy)(?:Buffer|Image)\w*")
 _FUSED = (
     r"flux::\w*(?:gemm_rs|ag_gemm|all_gather_gemm|gemm_reduce_scatter)",
     r"all_?gather_(?:gemm|matmul)|(?:gemm|matmul)_(?:reduce_?scatter|all_?reduce)",
@@ -58,7 +61,7 @@ def classify(name: str) -> Work:
         return Work.COMMUNICATION
     if _IS_FUSED.search(name):
         return Work.FUSED
-    return Work.COMPUTE
+    return Work.COPY if _IS_COPY.search(name) else Work.COMPUTE
 
 
 def looks_like_communication(name: str) -> bool:

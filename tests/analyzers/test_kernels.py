@@ -31,6 +31,8 @@ COMMUNICATION = [
     "void deep_ep::internode_ll::dispatch<true, false, 3, 10, 7168>(void*)",
     "void deep_ep::intranode::combine<__nv_bfloat16, 8>(__nv_bfloat16*)",
     "void deep_ep::internode::notify_dispatch<false, 8>(int const*)",
+    "void dpsk::ep::internode::dispatch<false, 8, false>(int4*, float*)",
+    "void dpsk::ep::internode_ll::combine<9, 4096, 9>(void*)",
     "nvshmemi_transfer_rma_p",
     "void nvshmemx_putmem_nbi_kernel()",
     "userbuffers_fp16_sum_inplace_gpu_rw<2>",
@@ -188,3 +190,8 @@ def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> Non
     assert find_marks((name,)) or "SendRecv" in name
     assert pipeline_bubble.PIPELINE_NAMES.search(name)
     assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+
+
+@pytest.mark.parametrize("name", ["__amd_rocclr_fillBufferAligned", "__amd_rocclr_copyBuffer"])
+def test_kernels_with_which_rocm_copies_are_copies(name: str) -> None:
+    assert classify(name) == Work.COPY
