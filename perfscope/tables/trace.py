@@ -251,9 +251,14 @@ class Trace:
     def launch(self) -> Int64:
         """For each device event the row of ``calls`` that launched it, or ABSENT.
 
-        Where calls share a correlation, the first one counts.
+        Where calls share a correlation, the first one counts. Several processes in one file count alike: there a
+        stream's events belong to the process whose calls come before most of them, at the shortest distance.
         """
-        return join(self.device.correlation, self.calls.correlation)
+        calls, device = self.calls, self.device
+        processes = distinct(calls.process[calls.correlation != ABSENT])
+        if len(processes) > 1:
+            return _join_by_process(device, calls, processes)
+        return join(device.correlation, calls.correlation)
 
     @cached_property
     def process(self) -> int:
@@ -284,7 +289,17 @@ class Trace:
         """
         launch = self.launch
         launched_ns = self.calls.start_ns[launch] if len(self.calls) else np.zeros(len(launch), np.int64)
-        return np.where(launch == ABSENT, ABSENT, span_at(self.steps, launched_ns))
+        steps = self.steps
+        step = np.where(launch == ABSENT, ABSENT, span_at(steps, launched_ns))
+        processes = distinct(steps.process)
+        if len(processes) > 1 and len(self.calls):
+            of_launch = self.calls.process[launch]
+            for process in processes:
+                rows = np.flatnonzero(steps.process == process)
+                mine = (launch != ABSENT) & (of_launch == process)
+                within = span_at(steps.take(rows), launched_ns[mine])
+                step[mine] = np.where(within == ABSENT, ABSENT, rows[within])
+        return step
 
 
 def join(keys: Int64, table: Int64) -> Int64:
@@ -295,6 +310,28 @@ def join(keys: Int64, table: Int64) -> Int64:
     ordered = table[order]
     index = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
     return np.where((ordered[index] == keys) & (keys != ABSENT), order[index], ABSENT)
+
+
+def _join_by_process(device: DeviceEvents, calls: HostSpans, processes: list[int]) -> Int64:
+    """For each device event the call that launched it, where the calls of several processes share correlations."""
+    candidates = np.stack([_join_within(device.correlation, calls, process) for process in processes])
+    latency_ns = device.start_ns - calls.start_ns[candidates]
+    is_before = (candidates != ABSENT) & (latency_ns >= 0)
+    launch = np.full(len(device), ABSENT, np.int64)
+    for gpu in distinct(device.device):
+        for stream in distinct(device.stream[device.device == gpu]):
+            rows = np.flatnonzero((device.device == gpu) & (device.stream == stream))
+            before = is_before[:, rows]
+            total_ns = np.where(before, latency_ns[:, rows], 0).sum(axis=1)
+            best = min(range(len(processes)), key=lambda row: (-int(before[row].sum()), int(total_ns[row])))
+            launch[rows] = candidates[best, rows]
+    return launch
+
+
+def _join_within(keys: Int64, calls: HostSpans, process: int) -> Int64:
+    rows = np.flatnonzero(calls.process == process)
+    within = join(keys, calls.correlation[rows])
+    return np.where(within == ABSENT, ABSENT, rows[within])
 
 
 def joined(*tables: HostSpans) -> HostSpans:
