@@ -278,10 +278,20 @@ def _integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
     """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
     try:
         return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
-    except (TypeError, OverflowError):
-        values = [getattr(record, name) for record in records]
-        fitting = [value is not None and abs(value) < 1 << 63 for value in values]
-        return np.array([value if fits else ABSENT for value, fits in zip(values, fitting, strict=True)], np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_fitting(getattr(record, name)) for record in records], np.int64)
+
+
+def _fitting(value: int | str | None) -> int:
+    """A value as an integer of a column; ABSENT where it is none, or too large. ROCm writes streams as ``0x0``."""
+    try:
+        if isinstance(value, str):
+            number = int(value, 16 if value.startswith("0x") else 10)
+        else:
+            number = ABSENT if value is None else value
+    except ValueError:
+        return ABSENT
+    return number if abs(number) < 1 << 63 else ABSENT
 
 
 def _arguments(events: Sequence[AnyEvent], default: _Arguments) -> list[_Arguments]:

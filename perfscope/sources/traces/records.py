@@ -47,7 +47,7 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
 
     external_id: int | None = ABSENT
     device: int | None = ABSENT
-    stream: int | None = ABSENT
+    stream: int | str | None = ABSENT  # ROCm writes the address of some
     correlation: int | None = ABSENT
     bytes: int | None = ABSENT
     operation: str | None = None
