@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,12 @@ def environment() -> dict[str, str]:
 
 def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> Ended:
     """Run a command to its end, with a session of its own."""
+    words = [str(word) for word in command]
+    settings = {**environment(), **variables}
     with subprocess.Popen(
-        [str(word) for word in command],
+        words,
         cwd=cwd,
-        env={**environment(), **variables},
+        env=settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -63,7 +66,18 @@ def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> Ended:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # a launcher's ranks too: nothing outlives its test
             raise
+        finally:
+            _free_shared_memory(words, settings)
     return Ended(process.returncode, stdout, stderr)
+
+
+def _free_shared_memory(words: Sequence[str], settings: Mapping[str, str]) -> None:
+    """Remove what DeepSpeed's ranks leave in /dev/shm: 66 MiB each, which a hundred launches fill."""
+    ports = {settings["MASTER_PORT"]}
+    ports.update(after for word, after in pairwise(words) if word == "--master_port")
+    for port in ports:
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            buffer.unlink(missing_ok=True)
 
 
 def perfscope(*words: str | Path, cwd: Path, **variables: str) -> Ended:
