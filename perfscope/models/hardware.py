@@ -10,13 +10,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from perfscope.constants import GB
 from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
+_FILE = Path(__file__).with_name("hardware.toml")
 _ENTRY = "[[gpu]]"
 _SAME_PEAK = 0.01
 _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
@@ -107,7 +108,7 @@ class _Entry(TypedDict):
 
 @cache
 def _text() -> str:
-    return files("perfscope.models").joinpath("hardware.toml").read_text("utf-8")
+    return _FILE.read_text("utf-8")
 
 
 @cache
