@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.models.hardware import Gpu
 from perfscope.report import Json
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
-from perfscope.tables.model import Model
+
+if TYPE_CHECKING:
+    from perfscope.tables.model import Model
 
 HOW_TO_TELL = "State it with --precision, or the peak itself with --peak, or profile with --shapes"
 _BY_KERNELS = "the names of the kernels in the traces"

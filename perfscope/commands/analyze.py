@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.cost.result import Cost
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.peaks import Dtype
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
-from perfscope.engine.registry import Reads, analyzers
+from perfscope.engine.registry import Reads, StatesSlowdown, analyzers
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
@@ -26,7 +25,7 @@ from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import MOST_FILES, is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
-from perfscope.tables.run import Stated
+from perfscope.tables.stated import Stated
 
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 _TRACES, _EXECUTION, _PEAK = "Traces", "Execution", "Peak"
@@ -225,7 +224,7 @@ def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
 def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
     """A note below shares that were measured in slowed steps."""
     cost = analysis.results.get("cost")
-    if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, Cost):
+    if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, StatesSlowdown):
         return ()
     slowdown = cost.largest_distortion(analysis.windows.times)
     if slowdown is None:

@@ -6,12 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.errors import SourceError
-from perfscope.sources.runs.run import is_run, read_run
+from perfscope.sources.runs.folder import is_run
 from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_traces, is_url
-from perfscope.tables.run import Run
 from perfscope.wire import TRACES_FOLDER
+
+if TYPE_CHECKING:
+    from perfscope.tables.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
     """
     locations = tuple(os.fspath(path) for path in paths)
     if len(locations) == 1 and is_run(Path(locations[0])):
+        from perfscope.sources.runs.run import read_run  # traces alone need nothing that reads runs
+
         folder = Path(locations[0]) / TRACES_FOLDER
         traces = find_traces([str(folder)], most_files) if folder.is_dir() else []
         return Inputs(locations, read_run(Path(locations[0])), tuple(traces))

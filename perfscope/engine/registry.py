@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from perfscope.errors import MissingInput
 from perfscope.report import Json, Section
-from perfscope.tables.run import Run
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
+if TYPE_CHECKING:
+    from perfscope.tables.run import Run
+
 ENTRY_POINTS = "perfscope.analyzers"
+#: What finds installed distributions takes longer to import than all analyzers to find that there are none.
+_EXTENSIONS = "perfscope.engine.extensions"
 
 #: What an analyzer keeps of one trace: any value that can be pickled. Only the analyzer's own module looks into it.
 Partial: TypeAlias = object
@@ -31,6 +36,15 @@ class Result(Protocol):
 
     def sections(self) -> tuple[Section, ...]:
         """The sections of the report."""
+        ...
+
+
+@runtime_checkable
+class StatesSlowdown(Protocol):
+    """A result that states how much windows slowed the steps that their traces are of."""
+
+    def largest_distortion(self, activities: str) -> float | None:
+        """The largest slowdown that makes windows of some activities unrepresentative; None where there is none."""
         ...
 
 
@@ -165,4 +179,18 @@ def analyzers() -> Sequence[Analyzer]:
 
     An entry point names an Analyzer object: ``name = "package.module:ANALYZER"``.
     """
-    return BUILT_IN + tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
+    if not _may_have_others():
+        return BUILT_IN
+    others: tuple[Analyzer, ...] = import_module(_EXTENSIONS).load_analyzers(ENTRY_POINTS)
+    return BUILT_IN + others
+
+
+def _may_have_others() -> bool:
+    """Whether an installed distribution names the group, or may be installed otherwise than in a folder."""
+    for location in map(Path, sys.path):
+        if location.is_file():
+            return True
+        for path in location.glob("*-info/entry_points.txt"):
+            if ENTRY_POINTS.encode() in path.read_bytes():
+                return True
+    return False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
@@ -25,8 +25,11 @@ from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import MOST_FILES, is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
-from perfscope.tables.run import Run, Stated
+from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events
+
+if TYPE_CHECKING:
+    from perfscope.tables.run import Run
 
 #: Why nothing is said about devices where there were none.
 _NO_GPU = "training ran without a GPU"

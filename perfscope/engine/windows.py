@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope import wire
 from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
-from perfscope.tables.run import Run
 from perfscope.units import format_ranges
+
+if TYPE_CHECKING:
+    from perfscope.tables.run import Run
 
 _READERS = 8
 

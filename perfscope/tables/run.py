@@ -9,6 +9,7 @@ from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.saves import Saves
+from perfscope.tables.stated import Stated
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 
@@ -59,19 +60,6 @@ class Rank:
     device_name: str | None
     notes: tuple[str, ...]
     parallel: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """What the user states of a run because nothing in it shows it.
-
-    Attributes:
-        precision: Data type of its matrix products.
-        peak_tflops: Dense peak of one GPU, in TFLOP/s.
-    """
-
-    precision: str | None = None
-    peak_tflops: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,8 @@ from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.analyzers.scaling.dlperf import ProtocolResult
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.runs.run import is_run, read_run
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.run import read_run
 from perfscope.sources.scaling.run_facts import (
     find_cluster_size,
     find_model_name,

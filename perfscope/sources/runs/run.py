@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perfscope import wire
 from perfscope.errors import SourceError
+from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
@@ -37,11 +38,6 @@ _NO_RANKS = (
     "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
     "or started Python with -I, -E or -S"
 )
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run of ``perfscope profile``."""
-    return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS_FOLDER).is_dir()
 
 
 @dataclass(frozen=True, slots=True)
