@@ -28,6 +28,8 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
 _LONGEST_LINE = 16 * BLOCK
 _USUAL_LINE = 1 << 12
+_LONGEST_LINE_READ = 1 << 14
+_ENDS_READ = 1 << 13
 
 
 def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
@@ -176,10 +178,28 @@ def to_plain_text(text: bytes) -> bytes:
     >>> to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
     b'step: 1\n 10%|#|\n\n'
     """
-    if b"\x1b" in text:
-        text = _ESCAPES.sub(b"", text)
     if b"\r" in text:
         text = text.replace(b"\r", b"\n")
     if b"\0" in text:
         text = text.replace(b"\0", b"")
+    text = _shorten_lines(text)
+    if b"\x1b" in text:
+        text = _ESCAPES.sub(b"", text)
     return text
+
+
+def _shorten_lines(text: bytes) -> bytes:
+    """Text with both ends of each line over 16 KB: no record is as long, and patterns need time for the rest."""
+    parts: list[bytes] = []
+    begin = copied = 0
+    while begin + _LONGEST_LINE_READ < len(text):
+        end = text.rfind(b"\n", begin, begin + _LONGEST_LINE_READ + 1)
+        if end >= 0:
+            begin = end + 1
+            continue
+        end = text.find(b"\n", begin)
+        end = len(text) if end < 0 else end
+        parts += (text[copied : begin + _ENDS_READ], b"\n")
+        copied = end - _ENDS_READ
+        begin = end + 1
+    return b"".join((*parts, text[copied:])) if parts else text

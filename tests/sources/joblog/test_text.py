@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.errors import SourceError
+from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.text import is_binary, read_blocks, read_blocks_between, to_plain_text
 
 
@@ -110,3 +112,34 @@ def test_a_line_longer_than_a_block_comes_in_parts(tmp_path: Path) -> None:
     text = b"x" * 1000 + b"\nshort\n"
     (tmp_path / "a.log").write_bytes(text)
     assert stretch(tmp_path / "a.log", 0, len(text), 64) == text
+
+
+HOSTILE = [
+    b"it/s] 50%| ",
+    b"%|",
+    b"{'loss': ",
+    b"{'loss':",
+    b"step: 1  loss: 2  tps",
+    b"  tps: ",
+    b"\x1b[m",
+    b"\x1b]0;",
+    b"\0",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+def test_a_line_of_ten_megabytes_is_read_at_50_megabytes_a_second(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "run.log"
+    path.write_bytes(b"[NeMo I start\n" + text * (10_000_000 // len(text)) + b"\n")
+    begin = time.process_time()
+    read_log(path)
+    assert time.process_time() - begin < 0.2
+
+
+def test_both_ends_of_a_long_line_are_read() -> None:
+    line = b"head" + b"x" * 100_000 + b"tail\n"
+    plain = to_plain_text(b"before\n" + line + b"after\n")
+    assert plain.startswith(b"before\nhead")
+    assert plain.endswith(b"tail\nafter\n")
+    assert len(plain) < 17_000
+    assert to_plain_text(b"a\n" * 100_000) == b"a\n" * 100_000
