@@ -46,6 +46,7 @@ class IterationSeries:
     Attributes:
         records_kept: How many records are kept one by one.
         clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
+        covers_gaps: A record is the mean since the record before it, however many iterations lie between.
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
         copies: Records that repeated another rank's.
@@ -57,6 +58,7 @@ class IterationSeries:
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
         self.records_kept = records_kept
         self.clock_runs_on = False
+        self.covers_gaps = False
         self.starts_over = False
         self.stated_interval: int | None = None
         self.copies = 0
@@ -143,7 +145,9 @@ class IterationSeries:
 
     @property
     def irregular_gaps(self) -> int:
-        """Places where more iterations lie between two records than elsewhere."""
+        """Places where more iterations lie between two records than elsewhere, and no record covers them."""
+        if self.covers_gaps:
+            return 0
         usual = self.interval()
         return sum(count for gap, count in self._gaps.items() if gap > usual)
 
@@ -161,6 +165,8 @@ class IterationSeries:
 
     def iterations(self) -> Iterations:
         """The kept records as a table."""
+        if self.covers_gaps:
+            return self._columns.table(None, starts_over=False)
         return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
 
     def folded(self) -> FoldedRecords | None:

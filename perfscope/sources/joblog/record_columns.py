@@ -94,8 +94,11 @@ class RecordColumns:
                 time_ns = samples / speed * NS_PER_S
                 wall_ns[row] = round(time_ns) if 1 <= time_ns <= LARGEST_INTEGER else _ABSENT
 
-    def table(self, interval: int, *, starts_over: bool) -> Iterations:
-        """The records as a table; see ``IterationSeries`` for ``starts_over``."""
+    def table(self, interval: int | None, *, starts_over: bool) -> Iterations:
+        """The records as a table, each the mean of ``interval`` iterations, or of all since the record before.
+
+        See ``IterationSeries`` for ``starts_over``.
+        """
         floats = {name: _masked_floats(values) for name, values in self._floats.items()}
         kinds = np.asarray(DISTURBANCES, np.str_)
         return Iterations(
@@ -111,13 +114,20 @@ class RecordColumns:
             **floats,
         )
 
-    def _spans(self, interval: int, *, starts_over: bool) -> Int64:
+    def _spans(self, interval: int | None, *, starts_over: bool) -> Int64:
         """How many iterations each record is the mean of: ``interval``, or those since the record before."""
         numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
-        span = np.full(len(numbers), interval, np.int64)
+        span = np.full(len(numbers), interval or 1, np.int64)
         if not len(numbers):
             return span
         follows = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != _ABSENT)
+        if interval is None:
+            span[1:] = np.where(follows, np.diff(numbers), 1)
+            first = np.flatnonzero(np.diff(attempts, prepend=-1))
+            # A first record with a time is measured from iteration 0 on.
+            timed = (as_integers(self._integers["wall_ns"])[first] != _ABSENT) & (numbers[first] > 0)
+            span[first[timed]] = numbers[first[timed]]
+            return span
         since = np.where(follows, np.diff(numbers), interval)
         span[1:] = np.minimum(since, interval)
         first = np.flatnonzero(np.diff(attempts, prepend=-1))

@@ -56,6 +56,7 @@ class Rule(Generic[StateT_contra]):
         pattern: What the line must match, from its beginning on or anywhere.
         on_match: Called with the format's state and the match, to read the line.
         reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
+        at_line_start: The pattern is tried at the beginning of the line only, which is faster.
         identifies: Whether such a line proves that the format's framework wrote the log.
     """
 
@@ -64,17 +65,21 @@ class Rule(Generic[StateT_contra]):
     on_match: Callable[[StateT_contra, LineMatch], None]
     reach: int = 0
     identifies: bool = True
+    at_line_start: bool = False
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
         """Yield every match in a block of text; two records glued on one line are two matches."""
+        match_from = self.pattern.match if self.at_line_start else self.pattern.search
         anchored = text.find(self.anchor)
         searched = 0
         while anchored >= 0:
             line = text.rfind(b"\n", 0, anchored) + 1
             end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
-            match = self.pattern.search(text, max(line, searched), end + self.reach)
+            match = match_from(text, max(line, searched), end + self.reach)
+            # What does not match from here on does not match at a later anchor of the line either.
+            searched = end
             if match is not None:
                 yield LineMatch(text, line, end, match)
-            searched = max(anchored + len(self.anchor), match.end() if match is not None else 0)
+                searched = max(anchored + len(self.anchor), match.end())
             anchored = text.find(self.anchor, searched)

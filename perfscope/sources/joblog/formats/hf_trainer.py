@@ -1,24 +1,29 @@
 """Hugging Face Trainer: a start-up block, progress bars, dictionaries of losses, one dictionary at the end.
 
-No line states the time of a step. The bar's rate is a moving average; the run time at the end covers warm-up and the
-last partial batch, and its ``train_steps_per_second`` is rounded to three decimals (0.007 has too few digits). Every
-node prints the final dictionary. Dictionaries are parsed as text, never evaluated.
+No line states the time of a step. The run time at the end covers warm-up and the last partial batch; its
+``train_steps_per_second`` is rounded to three decimals (0.007 has too few digits). Every node prints the final
+dictionary. A bar alone proves nothing, because every tool draws them; it is read where other lines are the Trainer's.
+Dictionaries are parsed as text, never evaluated.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, field
+from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.progress_bars import BAR_LINES, BAR_REACH, ProgressBars
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
 
-BAR = "the progress bar's moving average"
+BAR = "the progress bar's clock"
 RUN = "train_runtime / steps"
+
+_FRAMEWORK = "hf-trainer"
 
 _START_VALUES = {
     b"Num examples": "examples",
@@ -34,6 +39,7 @@ _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _DICTIONARY_REACH = 500
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
+_PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
 
 @dataclass(slots=True)
@@ -44,8 +50,10 @@ class _State(FormatState):
         runtime_s: The run time at the end, of the slowest node.
         samples_per_s, steps_per_s: The speeds at the end, of the slowest node.
         first_loss, last_loss: Of the dictionaries.
+        mean_loss: Of the run, at its end.
         vocabulary: Of the configuration that was printed last.
-        bar_length: Steps of the longest progress bar.
+        bars: The progress bars without a name.
+        imitates: Another framework prints the Trainer's lines.
     """
 
     runtime_s: float | None = None
@@ -53,8 +61,10 @@ class _State(FormatState):
     steps_per_s: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
+    mean_loss: float | None = None
     vocabulary: int | None = None
-    bar_length: int | None = None
+    bars: ProgressBars = field(default_factory=ProgressBars)
+    imitates: bool = False
 
 
 def _on_start(state: FormatState, _line: LineMatch) -> None:
@@ -85,23 +95,29 @@ def _on_vocabulary(state: _State, line: LineMatch) -> None:
     state.vocabulary = int(line[1])
 
 
-def _on_bar(state: _State, line: LineMatch) -> None:
-    """A bar without a name whose end is the number of steps; evaluation and data sets draw bars too."""
-    step, total, rate = int(line["step"]), int(line["total"]), parse_number(line["rate"])
-    if rate is None or rate <= 0:
-        return
-    if state.bar_length is None or total > state.bar_length:
-        state.bar_length = total
-        state.log.series.pop(BAR, None)
-    elif total != state.bar_length:
-        return
-    seconds = rate if line["unit"] == b"s/it" else 1 / rate
-    state.log.series_of(BAR).add(Record(iteration=step, wall_ns=round(seconds * NS_PER_S)), line.label)
+def _on_bars(state: _State, line: LineMatch) -> None:
+    state.bars.add(line[0])
+
+
+def _on_evaluation(state: _State, _line: LineMatch) -> None:
+    state.bars.on_disturbance(Disturbance.EVALUATION)
+
+
+def _on_save(state: _State, _line: LineMatch) -> None:
+    state.bars.on_disturbance(Disturbance.SAVE)
+
+
+def _on_imitation(state: _State, _line: LineMatch) -> None:
+    state.imitates = True
 
 
 def _on_losses(state: _State, line: LineMatch) -> None:
     """``{'loss': 2.075, 'learning_rate': ..., 'epoch': 0.04}``: the first and the last loss are kept."""
-    loss = parse_number(dict(_KEY.findall(line[0])).get(b"loss", b""))
+    values = dict(_KEY.findall(line[0]))
+    loss = parse_number(values.get(b"loss", b""))
+    if b"epoch" in values:
+        state.log.frameworks.add(_FRAMEWORK)
+        state.bars.on_losses()
     if loss is not None:
         state.first_loss = loss if state.first_loss is None else state.first_loss
         state.last_loss = loss
@@ -111,6 +127,7 @@ def _on_final_dictionary(state: _State, line: LineMatch) -> None:
     """The last dictionary; each node prints one, with nearly the same values."""
     values = {key: parse_number(text) for key, text in _KEY.findall(line[0])}
     _set_runtime(state, values.get(b"train_runtime"))
+    state.mean_loss = values.get(b"train_loss", state.mean_loss)
     _set_speeds(state, values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))
 
 
@@ -138,22 +155,40 @@ def _set_speeds(state: _State, samples_per_s: float | None, steps_per_s: float |
 
 
 def _close(state: _State) -> None:
-    """Make one record of the run time: a mean over all steps."""
+    """Make records of the bar, and one of the run time: a mean over all steps."""
     log = state.log
-    if "hf-trainer" in log.frameworks:
-        _set_replicas(state)
-    else:
-        log.distrust(BAR)
-    if state.runtime_s is None:
+    if state.imitates:
+        log.frameworks.discard(_FRAMEWORK)
+    if _FRAMEWORK not in log.frameworks:
         return
-    steps = log.count("train_iterations") or _steps_of_bar(state) or _steps_of_batch(state, state.runtime_s)
-    if steps is None:
-        log.add_remark("steps-unknown", "train_runtime is known, the number of steps is not: no step time")
-        return
+    _set_replicas(state)
+    total = state.bars.training_total(log.count("train_iterations"))
+    if total is not None:
+        state.bars.add_records(total, log.series_of(BAR))
     if state.first_loss is not None:
         log.set_fact("first_loss", state.first_loss, "records")
-    record = Record(steps, round(state.runtime_s / steps * NS_PER_S), samples_per_s=state.samples_per_s)
-    record.loss = state.last_loss
+    if state.runtime_s is not None:
+        _add_run(state, state.runtime_s, total)
+
+
+def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
+    log = state.log
+    completed = bar_length if bar_length is not None and state.bars.is_complete(bar_length) else None
+    steps = log.count("train_iterations") or completed or _steps_of_speed(state, runtime_s)
+    steps = steps or _steps_of_batch(state, runtime_s)
+    record = Record(steps, samples_per_s=state.samples_per_s)
+    record.loss = state.mean_loss if state.last_loss is None else state.last_loss
+    if steps is not None:
+        record.wall_ns = round(runtime_s / steps * NS_PER_S)
+    elif state.steps_per_s is not None and state.steps_per_s >= _PRECISE_STEPS_PER_S:
+        record.wall_ns = round(NS_PER_S / state.steps_per_s)
+        log.set_fact("unnumbered_runs", 1, "records")
+    else:
+        log.add_remark("steps-unknown", "train_runtime is known, the number of steps is not: no step time")
+        log.set_fact("finished_runs", 1, "log")
+        if state.samples_per_s is not None:
+            log.set_fact("stated_samples_per_s", state.samples_per_s, "log")
+        return
     series = log.series_of(RUN)
     series.add(record)
     series.stated_interval = series.last
@@ -170,9 +205,17 @@ def _set_replicas(state: _State) -> None:
             log.set_fact("gpus", replicas, "records")
 
 
-def _steps_of_bar(state: _State) -> int | None:
-    """The length of the progress bar, where it was drawn to its end."""
-    return state.bar_length if state.log.series_of(BAR).last == state.bar_length else None
+def _steps_of_speed(state: _State, runtime_s: float) -> int | None:
+    """Run time x steps a second, where the rounded speed leaves a single integer."""
+    speed = state.steps_per_s
+    if speed is None:
+        return None
+    most = floor((speed + _HALF_A_PRINTED_DIGIT) * runtime_s)
+    least = max(ceil((speed - _HALF_A_PRINTED_DIGIT) * runtime_s), 1)
+    if least != most:
+        return None
+    state.log.set_fact("train_iterations", most, "records")
+    return most
 
 
 def _steps_of_batch(state: _State, runtime_s: float) -> int | None:
@@ -196,23 +239,15 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
     Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _on_vocabulary, identifies=False),
-    Rule(
-        b"it/s",
-        re.compile(
-            rb"(?:^|\n|\s|%\|[^|\n]*\| )(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+, +(?P<rate>[\d.]+)(?P<unit>it/s)"
-        ),
-        _on_bar,
-        identifies=False,
-    ),
-    Rule(
-        b"s/it",
-        re.compile(
-            rb"(?:^|\n|\s|%\|[^|\n]*\| )(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+, +(?P<rate>[\d.]+)(?P<unit>s/it)"
-        ),
-        _on_bar,
-        identifies=False,
-    ),
-    Rule(b"'loss':", re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}"), _on_losses, reach=_DICTIONARY_REACH),
+    Rule(b"%|", BAR_LINES, _on_bars, reach=BAR_REACH, identifies=False, at_line_start=True),
+    Rule(b"'loss':", re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}"), _on_losses, reach=_DICTIONARY_REACH, identifies=False),
+    Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
+    Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
+    Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
+    # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
+    Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
+    Rule(b"interval_runtime: ", re.compile(rb"interval_runtime: "), _on_imitation, identifies=False),
+    Rule(b"Num batches each epoch = ", re.compile(rb"Num batches each epoch = "), _on_imitation, identifies=False),
     Rule(b"'train_runtime':", re.compile(rb"'train_runtime':[^{}]*\}"), _on_final_dictionary, reach=_DICTIONARY_REACH),
     Rule(
         b"train_",
@@ -228,7 +263,7 @@ _RULES: tuple[Rule[_State], ...] = (
 )
 
 FORMAT = Format(
-    framework="hf-trainer",
+    framework=_FRAMEWORK,
     state=_State,
     rules=_RULES,
     sources=(StepTimeSource(RUN), StepTimeSource(BAR)),

@@ -1,0 +1,152 @@
+r"""Progress bars of tqdm without a name, and the step times that follow from their elapsed clocks.
+
+      4%|#         | 1/25 [00:03<01:12,  3.01s/it]
+
+The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
+Step times are therefore differences of that clock. Steps shorter than two seconds are joined until the clock has moved
+far enough for its whole seconds to be precise. Bars with a name (``Loading checkpoint shards:  50%|``) are no training.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from perfscope.constants import NS_PER_S, S_PER_HOUR, S_PER_MINUTE
+from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.line_fields import LABEL
+from perfscope.sources.joblog.record import Record
+from perfscope.tables.joblog import Disturbance
+
+#: A line that may be a bar, and all lines that follow it and may be bars.
+BAR_LINES = re.compile(rb"[^\n%]{0,160}%\|[^\n]*+(?:\n++[^\n%]{0,160}%\|[^\n]*+)*+")
+#: How far such lines may reach.
+BAR_REACH = 1 << 20
+
+_BAR = re.compile(
+    rb"^" + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1) + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
+    rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<",
+    re.MULTILINE,
+)
+_SKEW = 4
+_PRECISE_STEP_S = 2
+_PRECISE_CLOCK_S = 20
+_DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
+
+
+@dataclass(slots=True)
+class _Points:
+    """The displayed states of all bars of one length: steps, seconds, what came before each, the starts' rows."""
+
+    step: array[int] = field(default_factory=lambda: array("q"))
+    clock_s: array[int] = field(default_factory=lambda: array("q"))
+    disturbed: array[int] = field(default_factory=lambda: array("b"))
+    starts: list[int] = field(default_factory=lambda: [0])
+
+
+class ProgressBars:
+    """The bars of one log, by their number of steps."""
+
+    def __init__(self) -> None:
+        self._bars: dict[int, _Points] = {}
+        self._current: int | None = None
+        self._votes: Counter[int] = Counter()
+        self._disturbance = 0
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The numbers of steps of all bars."""
+        return tuple(self._bars)
+
+    def add(self, text: bytes) -> None:
+        """Add the bars of some lines."""
+        for step_text, total_text, hours, minutes, seconds in _BAR.findall(text):
+            step, total = int(step_text), int(total_text)
+            clock_s = int(hours or 0) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)
+            self._current = total
+            points = self._bars.get(total)
+            if points is None:
+                points = self._bars[total] = _Points()
+            elif step <= points.step[-1]:
+                if not _begins_again(step, clock_s, points):
+                    continue
+                points.starts.append(len(points.step))
+            points.step.append(step)
+            points.clock_s.append(clock_s)
+            points.disturbed.append(self._disturbance)
+            self._disturbance = 0
+
+    def on_losses(self) -> None:
+        """The trainer prints its losses: the bar shown last is the bar of the training."""
+        if self._current is not None:
+            self._votes[self._current] += 1
+
+    def on_disturbance(self, kind: Disturbance) -> None:
+        """Training is interrupted; the clock of its bar runs on."""
+        self._disturbance = _DISTURBANCES.index(kind)
+
+    def training_total(self, steps: int | None) -> int | None:
+        """The length of the training's bar; ``steps`` is the number of steps where the log states it."""
+        if steps is not None:
+            return steps if steps in self._bars else None
+        if self._votes:
+            return max(self._votes, key=lambda total: (self._votes[total], total))
+        return self.totals[0] if len(self._bars) == 1 else None
+
+    def is_complete(self, total: int) -> bool:
+        """Whether the bar of a length was drawn to its end."""
+        return total in self._bars and self._bars[total].step[-1] == total
+
+    def add_records(self, total: int, series: IterationSeries) -> None:
+        """Append the step times of the bar of a length."""
+        points = self._bars[total]
+        series.clock_runs_on = series.covers_gaps = True
+        edges = [*points.starts, len(points.step)]
+        for first, end in pairwise(edges):
+            if first:
+                series.on_restart()
+            for record, disturbance in _measure(points, first, end):
+                kind = _DISTURBANCES[disturbance]
+                if kind is not None:
+                    series.on_disturbance(kind)
+                series.add(record)
+
+
+def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
+    """Whether a bar that goes back is drawn anew; another node's copy is a few steps behind."""
+    is_far = step < points.step[-1] - _SKEW or (step == 0 and points.step[-1] > 1)
+    return is_far and clock_s < points.clock_s[-1]
+
+
+def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, int]]:
+    """Yield a record for each interval of one bar, and what disturbed it."""
+    steps, clocks = points.step, points.clock_s
+    begin = first
+    if steps[first] == 1:
+        yield Record(1, clocks[first] * NS_PER_S, wall_resolution_ns=NS_PER_S), 0
+    elif steps[first] > 1:
+        yield Record(steps[first]), 0
+    least_s = _least_seconds(points, first, end)
+    left_s = clocks[end - 1] - clocks[first]
+    disturbance = 0
+    for row in range(first + 1, end):
+        disturbance = max(disturbance, points.disturbed[row])
+        moved_s = clocks[row] - clocks[begin]
+        is_last = row == end - 1
+        if (moved_s < least_s or left_s - moved_s < least_s) and not is_last:
+            continue
+        count = steps[row] - steps[begin]
+        wall_ns = max(moved_s, 0) * NS_PER_S // count
+        yield Record(steps[row], wall_ns, wall_resolution_ns=NS_PER_S // count), disturbance
+        begin, disturbance, left_s = row, 0, left_s - moved_s
+
+
+def _least_seconds(points: _Points, first: int, end: int) -> int:
+    """How far the clock must move for a record, so that its whole seconds say enough about a step."""
+    count = points.step[end - 1] - points.step[first]
+    seconds = points.clock_s[end - 1] - points.clock_s[first]
+    return _PRECISE_CLOCK_S if seconds < _PRECISE_STEP_S * count else 1

@@ -1,0 +1,101 @@
+"""A progress bar proves no training, and its rate is a moving average."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from perfscope.sources.joblog import read_log
+from tests.sources.joblog.lines import read, seconds
+
+LOSS = "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
+
+
+def bar(step: int, clock_s: int, total: int = 25, rate: str = "4.67s/it", name: str = "") -> str:
+    clock = f"{clock_s // 60:02d}:{clock_s % 60:02d}"
+    return f"\r{name}{100 * step // total:3d}%|##        | {step}/{total} [{clock}<00:50,  {rate}]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bar(1, 2, 2, name="Loading checkpoint shards: ") + bar(2, 5, 2, name="Loading checkpoint shards: "),
+        bar(1, 2, 2, name="Fetching 2 files: ") + bar(2, 5, 2, name="Fetching 2 files: "),
+        bar(3, 9, name="Epoch 0: ") + bar(4, 12, name="Epoch 0: "),
+        bar(3, 9, name="Training Progress: ") + bar(4, 12, name="Training Progress: "),
+        bar(3, 9, name="steps: ") + bar(4, 12, name="steps: "),
+        "".join(bar(n, n) for _ in range(20) for n in range(17)),
+        bar(1, 3) + bar(2, 6),
+    ],
+)
+def test_a_bar_alone_is_no_training(tmp_path: Path, text: str) -> None:
+    log = read(tmp_path, text, "\n")
+    assert (log.framework, len(log.iterations)) == (None, 0)
+
+
+def test_a_named_bar_in_a_trainers_log_is_not_its_bar(tmp_path: Path) -> None:
+    log = read(tmp_path, bar(1, 9, 2, name="Loading checkpoint shards: "), "\n", bar(1, 3), bar(2, 6), "\n", LOSS)
+    assert log.framework == "hf-trainer"
+    assert log.iterations.iteration.tolist() == [1, 2]
+
+
+def test_step_times_are_differences_of_the_clock(tmp_path: Path) -> None:
+    log = read(tmp_path, bar(0, 0, rate="?it/s"), bar(1, 3), bar(2, 7), bar(3, 15, rate="5.97s/it"), "\n", LOSS)
+    assert seconds(log) == [3.0, 4.0, 8.0]
+    assert log.time_source == "the progress bar's clock"
+
+
+def test_fast_steps_are_measured_over_many_seconds_of_the_clock(tmp_path: Path) -> None:
+    bars = "".join(bar(n, n // 4, 400, rate="9.99it/s") for n in range(401))
+    log = read(tmp_path, bars, "\n", LOSS)
+    times = [time for time in seconds(log) if time is not None]
+    assert len(times) == 5
+    assert times == pytest.approx([0.25] * 5, rel=0.05)
+    assert int((log.iterations.wall_ns * log.iterations.span).sum()) == pytest.approx(100e9, abs=400)
+    assert (int(log.iterations.span.sum()), log.gaps) == (400, 0)
+
+
+def test_an_evaluation_disturbs_the_next_step(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        *(bar(0, 0), bar(1, 3), bar(2, 6), "\n", LOSS, bar(1, 1, 3), bar(3, 30, 3), "\n"),
+        *("{'eval_loss': 2.0, 'eval_runtime': 31.0, 'epoch': 0.1}\n", bar(3, 40), bar(4, 43), "\n"),
+    )
+    assert log.iterations.disturbed.tolist() == ["", "", "evaluation", ""]
+
+
+def test_a_bar_that_is_drawn_anew_is_a_restart_and_a_copy_is_not(tmp_path: Path) -> None:
+    first = "".join(bar(n, 3 * n) + bar(n, 3 * n) for n in range(10))
+    log = read(tmp_path, first, "\n", LOSS, first, "\n")
+    assert log.iterations.attempt.max() == 1
+    assert set(seconds(log)) == {3.0}
+
+
+def test_the_bar_of_the_losses_is_the_trainings_among_others(tmp_path: Path) -> None:
+    evaluation = "".join(bar(n, n, 90) for n in range(1, 91))
+    log = read(tmp_path, evaluation, "\n", bar(1, 3), bar(2, 6), "\n", LOSS, evaluation, "\n")
+    assert log.iterations.iteration.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2024-05-22 08:03:27,373] [    INFO] - ***** Running training *****\n",
+        "***** Running training *****\n  Num batches each epoch = 25\n",
+    ],
+)
+def test_another_trainer_with_the_same_heading_is_not_the_trainer(tmp_path: Path, line: str) -> None:
+    log = read(tmp_path, line, bar(1, 3), bar(2, 6), "\n")
+    assert (log.framework, len(log.iterations)) == (None, 0)
+
+
+def test_many_megabytes_of_bars_take_no_longer_than_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(LOSS + "".join(bar(n, n // 2, 200_000) for n in range(190_000)) + "\n")
+    assert path.stat().st_size > 9_000_000
+    begin = time.process_time()
+    log = read_log(path)
+    assert time.process_time() - begin < 1
+    assert log.framework == "hf-trainer"
