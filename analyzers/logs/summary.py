@@ -17,11 +17,12 @@ import numpy.typing as npt
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.analyzers.logs.flags import find_flags
 from perfscope.analyzers.logs.setup import LAYOUT, Overrides, TrainingSetup, determine_setup
-from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records
+from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.analyzers.shared.statistics import median
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S
 from perfscope.report import Json
-from perfscope.tables.joblog import JobLog, Save, Timer
+from perfscope.tables.columns import Bool
+from perfscope.tables.joblog import Iterations, JobLog, Save, Timer
 
 
 class FirstAndLast(NamedTuple):
@@ -61,8 +62,10 @@ class LogSummary:
     flags: tuple[str, ...]
 
     @property
-    def iterations(self) -> int:
-        """Iterations that the log's records stand for."""
+    def iterations(self) -> int | None:
+        """Iterations that the log's records stand for; None where a figure over all of them is all that is stated."""
+        if self.log.fact("unnumbered_runs") is not None and self.log.iterations.iteration.count() == 0:
+            return None
         folded = self.log.folded.iterations if self.log.folded else 0
         return int(self.log.iterations.new.sum()) + folded
 
@@ -70,13 +73,13 @@ class LogSummary:
     def tokens_per_s(self) -> float | None:
         """Tokens/s over all GPUs."""
         if self.samples_per_s is None or self.setup.seq_len is None:
-            return median(self.log.iterations.tokens_per_s)
+            return median(self.log.iterations.tokens_per_s[_steady_or_settled(self.log.iterations)])
         return self.samples_per_s * self.setup.seq_len
 
     @property
     def logged_tflops_per_gpu(self) -> float | None:
         """TFLOPs per GPU as the log states them, in its own convention."""
-        return median(self.log.iterations.tflops_per_gpu)
+        return median(self.log.iterations.tflops_per_gpu[_steady_or_settled(self.log.iterations)])
 
     @property
     def loss(self) -> FirstAndLast | None:
@@ -171,7 +174,19 @@ def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float
         return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
     if setup.samples is not None and times.median_s:
         return setup.samples / times.median_s
-    return median(rows.samples_per_s)
+    stated = median(rows.samples_per_s[_steady_or_settled(rows)])
+    others = (source.samples_per_s for source in log.other_sources if source.samples_per_s is not None)
+    total = log.fact("stated_samples_per_s")
+    if stated is None and total is not None and isinstance(total.value, float):
+        return total.value
+    return next(others, None) if stated is None else stated
+
+
+def _steady_or_settled(rows: Iterations) -> Bool:
+    """The records that the step time is over; where none has a time, all but warm-up, or all."""
+    steady = steady_records(rows, None)
+    settled = ~warmup_records(rows, None)
+    return steady if steady.any() else settled if settled.any() else ~settled
 
 
 def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
@@ -194,13 +209,19 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
         if log.ended is not None:
             return "incomplete", log.ended
         return "ok", None if times.mean_all_s is not None else "the log does not state the time of an iteration"
+    if log.fact("finished_runs") is not None:
+        return "ok", "the log states the time of the run, but not its number of steps"
+    if log.fact("first_loss") is not None:
+        return "incomplete", log.ended or "the log states losses, but neither the number of steps nor their time"
+    if log.framework is None and not log.names_run and not log.unreadable and log.ended is None:
+        return "unrecognised", "no line matches a known framework"
+    return "fail", _explain_failure(log)
+
+
+def _explain_failure(log: JobLog) -> str:
     if log.unreadable:
-        return "fail", f"{log.unreadable} iteration records hold no readable time"
-    if log.ended is not None:
-        return "fail", f"no iteration was logged: {log.ended}"
-    if log.framework is not None or log.names_run:
-        return "fail", "no iteration was logged"
-    return "unrecognised", "no line matches a known framework"
+        return f"{log.unreadable} iteration records hold no readable time"
+    return "no iteration was logged" + (f": {log.ended}" if log.ended is not None else "")
 
 
 def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:

@@ -158,7 +158,7 @@ class Fact:
 
     Attributes:
         value: What is stated.
-        source: ``arguments``, ``log``, ``deepspeed config``, ``records`` or ``name``.
+        source: ``arguments``, ``log``, ``deepspeed config``, ``records``, ``command line`` or ``name``.
     """
 
     value: int | float | str | bool

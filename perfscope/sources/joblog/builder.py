@@ -11,7 +11,7 @@ from perfscope.sources.joblog.saves_builder import SavesBuilder
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 
 #: The sources of facts, best first.
-FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "name")
+FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "command line", "name")
 
 # The gravest first.
 _BAD_ENDS = (

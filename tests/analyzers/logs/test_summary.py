@@ -247,3 +247,28 @@ def test_a_run_of_deepspeed_that_logs_its_timers_alone() -> None:
     # The script's own clock has a median of 101.8 ms; forward, backward and step are less than that.
     assert result.times.median_s == pytest.approx(0.0953, abs=1e-3)
     assert "lower-bound" in codes(result)
+
+
+def test_stated_throughput_is_that_of_the_records_of_the_step_time(tmp_path: Path) -> None:
+    lines = [neox(1, 9000.0, 2.93), neox(2, 5000.0, 4.904)]
+    lines = [line.replace("approx flops", "flops") for line in lines]
+    assert summarize_log(read(tmp_path, *lines)).samples_per_s == 4.904
+
+
+def test_stated_throughput_of_another_source_is_not_dropped_where_the_batch_is_unknown(tmp_path: Path) -> None:
+    lines = [
+        f"[2026-01-01 10:00:{10 * n:02d},000] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, skipped=0, lr=[1e-05], "
+        f"mom=[0.9]\n[2026-01-01 10:00:{10 * n:02d},001] [INFO] [timer.py:260:stop] epoch=0/micro_step={n}/global_step={n}, "
+        "RunningAvgSamplesPerSec=3.2, CurrSamplesPerSec=3.25, MemAllocated=1.0GB, MaxMemAllocated=2.0GB\n"
+        for n in range(1, 6)
+    ]
+    summary = summarize_log(read(tmp_path, *lines))
+    assert (summary.times.median_s, summary.samples_per_s) == (10.0, 3.25)
+
+
+@pytest.mark.parametrize("text", ["cmd = python main.py --max_seq_len 512 --x", "Namespace(a=1, max_seq_len=512, b=2)"])
+def test_the_sequence_length_is_that_of_the_logs_own_arguments(tmp_path: Path, text: str) -> None:
+    log = read(tmp_path, text + "\n", megatron(1, 1000.0), megatron(2, 1000.0), name="52B-x-mbs-2-pp4-gas-4.out")
+    summary = summarize_log(log)
+    assert summary.setup.seq_len == 512
+    assert not any("sequence length" in assumption for assumption in summary.setup.assumed)

@@ -11,6 +11,9 @@ from perfscope.sources.joblog.log_format import Format, FormatState
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
+_LENGTH_OPTION = re.compile(
+    rb"(?<![\w-])(?:--)?(?:max[_-])?seq(?:uence)?[_-]len(?:gth)?(?![\w-])['\"]?(?:\s*[=:]\s*|\s+)(\d+)(?![\w.])"
+)
 _CAPACITY = re.compile(rb"([\d.]+) ([KMG]iB) total capacity|total capacity of ([\d.]+) ([KMG]iB)")
 
 
@@ -51,6 +54,11 @@ def _on_sequence_length(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("seq_len", line[1], "log")
 
 
+def _on_length_option(state: FormatState, line: LineMatch) -> None:
+    """``--max_seq_len 512`` in a command, ``max_seq_len=512`` or ``'max_seq_len': 512`` in printed arguments."""
+    state.log.set_count("seq_len", line[1], "command line")
+
+
 def _scaled(text: bytes, unit: int) -> float | None:
     value = parse_number(text)
     return None if value is None else value * unit
@@ -80,5 +88,9 @@ FORMAT = Format(
         Rule(b"srun: error", re.compile(rb"srun: error"), _bad_end("srun reports an error")),
         Rule(b"Model size:", re.compile(rb"Model size: (\d+(?:\.\d+)?)B\b"), _on_model_size),
         Rule(b"equence length", re.compile(rb"[Ss]equence length[ :=]+(\d+)"), _on_sequence_length),
+        *(
+            Rule(anchor, _LENGTH_OPTION, _on_length_option)
+            for anchor in (b"seq_len", b"seq-len", b"sequence_len", b"sequence-len")
+        ),
     ),
 )
