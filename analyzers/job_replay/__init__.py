@@ -1,0 +1,1 @@
+"""A whole job, replayed from its operations, and what its stragglers cost."""

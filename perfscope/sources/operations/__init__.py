@@ -1,0 +1,1 @@
+"""Readers of the operations of whole training jobs."""
