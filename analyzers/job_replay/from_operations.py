@@ -21,6 +21,8 @@ from perfscope.errors import MissingInput, PerfscopeError
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.operations import Operations
 
+_PASSES = (FORWARD, BACKWARD)
+
 
 def job_from_operations(operations: Operations) -> Job:
     """Join the operations of all workers into a job.
@@ -100,7 +102,7 @@ class _Table:
         np.maximum.at(highest, cell, self.sequence)
         is_broken = (highest + 1 != counts) | self._are_repeated(cell, size)
         by_step = counts.reshape(len(self.numbers), *self.shape)
-        passes = [self.kinds.index(name) for name in (FORWARD, BACKWARD) if name in self.kinds]
+        passes = [self.kinds.index(name) for name in _PASSES if name in self.kinds]
         reasons: dict[int, str] = {}
         signatures: dict[bytes, list[int]] = defaultdict(list)
         for index, number in enumerate(self.numbers.tolist()):
@@ -124,13 +126,12 @@ class _Table:
         """Why a step is not complete; empty where it is."""
         if is_broken.any():
             pipeline, stage, kind = np.argwhere(is_broken)[0].tolist()
-            return (
-                f"the seq_id of {self.kinds[kind]} of rank {self.ranks[pipeline][stage]} do not count from 0 without a gap"
-            )
+            rank = self.ranks[pipeline][stage]
+            return f"the seq_id of {self.kinds[kind]} of rank {rank} do not count from 0 without a gap"
         differs = (counts != counts[0]).any(axis=(1, 2))
         if differs.any():
             return f"dp_rank {int(np.argmax(differs))} has other operations than dp_rank 0"
-        if len(passes) < 2 or not counts[0][:, passes].all():  # noqa: PLR2004 (forward and backward)
+        if len(passes) < len(_PASSES) or not counts[0][:, passes].all():
             return "a stage has no forward or no backward passes"
         if (counts[0][:, passes] != counts[0][0, passes[0]]).any():
             return "the stages have different numbers of passes"

@@ -34,7 +34,7 @@ class JobSteps:
         kinds: The type of each operation, as an index of the job's kinds.
         stages: The stage of each operation.
         labels: Which operation of its type it is, for people.
-        times_ns: How long each took: of a transfer the part after all had started. Shape (operations, pipelines, steps).
+        times_ns: How long each took, of a transfer from when all had started; shape (operations, pipelines, steps).
         measured_ns: The measured time of each step.
         starts_ns: When each operation started, from the step's begin; absent where that was not recorded.
         durations_ns: How long each lasted, waiting included; absent likewise.

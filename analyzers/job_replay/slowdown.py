@@ -1,10 +1,11 @@
 """What stragglers cost a job: replays in which operations take the time of their peers.
 
-Definitions of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: T is the
-time of the replay with measured durations, and T_ideal that of the replay in which every computation takes the mean of all
-operations of its type and every transfer their median. S = T / T_ideal (equation 1). S of a worker, stage or type is the
-time with only its operations as measured, over T_ideal (equations 2 and 4). M_W = (T - T_W) / (T - T_ideal), where T_W has
-the slowest 3 % of the workers repaired (equation 5), and M_S the same with the last stage repaired.
+Definitions of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: T is
+the time of the replay with measured durations, and T_ideal that of the replay in which every computation takes the mean
+of all operations of its type and every transfer their median. S = T / T_ideal (equation 1). S of a worker, stage or
+type is the time with only its operations as measured, over T_ideal (equations 2 and 4). M_W is (T - T_W) / (T -
+T_ideal)
+where T_W has the slowest 3 % of the workers repaired (equation 5), and M_S the same with the last stage repaired.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ def find_slowdowns(job: Job) -> Slowdowns:
         by_step=_by_step(job, replayed, ideal),
         is_worker_exact=is_exact,
         repaired=repaired,
-        m_w=_repair(replays, _of_worker(repaired), replayed_ns, cost_ns, nothing or _too_few(job.pipelines * job.stages)),
+        m_w=_repair(
+            replays, _of_worker(repaired), replayed_ns, cost_ns, nothing or _too_few(job.pipelines * job.stages)
+        ),
         m_s=_repair(replays, _of_stage(job.stages - 1), replayed_ns, cost_ns, nothing or _too_few_stages(job.stages)),
         ideal=ideal,
         notes=job.notes,
@@ -180,7 +183,7 @@ def _of_cause(job: Job, cause: str) -> Selection:
 
 
 def _by_step(job: Job, replayed: Sequence[Int64], ideal: Sequence[Spans]) -> dict[int, float]:
-    slowdowns = {}
+    slowdowns: dict[int, float] = {}
     for part, steps, spans in zip(job.parts, replayed, ideal, strict=True):
         slowdowns.update(zip(part.steps, (steps / spans.step_ns).tolist(), strict=True))
     return dict(sorted(slowdowns.items()))

@@ -1,7 +1,8 @@
 """What waits for what in a step of a pipeline, from the operations of one worker of each stage.
 
-The model is that of Lin et al. (OSDI 2025, section 3): passes run in their order; a pass waits for what it receives, and
-what is sent waits for its pass; gradients and parameters are exchanged with the other pipelines; the optimizer comes last.
+The model is that of Lin et al. (OSDI 2025, section 3): passes run in their order; a pass waits for what it receives,
+and what is sent waits for its pass; gradients and parameters are exchanged with the other pipelines; the optimizer is
+last.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ KINDS = (FORWARD, BACKWARD, *COMMUNICATION, COLLECTION, OPTIMIZER)
 _JOINED = (PARAMETERS, GRADIENTS, SEPARATE_GRADIENTS)
 #: Clocks of what computes and what transfers differ by this much.
 _TOLERANCE_NS = 50_000
+#: The first transfers of gradients are posted behind the pass so many before the first backward pass.
+_PASSES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,14 @@ def _join_with_passes(building: _Building, by_kind: dict[str, list[Node]], kind:
 
 
 def _start_backward_transfers(building: _Building, by_kind: dict[str, list[Node]], order: Sequence[Node]) -> None:
-    """The first transfers of gradients are posted behind the last forward pass but one before the first backward pass."""
+    """The first transfers of gradients wait for the second-last pass before the first backward pass."""
     first = next((index for index, node in enumerate(order) if node.kind == BACKWARD), 0)
-    if first < 2:  # noqa: PLR2004 (two passes)
+    if first < _PASSES_AHEAD:
         return
     for kind in ("backward-recv", "backward-send"):
         for node in by_kind[kind]:
             if node.sequence == 0:
-                building.add_waits(node, [order[first - 2]])
+                building.add_waits(node, [order[first - _PASSES_AHEAD]])
 
 
 def _exchange_parameters(building: _Building, by_kind: dict[str, list[Node]]) -> None:
@@ -179,9 +182,8 @@ def _pair_transfers(building: _Building) -> Iterable[Group]:
             sends = building.transfers[f"{direction}-send", stage]
             receives = building.transfers[f"{direction}-recv", peer]
             if len(sends) != len(receives):
-                raise MissingInput(
-                    f"stage {stage} has {len(sends)} {direction}-send, and stage {peer} {len(receives)} {direction}-recv"
-                )
+                received = f"stage {peer} {len(receives)} {direction}-recv"
+                raise MissingInput(f"stage {stage} has {len(sends)} {direction}-send, and {received}")
             yield from (Group(pair) for pair in zip(sends, receives, strict=True))
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from perfscope.analyzers.job_replay.answer import describe, to_data, to_sections
+from perfscope.analyzers.job_replay.heat_map import draw_heat_map
+from perfscope.analyzers.job_replay.slowdown import find_slowdowns
+from perfscope.analyzers.job_replay.timeline import ideal_timeline
 from perfscope.analyzers.whatif import WhatIf, answer
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options.common import FormatOption, require_svg
+from perfscope.engine.job import read_job
 from perfscope.engine.run import measure_with
-from perfscope.errors import ExitCode
+from perfscope.errors import ExitCode, UsageError
+from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
@@ -20,9 +28,9 @@ SCHEMA = "perfscope/whatif/1"
 
 def whatif(
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="RUN_DIR | TRACE...", help="A run's folder, or the traces of all ranks."),
-    ],
+    ] = None,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -30,9 +38,31 @@ def whatif(
             show_default="the ten that save most",
         ),
     ] = None,
+    operations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE | RUN_DIR",
+            help="Without traces: operations of a whole job (parquet or CSV), or a run whose micro-batches were timed.",
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="With --operations: draw the slowdown of each worker.")
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="With --operations: write the step without stragglers for Perfetto."),
+    ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
+    if operations is not None:
+        if paths or scenario:
+            raise UsageError("--operations takes the place of paths and scenarios", hint="give one or the other")
+        return _answer_for_job(operations, svg, timeline, format)
+    if svg is not None or timeline is not None:
+        raise UsageError("--svg and --timeline need --operations")
+    if not paths:
+        raise UsageError("nothing to replay", hint="name a run, the traces of all ranks, or --operations FILE")
     measured = measure_with("whatif", tuple, paths)
     windows = (*measured.windows.describe(), *measured.windows.notes)
     report = to_report(answer(measured.partials, scenario or ()), tuple(measured.damage), windows)
@@ -41,6 +71,25 @@ def whatif(
         format,
         notes=tuple(f"warning: {line}" for line in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
+    )
+
+
+def _answer_for_job(source: Path, svg: Path | None, timeline: Path | None, format: Format) -> Outcome:
+    """What stragglers cost a whole job."""
+    if svg is not None:
+        require_svg(svg)
+    job, damage = read_job(source)
+    slowdowns = find_slowdowns(job)
+    if svg is not None:
+        replace_file(svg, draw_heat_map(slowdowns).encode())
+    if timeline is not None:
+        replace_file(timeline, json.dumps(ideal_timeline(slowdowns)).encode())
+    data = {"schema": SCHEMA, **to_data(slowdowns)}
+    return Outcome(
+        Report(describe(slowdowns), data, to_sections(slowdowns), damage),
+        format,
+        notes=tuple(f"warning: {line}" for line in damage),
+        exit_code=ExitCode.DAMAGED_INPUT if damage else ExitCode.OK,
     )
 
 

@@ -21,7 +21,7 @@ from perfscope.report import Report
 #: Commands that only read; any other command in a marker is refused.
 READING = ("analyze", "whatif", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
 _READING_REPORTS = ("table", "runs", "environment", "overhead", "mfu")
-_WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg")
+_WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
 #: The error that typer raises for invalid options: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]

@@ -1,7 +1,7 @@
 """Operations of a job in the columns that ByteDance published: parquet, or CSV with the same columns.
 
-Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025; the columns are those of
-its artifact, https://github.com/ByteDance-Seed/StragglerAnalysis. Times there are in seconds.
+Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025; the columns are those
+of its artifact, https://github.com/ByteDance-Seed/StragglerAnalysis. Times there are in seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _read_frame(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path, engine="pyarrow") if is_parquet else pd.read_csv(path)
     except ImportError:
         raise PerfscopeError(
-            f"{path} is parquet, which needs pyarrow", hint="pip install 'perfscope-toolkit[parquet]', or write it as CSV"
+            f"{path} is parquet, which needs pyarrow",
+            hint="pip install 'perfscope-toolkit[parquet]', or write it as CSV",
         ) from None
     except (ValueError, OSError) as error:  # errors of pandas' and pyarrow's parsers are ValueErrors
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -87,7 +88,9 @@ def _counts(path: Path, frame: pd.DataFrame, name: str) -> Int64:
     values = _integers(path, frame, name)
     numbers = np.unique(values)
     if not np.array_equal(numbers, np.arange(len(numbers))):
-        raise SourceError(path, f"has {name} {', '.join(map(str, numbers[:8]))}: they are to count from 0 without a gap")
+        raise SourceError(
+            path, f"has {name} {', '.join(map(str, numbers[:8]))}: they are to count from 0 without a gap"
+        )
     return values
 
 
@@ -102,7 +105,9 @@ def _nanoseconds(path: Path, frame: pd.DataFrame, name: str) -> Int64:
     return np.asarray(np.rint(_numbers(path, frame, name, None) * NS_PER_S), np.int64)
 
 
-def _numbers(path: Path, frame: pd.DataFrame, name: str, absent: int | None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _numbers(
+    path: Path, frame: pd.DataFrame, name: str, absent: int | None
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """A column of numbers; ``absent`` stands for what is missing, and without it nothing may be."""
     try:
         values = np.array(frame[name].astype("Float64").to_numpy(np.float64, na_value=np.nan))
