@@ -3,9 +3,8 @@
 Definitions of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: T is
 the time of the replay with measured durations, and T_ideal that of the replay in which every computation takes the mean
 of all operations of its type and every transfer their median. S = T / T_ideal (equation 1). S of a worker, stage or
-type is the time with only its operations as measured, over T_ideal (equations 2 and 4). M_W is (T - T_W) / (T -
-T_ideal)
-where T_W has the slowest 3 % of the workers repaired (equation 5), and M_S the same with the last stage repaired.
+type is the time with only its operations as measured, over T_ideal (equations 2 and 4). M_W is the share of T - T_ideal
+that repairing the slowest 3 % of the workers regains (equation 5), and M_S what repairing the last stage regains.
 """
 
 from __future__ import annotations
