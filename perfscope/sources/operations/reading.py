@@ -7,17 +7,14 @@ of its artifact, https://github.com/ByteDance-Seed/StragglerAnalysis. Times ther
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from perfscope.constants import NS_PER_S
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.tables.columns import Int64
 from perfscope.tables.operations import Operations
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 #: The columns that a file must have.
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
@@ -64,8 +61,6 @@ def read_operations(path: Path) -> Operations:
 
 
 def _read_frame(path: Path) -> pd.DataFrame:
-    import pandas as pd  # takes longer to import than the traces of most jobs take to read
-
     try:
         with path.open("rb") as file:
             is_parquet = file.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
