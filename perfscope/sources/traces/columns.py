@@ -7,7 +7,7 @@ older exporters write microseconds since 1970, which are above that, and are rea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from operator import attrgetter
@@ -23,13 +23,26 @@ from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KI
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import classify, classify_copy
-from perfscope.tables.trace import ABSENT, Collective, DeviceEvents, Events, HostSpans, Int8, Int32, Work, distinct
+from perfscope.tables.trace import (
+    ABSENT,
+    STEP_MARK,
+    Collective,
+    DeviceEvents,
+    Events,
+    HostSpans,
+    Int8,
+    Int32,
+    Work,
+    distinct,
+)
 
 #: Below this a double of microseconds keeps every nanosecond.
 _EXACT_BELOW_US = 2.0**43
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _DECIMALS = 3
+_OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
+_MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
@@ -53,6 +66,7 @@ class Columns:
         groups: Of each process group that a kernel names: description, ranks and size as they are written.
         dropped: How many events were left out, by reason.
         requested: The kinds of events that are collected.
+        repeated: How many events of the device's table were there twice.
     """
 
     def __init__(self, requested: Events, *, needs_grids: bool = True) -> None:
@@ -61,6 +75,7 @@ class Columns:
         self.groups: dict[str, tuple[str, str, int]] = {}
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
         self.requested = requested
+        self.repeated = 0
         self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
@@ -80,7 +95,7 @@ class Columns:
         for event in events:
             if event.ph == "X":
                 by_category.setdefault(event.cat, []).append(event)
-        for category, members in by_category.items():
+        for category, members in _by_meaning(by_category):
             kind = KIND.get(category)
             is_requested = kind in self.requested if kind else False
             if kind is None or not (is_requested or (kind is Events.OPERATORS and self._needs_operator_times)):
@@ -92,7 +107,7 @@ class Columns:
 
     def device_events(self) -> DeviceEvents:
         """The device's table, in the order of start."""
-        columns = _in_order(self._device, width=11, by=2)
+        columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
         names, categories, start_ns, duration_ns, device, stream, *rest = columns
         correlation, external_id, size, collective, grid = rest
         name = names.astype(np.int32, copy=False)
@@ -109,6 +124,25 @@ class Columns:
             collective=collective,
             grid=grid,
         )
+
+    def _without_repetitions(self, columns: list[Int64]) -> list[Int64]:
+        """Each event once, where a file contains the same launch's event again."""
+        names, _, start_ns, duration_ns, device, stream, correlation, *_ = columns
+        is_same = np.zeros(len(start_ns), np.bool_)
+        is_same[1:] = np.diff(start_ns) == 0
+        is_same[:-1] |= is_same[1:]
+        rows = np.flatnonzero(is_same & (correlation != ABSENT))
+        met: set[tuple[int, ...]] = set()
+        repeated = []
+        identities = (names, start_ns, duration_ns, device, stream, correlation)
+        for row, identity in zip(
+            rows, zip(*(column[rows].tolist() for column in identities), strict=True), strict=True
+        ):
+            if identity in met:
+                repeated.append(row)
+            met.add(identity)
+        self.repeated = len(repeated)
+        return [np.delete(column, repeated) for column in columns] if repeated else columns
 
     def host_spans(self, kind: Events) -> HostSpans:
         """One of the host's tables, in the order of start."""
@@ -256,6 +290,16 @@ class Columns:
         work[category == FILL] = Work.COPY
         work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
         return work
+
+
+def _by_meaning(by_category: dict[str, list[AnyEvent]]) -> Iterator[tuple[str, list[AnyEvent]]]:
+    """The categories, with the steps and data loaders that exporters before torch 1.10 wrote as operators apart."""
+    for category, members in by_category.items():
+        if category != _OLD_OPERATORS:
+            yield category, members
+            continue
+        yield _ANNOTATIONS, [event for event in members if event.name.startswith(_MARKED_AS_OPERATORS)]
+        yield category, [event for event in members if not event.name.startswith(_MARKED_AS_OPERATORS)]
 
 
 def _split(text: str | None) -> tuple[int, ...] | None:

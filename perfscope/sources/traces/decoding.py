@@ -8,8 +8,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from perfscope.sources.traces.records import AnyEvent
-from perfscope.sources.traces.salvage import FAILURES, decode_event
+from perfscope.sources.traces.plausibility import is_damaged
+from perfscope.sources.traces.products import ProductFinder
+from perfscope.sources.traces.records import KIND, AnyEvent, Event, EventInDigits
+from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event
 from perfscope.sources.traces.scan import DoesNotFit
 
 _E = TypeVar("_E", bound=AnyEvent)
@@ -27,32 +29,66 @@ class EventDecoder(Generic[_E]):
     def __init__(self, kind: type[_E], *, is_unambiguous: bool) -> None:
         self._is_unambiguous = is_unambiguous
         self._decode_list = list_decoder(kind)
-        self.decode_event: Callable[[bytes], _E] = msgspec.json.Decoder(kind, strict=False).decode
-        self.lost = 0
+        self._salvager = Salvager(msgspec.json.Decoder(kind, strict=False).decode)
 
     def decode(self, texts: Sequence[bytes]) -> list[_E]:
         """The events of a block.
 
         Raises:
-            DoesNotFit: An event cannot be read, and may have been cut where it does not end.
+            DoesNotFit: An event cannot be read, or may have been cut where it does not end.
         """
         if not texts:
             return []
         try:
             events = self._decode_list(b"[%b]" % b",".join(texts))
         except FAILURES:
-            return [event for text in texts if (event := self._decode_or_count(text)) is not None]
+            events = [self._decode_or_mend(text) for text in texts]
         if not self._is_unambiguous and any(has_no_time(event) for event in events):
             raise DoesNotFit
         return events
 
-    def _decode_or_count(self, text: bytes) -> _E | None:
-        """One event, repaired where it must be; None, and counted, where that does not help."""
-        event, _ = decode_event(text, self.decode_event)
-        if event is None and not self._is_unambiguous:
+    def decode_event(self, text: bytes) -> _E | None:
+        """One event, mended where it must be; None where that does not help."""
+        return self._salvager.read(text)[0]
+
+    def _decode_or_mend(self, text: bytes) -> _E:
+        event = self.decode_event(text)
+        if event is None:
             raise DoesNotFit
-        self.lost += event is None
         return event
+
+
+class OddEvents:
+    """Decodes the texts that are not written as a trace's layout says.
+
+    Attributes:
+        lost: How many have lost their phase or their category.
+    """
+
+    def __init__(self, kind: type[Event] | type[EventInDigits]) -> None:
+        self._decode: Callable[[bytes], AnyEvent] = msgspec.json.Decoder(kind, strict=False).decode
+        self.lost = 0
+
+    def decode(self, texts: Sequence[bytes], finder: ProductFinder | None) -> list[AnyEvent]:
+        """The events that are complete; the products among them are added to a finder.
+
+        Raises:
+            DoesNotFit: A text is not one event.
+        """
+        events = []
+        for text in texts:
+            try:
+                event = self._decode(text)
+                is_complete = event.ph == "X" and event.cat in KIND
+                if not is_complete:
+                    self.lost += is_damaged(msgspec.json.decode(text))
+                    continue
+                if finder is not None:
+                    finder.decode(b"[%b]" % text)
+            except FAILURES:
+                raise DoesNotFit from None
+            events.append(event)
+        return events
 
 
 def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
@@ -64,3 +100,14 @@ def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
 def has_no_time(event: AnyEvent) -> bool:
     """Whether an event states no time."""
     return event.ts is None or (isinstance(event.ts, msgspec.Raw) and bytes(event.ts) == b"null")
+
+
+def decode_last(piece: bytes, decoder: EventDecoder[_E]) -> tuple[_E | None, bytes, bool]:
+    """The last event of a list, the text behind it, and whether that text closes the list."""
+    begin = piece.find(b"{")
+    end = end_of_event(piece, begin) if begin >= 0 else None
+    event = None if end is None else decoder.decode_event(piece[begin:end])
+    if end is None or event is None:
+        return None, b"", False
+    tail = piece[end:].lstrip()
+    return event, tail, tail.startswith(b"]")

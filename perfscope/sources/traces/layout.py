@@ -17,6 +17,8 @@ _OPERATOR = re.compile(
     rb'"cat"\s*:\s*"cpu_op"[^{}]*"ts"[^{}]*"dur"[^{}]*(?P<before>"args"\s*:\s*\{\s*"External id"\s*:\s*)'
 )
 _OPENING = re.compile(rb'\{\s*"')
+#: Of torch before 1.10, which marks steps as operators.
+_OLD_CATEGORY = re.compile(rb'"cat"\s*:\s*"Operator"')
 _TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
 _LONGEST_DOUBLE = 12
 _DECIMALS = 4
@@ -62,7 +64,7 @@ def find_layout(text: bytes, start: int) -> Layout | None:
     """The layout of the events from ``start`` on, or None where it is not one of those that can be scanned."""
     first = _FIRST_BRACE.match(text, start)
     span = _SPAN.search(text, start)
-    if first is None or span is None:
+    if first is None or span is None or _OLD_CATEGORY.search(text, start):
         return None
     operator = _OPERATOR.search(text, start)
     fixed = span["prefix"], span["key"], operator["before"] if operator else b""
@@ -71,7 +73,8 @@ def find_layout(text: bytes, start: int) -> Layout | None:
         return None
     before = first[0]
     if b"\n" in before:
-        indent = before[before.rindex(b"\n") :]
+        newline = before.rindex(b"\n")
+        indent = before[newline - 1 if before[newline - 1 : newline] == b"\r" else newline :]
         return Layout(indent + b"}", indent + b"}," + indent + opening[0], *fixed, is_unambiguous=True)
     separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
     offsets = [(offset, separator) for separator in separators if (offset := text.find(separator, first.end())) >= 0]

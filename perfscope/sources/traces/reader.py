@@ -19,7 +19,7 @@ from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
-from perfscope.sources.traces.decoding import EventDecoder, has_no_time, list_decoder
+from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
@@ -33,9 +33,10 @@ from perfscope.sources.traces.records import (
     EventInDigits,
     HostEvent,
 )
-from perfscope.sources.traces.salvage import FAILURES, decode_last, repair, salvage
+from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import DoesNotFit, Scanner
 from perfscope.sources.traces.step_marks import mark_steps
+from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
@@ -46,6 +47,7 @@ RankRule: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
 _LONGEST_SPACE = 4096
+_LARGEST_MENDED_BYTES = MIB
 #: The head of a job of one rank, whose kernels are compared with those of no other rank.
 _IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
@@ -127,12 +129,14 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         of_host: EventDecoder[AnyEvent] = EventDecoder(
             HostEvent if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )
+        odd = OddEvents(Event if fits else EventInDigits)
         for texts in scanner.scan(chain((head[first:],), blocks)):
             columns.add(of_device.decode(texts.device))
             columns.add(of_host.decode(texts.host))
+            columns.add(odd.decode(texts.odd, finder))
     if finder:
         finder.scan_last(scanner.rest)
-    last, tail, is_closed = decode_last(scanner.rest, of_device.decode_event)
+    last, tail, is_closed = decode_last(scanner.rest, of_device)
     if tail and not is_closed:
         raise DoesNotFit
     if last is not None and not layout.is_unambiguous and has_no_time(last):
@@ -141,11 +145,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     if not is_closed:
         count = scanner.events + (last is not None)
         damage.append(f"{path}: is cut off after {count} events; what was not written is lost")
-    damage.extend(
-        f"{path}: {decoder.lost} of its events cannot be read and are left out"
-        for decoder in (of_device, of_host)
-        if decoder.lost
-    )
+    if odd.lost:
+        damage.append(f"{path}: {odd.lost} of its events cannot be read and are left out")
     if times:
         columns.add_operator_times(times.spans())
         if times.lost:
@@ -166,72 +167,61 @@ def _read_head(blocks: Iterator[bytes]) -> bytes:
 
 
 def _parse(path: str, events: Events) -> _Content:
-    """Read the whole file, whatever its layout."""
-    damage: list[str] = []
-    text = b"".join(read_blocks(path, damage)).removeprefix(_BYTE_ORDER_MARK)
-    if not text.strip():
-        raise SourceError(path, "is empty", hint=damage[0] if damage else None)
-    for kind in (Event, EventInDigits):
-        try:
-            return _parse_intact(text, kind, events, damage)
-        except TimesDoNotFit:
-            continue
-        except FAILURES:
-            return _parse_damaged(path, text, events, damage)
-    raise AssertionError("times in digits always fit")
-
-
-def _products_of(events: bytes) -> Products | None:
-    """The products among events of whatever layout; absent where they cannot be read."""
-    finder = ProductFinder()
+    """Read the events of a file of whatever layout, block by block."""
     try:
-        finder.decode(events)
-    except FAILURES:
-        return None
-    return finder.products()
+        return _stream(path, events, Event)
+    except TimesDoNotFit:
+        return _stream(path, events, EventInDigits)
 
 
-def _parse_intact(text: bytes, kind: type[Event] | type[EventInDigits], events: Events, damage: list[str]) -> _Content:
-    columns = Columns(events)
-    if text.lstrip()[:1] == b"[":
-        document = _Document(events=msgspec.Raw(text))
-    else:
-        document = msgspec.json.decode(text, type=_Document)
-    if not document.events:
-        raise msgspec.ValidationError("no events")
-    columns.add(list_decoder(kind)(document.events))
-    products = _products_of(bytes(document.events)) if Events.PRODUCTS in events else None
-    return _Content(columns, document, tuple(damage), products)
+def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) -> _Content:
+    """Decode all events, and collect the requested ones.
 
-
-def _parse_damaged(path: str, text: bytes, events: Events, damage: list[str]) -> _Content:
-    start = start_of_events(text)
+    Raises:
+        TimesDoNotFit: A time is too large for a double.
+    """
+    damage: list[str] = []
+    blocks = read_blocks(path, damage)
+    head = _read_head(blocks).removeprefix(_BYTE_ORDER_MARK)
+    if not head.strip():
+        head += b"".join(blocks)
+        if not head.strip():
+            raise SourceError(path, "is empty", hint=damage[0] if damage else None)
+    start = start_of_events(head)
     if start is None:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
-    kind: type[Event] | type[EventInDigits] = Event if times_fit_doubles(text, start) else EventInDigits
-    salvaged = salvage(text, start - 1, msgspec.json.Decoder(kind, strict=False).decode)
-    holds_no_event = text[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
-    if not salvaged.events and (holds_no_event or b'"traceEvents"' not in text):
+    columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None
+    stream: EventStream[AnyEvent] = EventStream(kind)
+    for members, text in stream.read(head[start:], blocks):
+        columns.add(members)
+        if finder and text:
+            finder.decode(text)
+    holds_no_event = head[start : start + _LONGEST_SPACE].lstrip()[:1] not in (b"", b"{", b"]")
+    is_list = b'"traceEvents"' in head or stream.is_closed
+    if not stream.events and (holds_no_event or not is_list):
         raise NotATrace(path, "is not a trace", hint="it contains no event of torch.profiler")
-    columns = Columns(events)
-    columns.add(salvaged.events)
-    if not salvaged.is_closed:
-        damage.append(f"{path}: is cut off after {len(salvaged.events)} events; what was not written is lost")
-    lost = salvaged.lost - (0 if salvaged.is_closed or not salvaged.lost else 1)
-    if lost > 0:
-        damage.append(f"{path}: {lost} of its events cannot be read and are left out")
-    return _Content(columns, _document_around(text[:start], b"]}"), tuple(damage))
+    if not stream.is_closed:
+        damage.append(f"{path}: is cut off after {stream.events} events; what was not written is lost")
+    if stream.lost > 0:
+        damage.append(f"{path}: {stream.lost} of its events cannot be read and are left out")
+    document = _document_around(head[:start], stream.tail if stream.is_closed else b"]}")
+    return _Content(columns, document, tuple(damage), finder.products() if finder else None)
 
 
 def _document_around(head: bytes, tail: bytes) -> _Document:
     """The metadata before and after the events, or those before where the rest is damaged."""
     head = head.removeprefix(_BYTE_ORDER_MARK)
     for end in (tail, b"]}"):
-        for candidate in (head + end, repair(head + end)):
-            try:
-                return msgspec.json.decode(candidate, type=_Document)
-            except FAILURES:
-                continue
+        try:
+            return msgspec.json.decode(head + end, type=_Document)
+        except FAILURES:
+            pass
+        if len(head) + len(end) > _LARGEST_MENDED_BYTES:
+            continue
+        try:
+            return msgspec.json.decode(repair(head + end), type=_Document)
+        except FAILURES:
+            pass
     return _Document()
 
 
@@ -240,9 +230,12 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
     hooks = _metadata(document.hooks, TraceMetadata, TraceMetadata())
     devices: list[Device] = _metadata(document.devices, list[Device], [])
+    device = columns.device_events()
     dropped = [
         f"{path}: {count} events have {what} and are left out" for what, count in columns.dropped.items() if count
     ]
+    if columns.repeated:
+        dropped.append(f"{path}: {columns.repeated} of its device events are there twice, and are counted once")
     base_ns = _metadata(document.base_ns, int, 0)
     calls = columns.host_spans(Events.CALLS)
     names, annotations = mark_steps(hooks, base_ns, columns.names, calls, columns.host_spans(Events.ANNOTATIONS))
@@ -254,7 +247,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         backend=info.backend,
         devices=tuple(device.name for device in sorted(devices, key=lambda device: device.id)),
         base_ns=base_ns,
-        device=columns.device_events(),
+        device=device,
         calls=calls,
         annotations=annotations,
         operators=columns.operators(),

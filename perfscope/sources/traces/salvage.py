@@ -7,7 +7,7 @@ are known to go wrong: control characters, ``NaN``, wrong escapes, bytes that ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,8 +19,11 @@ _EVENT_START = re.compile(rb"[\[,]\s*(?=\{\s*\"(?:" + _KEYS + rb")\"\s*:)")
 _WITHOUT_CONTROL_CHARACTERS = bytes(max(code, ord(" ")) for code in range(256))
 _STRING_OR_WORD = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity|undefined|N/A|none)\b', re.IGNORECASE)
 _WRONG_ESCAPE = re.compile(rb'\\(\\|"|/|b|f|n|r|t|u[0-9a-fA-F]{4}|)')
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
 _NESTED_PIECES = 4
-_ENDS_TRIED = 1000
+_LARGEST_MENDED_BYTES = 256 << 10
+_LONGEST_SPACE = 4096
+_MOST_MENDED_BYTES = 8 << 20
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -30,15 +33,19 @@ class Salvage(Generic[_E]):
 
     Attributes:
         events: Those that could be read.
-        repaired: How many of them had to be repaired.
+        texts: The text of each of them, mended where it had to be.
         lost: How many could not be read at all.
+        end: Where the text ends that was looked at: behind the last event of the list, if the list has an end.
         is_closed: Whether the list of events has an end.
+        is_last_lost: Whether the last event of the text is among those that could not be read.
     """
 
     events: list[_E]
-    repaired: int
+    texts: list[bytes]
     lost: int
+    end: int
     is_closed: bool
+    is_last_lost: bool = False
 
 
 def repair(text: bytes) -> bytes:
@@ -53,51 +60,80 @@ def repair(text: bytes) -> bytes:
     return text.decode("utf-8", "replace").encode()
 
 
-def salvage(text: bytes, start: int, decode: Callable[[bytes], _E]) -> Salvage[_E]:
-    """Decode the events of ``text`` from ``start`` on, each by itself."""
-    starts = [match.end() for match in _EVENT_START.finditer(text, start)]
-    events: list[_E] = []
-    repaired = lost = index = 0
-    is_closed = False
-    while index < len(starts):
-        is_last = index == len(starts) - 1
-        end = len(text) if is_last else starts[index + 1]
-        event, was_repaired = decode_event(text[starts[index] : end].rstrip(b", \r\n\t"), decode)
-        if event is None and is_last:
-            event, _, is_closed = decode_last(text[starts[index] :], decode)
-        pieces = 1
-        while event is None and pieces < _NESTED_PIECES and index + pieces < len(starts):
-            pieces += 1
-            end = starts[index + pieces] if index + pieces < len(starts) else len(text)
-            event, was_repaired = decode_event(text[starts[index] : end].rstrip(b", \r\n\t"), decode)
-        if event is None:
-            lost, pieces = lost + 1, 1
-        else:
-            events.append(event)
-            repaired += was_repaired
-        index += pieces
-    return Salvage(events, repaired, lost, is_closed)
+class Salvager(Generic[_E]):
+    """Decodes the events of damaged texts, each by itself.
 
+    What is mended is limited, so that a text of any size costs no more than a few times what decoding it costs.
+    """
 
-def decode_event(piece: bytes, decode: Callable[[bytes], _E]) -> tuple[_E | None, bool]:
-    """An event and whether it had to be repaired; None where it cannot be read."""
-    for candidate, is_repaired in ((piece, False), (repair(piece), True)):
+    def __init__(self, decode: Callable[[bytes], _E]) -> None:
+        self._decode = decode
+        self._bytes_to_mend = _MOST_MENDED_BYTES
+
+    def salvage(self, text: bytes) -> Salvage[_E]:
+        """Decode the events of a text that begins with one."""
+        starts = [match.end() - 1 for match in _EVENT_START.finditer(b"," + text)]
+        events: list[_E] = []
+        texts: list[bytes] = []
+        if not starts:
+            is_closed = text.lstrip().startswith(b"]")
+            lost = 0 if is_closed else int(bool(text.strip(b"]}, \r\n\t")))
+            return Salvage(events, texts, lost, 0 if is_closed else len(text), is_closed, is_last_lost=bool(lost))
+        lost = index = 0
+        event: _E | None = None
+        while index < len(starts):
+            event, piece, pieces = self._decode_at(text, starts, index)
+            end = None if event is not None else end_of_event(text, starts[index])
+            if end is not None and text[end : end + _LONGEST_SPACE].lstrip().startswith(b"]"):
+                last, piece = self.read(text[starts[index] : end])
+                if last is not None:
+                    return Salvage([*events, last], [*texts, piece], lost, end, is_closed=True)
+            if event is None:
+                lost += 1
+            else:
+                events.append(event)
+                texts.append(piece)
+            index += pieces
+        return Salvage(events, texts, lost, len(text), is_closed=False, is_last_lost=event is None)
+
+    def read(self, text: bytes) -> tuple[_E | None, bytes]:
+        """An event and its text, mended where it had to be; None where it cannot be read."""
         try:
-            return decode(candidate), is_repaired
+            return self._decode(text), text
         except FAILURES:
-            continue
-    return None, False
+            pass
+        if len(text) > min(self._bytes_to_mend, _LARGEST_MENDED_BYTES):
+            return None, text
+        self._bytes_to_mend -= len(text)
+        mended = repair(text)
+        try:
+            return self._decode(mended), mended
+        except FAILURES:
+            return None, text
+
+    def _decode_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, bytes, int]:
+        """The event at a start, its text, and how many starts are in it: those of objects that look like events."""
+        ends = [*starts[index + 1 : index + _NESTED_PIECES], len(text)]
+        if index + _NESTED_PIECES < len(starts):
+            ends[-1] = starts[index + _NESTED_PIECES]
+        for pieces, end in enumerate(ends, 1):
+            if end - starts[index] > _LARGEST_MENDED_BYTES and pieces > 1:
+                break
+            piece = text[starts[index] : end].rstrip(b", \r\n\t")
+            try:
+                return self._decode(piece), piece, pieces
+            except FAILURES:
+                continue
+        event, piece = self.read(text[starts[index] : ends[0]].rstrip(b", \r\n\t"))
+        return event, piece, 1
 
 
-def decode_last(piece: bytes, decode: Callable[[bytes], _E]) -> tuple[_E | None, bytes, bool]:
-    """The last event of a list, the text behind it, and whether that text closes the list."""
-    end = -1
-    for _ in range(_ENDS_TRIED):
-        end = piece.find(b"}", end + 1)
-        if end < 0:
-            break
-        event, _ = decode_event(piece[: end + 1], decode)
-        if event is not None:
-            tail = piece[end + 1 :].lstrip()
-            return event, tail, tail.startswith(b"]")
-    return None, b"", False
+def end_of_event(text: bytes, start: int) -> int | None:
+    """Where the object at a position of a text ends; None where it does not, or is not near."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start, start + _LARGEST_MENDED_BYTES):
+        if token[0] in (b"{", b"}"):
+            depth += 1 if token[0] == b"{" else -1
+            if not depth:
+                return token.end()
+    return None

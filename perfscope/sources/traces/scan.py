@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.traces.layout import Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
+from perfscope.sources.traces.plausibility import PHASES
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import KIND
 from perfscope.tables.columns import Bool, Int64
@@ -25,6 +27,16 @@ from perfscope.tables.trace import Events
 #: Two letters of a category, its closing quote included, which no two categories of different kinds share.
 _KEY_LETTERS = 0, 5
 _HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES
+_DECODED_KINDS = [kind.value for kind in (Events.DEVICE, *_HOST_KINDS)]
+#: Categories that exporters write and that are not read.
+_OTHER_CATEGORIES = (
+    "gpu_user_annotation", "ac2g", "fwdbwd", "cuda_sync", "overhead", "cpu_instant_event", "Trace",
+)  # fmt: skip
+_WORD = 8
+_COLON = ord(":")
+_IS_PHASE = np.zeros(256, np.bool_)
+_IS_PHASE[[ord(phase) for phase in PHASES]] = True
+_Words: TypeAlias = npt.NDArray[np.uint64]
 _BRACE = ord("{")
 _SPACE = ord(" ")
 _COMMA = ord(",")
@@ -46,15 +58,45 @@ class EventTexts:
     Attributes:
         device: Texts of events on devices.
         host: Texts of events on the host; those of operators end with their external id.
+        odd: Texts that are not written as the layout says: other events, damaged ones, several together.
     """
 
     device: list[bytes]
     host: list[bytes]
+    odd: list[bytes]
 
     def extend(self, following: EventTexts) -> None:
         """Add the events of another block."""
         self.device.extend(following.device)
         self.host.extend(following.host)
+        self.odd.extend(following.odd)
+
+
+class _CategoryWords:
+    """The first eight bytes of the categories that exporters write, by the two letters that tell them apart."""
+
+    def __init__(self) -> None:
+        self._index = np.zeros(1 << 16, np.uint8)
+        by_code: dict[int, list[bytes]] = {}
+        for name in (*KIND, *_OTHER_CATEGORIES):
+            text = f'{name}"'.encode()
+            first, second = (text[letter] if letter < len(text) else 0 for letter in _KEY_LETTERS)
+            by_code.setdefault(first << 8 | second, []).append(text[:_WORD])
+        words, masks = [0], [0]
+        for code, texts in by_code.items():
+            length = min(len(text) for text in texts)
+            while len({text[:length] for text in texts}) > 1:
+                length -= 1
+            self._index[code] = len(words)
+            words.append(int.from_bytes(texts[0][:length], "little"))
+            masks.append((1 << 8 * length) - 1)
+        words[0] = 1  # no word is this one where nothing is compared
+        self._expected, self._masks = np.array(words, np.uint64), np.array(masks, np.uint64)
+
+    def are_expected(self, words: _Words, codes: npt.NDArray[np.intp]) -> Bool:
+        """Which words are those of the categories that have these letters."""
+        index = self._index[codes]
+        return np.asarray((words & self._masks[index]) == self._expected[index])
 
 
 class _Block:
@@ -96,6 +138,13 @@ class _Block:
                 matches &= self.letters(positions, index) == letter
         return matches
 
+    def words(self, positions: Int64) -> _Words:
+        """The eight bytes from each position on; those at the border where they lead beyond it."""
+        if len(self.text) < _WORD:
+            return np.zeros(len(positions), np.uint64)
+        words = np.ndarray((len(self.text) - _WORD + 1,), "<u8", self.text, strides=(1,))
+        return words.take(positions, mode="clip")
+
     def commas(self, positions: Int64) -> Int64:
         """The position of the first comma after each position, or the position itself where none is near."""
         near = self._bytes.take(positions[:, None] + np.arange(_LONGEST_ID), mode="clip") == _COMMA
@@ -128,9 +177,11 @@ class Scanner:
     rest: bytes = b""
     events: int = 0
     _kinds: npt.NDArray[np.uint8] = field(init=False)
+    _words: _CategoryWords = field(init=False)
 
     def __post_init__(self) -> None:
         self._kinds = np.zeros(1 << 16, np.uint8)
+        self._words = _CategoryWords()
         for name, kind in KIND.items():
             if kind in self.requested or (kind is Events.OPERATORS and self._looks_at_operators()):
                 first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
@@ -147,7 +198,7 @@ class Scanner:
             DoesNotFit: An event is written otherwise than the layout says, or none ends for 64 MB.
         """
         layout = self.layout
-        texts = EventTexts([], [])
+        texts = EventTexts([], [], [])
         across: list[bytes] = []
         for block in blocks:
             first = block.find(layout.separator)
@@ -162,10 +213,10 @@ class Scanner:
             if last > first:
                 texts.extend(self._find(_Block(block, first + layout.until_brace, last + len(layout.close))))
             self.rest = block[last + layout.until_brace :]
-            if len(texts.device) + len(texts.host) > _EVENTS_PER_BATCH:
+            if len(texts.device) + len(texts.host) + len(texts.odd) > _EVENTS_PER_BATCH:
                 texts.extend(self._find_across(across))
                 yield texts
-                texts, across = EventTexts([], []), []
+                texts, across = EventTexts([], [], []), []
         if across:
             texts.extend(self._find_across(across))
         yield texts
@@ -183,14 +234,19 @@ class Scanner:
         stops = np.append(starts[1:] - layout.until_brace + len(layout.close), block.end)
         phase, category = layout.prefix.index(b'"X"') + 1, len(layout.prefix) + len(layout.key)
         begins_as_expected = block.has_text(layout.prefix[:phase], starts)
-        is_span = begins_as_expected & (block.letters(starts, phase) == ord("X"))
+        phases = block.letters(starts, phase)
+        is_span = begins_as_expected & (phases == ord("X"))
         fits = is_span & block.has_text((layout.prefix + layout.key)[phase:], starts, phase)
-        for index in np.flatnonzero(~begins_as_expected | (is_span & ~fits)):
-            if b'"X"' in block.text[starts[index] : stops[index]]:
-                raise DoesNotFit
         first, second = (block.letters(starts, category + letter).astype(np.intp) for letter in _KEY_LETTERS)
-        kinds = self._kinds[first << 8 | second]
-        kinds[~fits] = 0
+        codes = first << 8 | second
+        kinds = self._kinds[codes]
+        is_alone = self._are_alone(block, rows)
+        is_category = fits & self._words.are_expected(block.words(starts + category), codes)
+        # What is decoded is seen to be one event then.
+        is_decoded = is_category & np.isin(kinds, _DECODED_KINDS)
+        is_as_expected = is_alone & (is_category | (begins_as_expected & _IS_PHASE[phases])) | is_decoded
+        kinds[~is_category | ~is_as_expected] = 0
+        odd = np.flatnonzero(~is_as_expected)
         device = np.flatnonzero(kinds == Events.DEVICE.value)
         host = np.flatnonzero(np.isin(kinds, [kind.value for kind in _HOST_KINDS]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
@@ -202,7 +258,18 @@ class Scanner:
             self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
         elif len(operators) and self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
             host_texts += self._shortened(block, rows[operators], stops[operators])
-        return EventTexts(block.cut(starts[device], stops[device]), host_texts)
+        return EventTexts(block.cut(starts[device], stops[device]), host_texts, block.cut(starts[odd], stops[odd]))
+
+    def _are_alone(self, block: _Block, rows: Int64) -> Bool:
+        """Which events are sure to be one event each: they have no brace inside but that of their arguments.
+
+        Another event behind one in the same text has a brace that follows no colon, and so has an object in a list.
+        """
+        braces = block.braces
+        count = np.diff(rows, append=len(braces))
+        inner = braces[np.minimum(rows + 1, len(braces) - 1)]
+        behind_colon = (block.letters(inner, -1) == _COLON) | (block.letters(inner, -2) == _COLON)
+        return np.asarray((count == 1) | ((count == 2) & behind_colon))  # noqa: PLR2004
 
     def _events(self, block: _Block) -> Int64:
         """The braces of the block that begin events, in order; the first is the one at the beginning of the block."""

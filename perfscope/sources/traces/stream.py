@@ -1,0 +1,149 @@
+"""Decodes the events of a trace block by block, whatever its layout and whatever is damaged in it.
+
+Text from the beginning of an event to the end of another one is valid JSON only where both are real: what a block's
+events are is decided by parsing them, and never by how they look. So no more than a few blocks are in memory, and what
+is damaged costs itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Generic, TypeVar
+
+import msgspec
+
+from perfscope.constants import KIB, MIB
+from perfscope.sources.traces.decoding import list_decoder
+from perfscope.sources.traces.plausibility import PHASES, is_damaged
+from perfscope.sources.traces.records import KIND, AnyEvent
+from perfscope.sources.traces.salvage import FAILURES, Salvager
+
+_E = TypeVar("_E", bound=AnyEvent)
+_BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
+_CHUNK_BYTES = MIB
+_NEAR_BYTES = 64 * KIB
+_BOUNDARIES_TRIED = 16
+_LARGEST_EVENT_BYTES = 16 * MIB
+_LARGEST_TAIL_BYTES = 64 * MIB
+
+
+class _Last(msgspec.Struct):
+    events: msgspec.Raw
+
+
+class EventStream(Generic[_E]):
+    """The events of one trace.
+
+    Attributes:
+        events: How many were read.
+        lost: How many could not be read, or have lost their phase or category.
+        is_closed: Whether the list of events has an end.
+        tail: What follows the last event.
+    """
+
+    def __init__(self, kind: type[_E]) -> None:
+        self.events = self.lost = 0
+        self.is_closed = False
+        self.tail = b""
+        self._decode_list = list_decoder(kind)
+        self._salvager = Salvager(msgspec.json.Decoder(kind, strict=False).decode)
+        self._harmless = {("X", category) for category in KIND} | {(phase, "") for phase in PHASES}
+        self._rest = b""
+        self._is_last_lost = False
+
+    def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[_E], bytes]]:
+        """Yield the events, those of a chunk together, with the text of each chunk where it is valid JSON.
+
+        Args:
+            text: What stands behind the bracket of the list, as far as it was read.
+            blocks: What follows.
+        """
+        self._rest = text
+        wanted = _CHUNK_BYTES
+        for chunk in _chunks(blocks):
+            self._rest += chunk
+            while not self.is_closed and len(self._rest) >= wanted:
+                before = len(self._rest)
+                yield from self._advance(is_last=before > _LARGEST_EVENT_BYTES)
+                wanted = _CHUNK_BYTES if len(self._rest) < before else 2 * before
+            if self.is_closed and len(self._rest) > _LARGEST_TAIL_BYTES:
+                break
+        if not self.is_closed:
+            yield from self._finish()
+            # The last event of a file that is cut off.
+            self.lost -= self._is_last_lost and not self.is_closed
+        self.tail = self._rest
+
+    def _advance(self, *, is_last: bool) -> Iterator[tuple[list[_E], bytes]]:
+        rest = self._rest
+        ends = [match.start() + 1 for match in _BOUNDARY.finditer(rest, max(0, len(rest) - _NEAR_BYTES))]
+        for end in reversed(ends[-_BOUNDARIES_TRIED:]):
+            text = b"[%b]" % rest[:end]
+            try:
+                events = self._decode_list(text)
+            except FAILURES as error:
+                if "truncated" in str(error):
+                    continue
+                is_last = True
+                break
+            self._rest = rest[end:].lstrip(b", \t\r\n")
+            self.events += len(events)
+            self._look_for_damage(events, text)
+            yield events, text
+            return
+        if is_last:
+            yield self._salvage(ends[-1] if ends else len(rest)), b""
+
+    def _finish(self) -> Iterator[tuple[list[_E], bytes]]:
+        """The last events, and the end of the list."""
+        for end in (b"", b"}"):
+            try:
+                text = bytes(msgspec.json.decode(b'{"events":[' + self._rest + end, type=_Last).events)
+                events = self._decode_list(text)
+            except FAILURES:
+                continue
+            self.is_closed, self._rest = True, self._rest[len(text) - 2 :]
+            self.events += len(events)
+            self._look_for_damage(events, text)
+            yield events, text
+            return
+        yield self._salvage(len(self._rest)), b""
+
+    def _salvage(self, end: int) -> list[_E]:
+        """The events of a damaged text one by one."""
+        salvage = self._salvager.salvage(self._rest[:end])
+        self._rest = self._rest[salvage.end :]
+        self.is_closed = salvage.is_closed
+        self.lost += salvage.lost
+        self._is_last_lost = salvage.is_last_lost
+        self.events += len(salvage.events)
+        for event, text in zip(salvage.events, salvage.texts, strict=True):
+            if (event.ph, event.cat) not in self._harmless:
+                self._look_for_damage([event], b"[%b]" % text)
+        return salvage.events
+
+    def _look_for_damage(self, events: Sequence[_E], text: bytes) -> None:
+        if {(event.ph, event.cat) for event in events} <= self._harmless:
+            return
+        whole = msgspec.json.decode(text)
+        for event, content in zip(events, whole, strict=True):
+            pair = event.ph, event.cat
+            if pair not in self._harmless:
+                if is_damaged(content):
+                    self.lost += 1
+                elif event.cat and event.ph == "X":
+                    self._harmless.add(pair)
+
+
+def _chunks(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Blocks together, so that few texts are joined."""
+    pieces: list[bytes] = []
+    size = 0
+    for block in chain(blocks, (b"",)):
+        pieces.append(block)
+        size += len(block)
+        if size >= _CHUNK_BYTES or not block:
+            yield b"".join(pieces)
+            pieces, size = [], 0
