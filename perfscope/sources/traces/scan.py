@@ -27,7 +27,9 @@ from perfscope.tables.trace import Events
 #: Two letters of a category, its closing quote included, which no two categories of different kinds share.
 _KEY_LETTERS = 0, 5
 _HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES
-_DECODED_KINDS = [kind.value for kind in (Events.DEVICE, *_HOST_KINDS)]
+_IS_HOST, _IS_DECODED = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
+_IS_HOST[[kind.value for kind in _HOST_KINDS]] = True
+_IS_DECODED[[kind.value for kind in (Events.DEVICE, *_HOST_KINDS)]] = True
 #: Categories that exporters write and that are not read.
 _OTHER_CATEGORIES = (
     "gpu_user_annotation", "ac2g", "fwdbwd", "cuda_sync", "overhead", "cpu_instant_event", "Trace",
@@ -143,7 +145,8 @@ class _Block:
         if len(self.text) < _WORD:
             return np.zeros(len(positions), np.uint64)
         words = np.ndarray((len(self.text) - _WORD + 1,), "<u8", self.text, strides=(1,))
-        return words.take(positions, mode="clip")
+        words_at: _Words = words[np.minimum(positions, len(words) - 1)]  # take would copy all words first
+        return words_at
 
     def commas(self, positions: Int64) -> Int64:
         """The position of the first comma after each position, or the position itself where none is near."""
@@ -243,12 +246,12 @@ class Scanner:
         is_alone = self._are_alone(block, rows)
         is_category = fits & self._words.are_expected(block.words(starts + category), codes)
         # What is decoded is seen to be one event then.
-        is_decoded = is_category & np.isin(kinds, _DECODED_KINDS)
+        is_decoded = is_category & _IS_DECODED[kinds]
         is_as_expected = is_alone & (is_category | (begins_as_expected & _IS_PHASE[phases])) | is_decoded
         kinds[~is_category | ~is_as_expected] = 0
         odd = np.flatnonzero(~is_as_expected)
         device = np.flatnonzero(kinds == Events.DEVICE.value)
-        host = np.flatnonzero(np.isin(kinds, [kind.value for kind in _HOST_KINDS]))
+        host = np.flatnonzero(_IS_HOST[kinds])
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         if self.products is not None:
             self.products.scan(block.text, starts[operators] + category, stops[operators])
