@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perfscope.hooks.introspection import is_compiling, subclasses
+from perfscope.hooks.introspection import is_compiling, is_grad_enabled, subclasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,11 +69,14 @@ def _count(module: Any, parameters: set[int]) -> int:
     return sum(id(parameter) in parameters for parameter in module.parameters())
 
 
-def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput) -> bool:
+def report_calls(
+    torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput, is_over: Callable[[], bool]
+) -> bool:
     """Report each call of a model, and what it returns while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
-    in compiled code is left alone: it would have to be compiled again.
+    in compiled code is left alone: it would have to be compiled again. Where ``is_over`` says that nothing trains the
+    model any more, the next one of its class that trains takes its place, as in each fold of a cross-validation.
     """
     outside = [index for index, module in enumerate(chain) if type(module).__name__ == _COMPILED]
     in_place = any(getattr(module, "_compiled_call_impl", None) is not None for module in chain)
@@ -82,7 +85,7 @@ def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output
     watched = chain[: outside[0] + 1] if outside else chain
     references = [weakref.ref(module) for module in watched]
     for owner in {type(module) for module in watched}:
-        _wrap_calls(owner, references, on_call, on_output)
+        _wrap_calls(owner, references, on_call, on_output, is_over)
     return True
 
 
@@ -91,12 +94,26 @@ def _has_compiled(torch: Any) -> bool:
     return bool(counters and counters.get("frames", {}).get("total", 0))
 
 
-def _wrap_calls(owner: Any, references: Sequence[weakref.ref[Any]], on_call: ModelCall, on_output: ModelOutput) -> None:
+def _wrap_calls(
+    owner: Any,
+    references: list[weakref.ref[Any]],
+    on_call: ModelCall,
+    on_output: ModelOutput,
+    is_over: Callable[[], bool],
+) -> None:
     original = owner.__call__
+
+    def is_watched(module: Any) -> bool:
+        if any(module is watched() for watched in references):
+            return True
+        if not (module.training and is_grad_enabled() and (references[0]() is None or is_over())):
+            return False
+        references[:] = [weakref.ref(module)]
+        return True
 
     @functools.wraps(original)
     def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling() or getattr(_thread, "is_in_model", False) or not any(self is model() for model in references):
+        if is_compiling() or getattr(_thread, "is_in_model", False) or not is_watched(self):
             return original(self, *args, **kwargs)
         on_end = on_call(args, kwargs, in_training_mode=self.training)
         _thread.is_in_model = True

@@ -52,8 +52,11 @@ class ModelWatch:
         self._parts = (*self._parts, weakref.ref(part))
 
     def on_optimizer_step(self, optimizer: object) -> None:
-        """An optimizer steps; the first one's parameters are the model's where no framework names the model."""
-        if self._optimizer is None:
+        """An optimizer steps; the first one's parameters are the model's where no framework names the model.
+
+        Where it is gone, another one goes on in its place.
+        """
+        if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
 
     def on_recompute(self) -> None:
@@ -86,8 +89,11 @@ class ModelWatch:
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, on_call, on_output):
+        if not report_calls(sys.modules["torch"], chain, on_call, on_output, self._is_optimizer_gone):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
+
+    def _is_optimizer_gone(self) -> bool:
+        return self._optimizer is None or self._optimizer() is None
 
 
 def _is_sharded(parts: Sequence[Any]) -> bool:
