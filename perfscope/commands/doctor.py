@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -41,11 +42,14 @@ def doctor(
 
 
 def _run_checks(folder: Path) -> list[Check]:
-    nvml_check, gpus = nvml.check_nvml()
+    with ThreadPoolExecutor() as pool:  # torch is loaded in two processes, which takes seconds
+        hook_checks = pool.submit(hook_injection.check_hook)
+        nvml_check, gpus = nvml.check_nvml()
+        torch_checks = torch_profiler.check_torch(gpus=gpus)
     return [
         torch_profiler.check_python(),
-        *torch_profiler.check_torch(gpus=gpus),
-        *hook_injection.check_hook(),
+        *torch_checks,
+        *hook_checks.result(),
         launchers.check_launchers(),
         nvml_check,
         profiler_access.check_other_profilers(),

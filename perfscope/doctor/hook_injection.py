@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +16,6 @@ from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
 from perfscope.hooks.reach import launch
 
-_PARALLEL_PROBES = 4
 _DISTRIBUTIONS = {"megatron": "megatron-core", "lightning": "lightning", "pytorch_lightning": "pytorch-lightning"}
 
 _IS_ACTIVE = """
@@ -46,8 +43,7 @@ def check_hook() -> list[Check]:
     with tempfile.TemporaryDirectory(prefix="perfscope-doctor-") as folder:
         environment = _make_environment(Path(folder) / "run")
         checks = [_check_activity(probe(_IS_ACTIVE, environment))]
-        with ThreadPoolExecutor(_PARALLEL_PROBES) as pool:  # importing a framework takes seconds
-            checks += pool.map(partial(_check_package, environment=environment), _find_packages())
+        checks += _check_packages(_find_packages(), environment)
     obstacles = launch.find_obstacles(["deepspeed"])
     return checks + [warn("Hook under deepspeed", obstacle, "see the finding") for obstacle in obstacles]
 
@@ -72,25 +68,50 @@ def _check_activity(result: ProbeResult) -> Check:
 
 def _find_packages() -> list[str]:
     """The installed packages that the hooks wrap."""
-    return [name for name in sorted({name.split(".")[0] for name in WATCHED}) if find_spec(name) is not None]
+    return [name for name in sorted({_package_of(name) for name in WATCHED}) if find_spec(name) is not None]
 
 
-def _check_package(package: str, environment: Mapping[str, str]) -> Check:
-    """Import the wrapped modules of a package with the hook active, which itself reports what it cannot wrap."""
+def _check_packages(packages: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
+    """Import the wrapped modules of all packages in one process: nearly all of them load torch, which takes seconds.
+
+    Where that process fails, each package is imported in a process of its own, which shows the one that fails.
+    """
+    together = _import_modules(packages, environment)
+    if together.values is not None:
+        return [_check_package(package, together) for package in packages]
+    return [_check_package(package, _import_modules([package], environment)) for package in packages]
+
+
+def _import_modules(packages: Sequence[str], environment: Mapping[str, str]) -> ProbeResult:
+    return probe(_IMPORT.format(names=[name for package in packages for name in _modules_of(package)]), environment)
+
+
+def _modules_of(package: str) -> list[str]:
+    return sorted(name for name in WATCHED if _package_of(name) == package)
+
+
+def _package_of(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
+def _check_package(package: str, result: ProbeResult) -> Check:
+    """Judge how a package was imported with the hook active, which itself reports what it cannot wrap."""
     part = f"Hooks of {package}"
-    names = sorted(name for name in WATCHED if name.split(".")[0] == package)
-    result = probe(_IMPORT.format(names=names), environment)
     installed = _installed_version(package)
     if result.values is None:
         return fail(part, f"{installed} cannot be imported: {result.problem}", f"try: python -c 'import {package}'")
-    problems = re.findall(r"perfscope: (.+? is off): this version of (\S+) differs", result.stderr)
-    problems += re.findall(r"perfscope: (\S+) is (not hooked)", result.stderr)
+    names = _modules_of(package)
+    off = re.findall(r"perfscope: (.+? is off): this version of (\S+) differs", result.stderr)
+    unhooked = re.findall(r"perfscope: (\S+) is not hooked", result.stderr)
+    problems = [f"{text} in {module}" for text, module in off if _package_of(module) == package]
+    problems += [f"{module} is not hooked" for module in unhooked if _package_of(module) == package]
     if problems:
-        finding = "; ".join(" in ".join(pair) for pair in problems)
+        finding = "; ".join(problems)
         return warn(part, f"{installed}: {finding}", "none: those records will be missing, all others are captured")
-    missing: list[str] = result.values["missing"]
+    missing = [name for name in result.values["missing"] if name in names]
     note = f"; not in this version: {', '.join(missing)}" if missing else ""
-    return ok(part, f"{installed}: {len(names) - len(missing)} modules wrapped{note}")
+    count = len(names) - len(missing)
+    return ok(part, f"{installed}: {count} {'module' if count == 1 else 'modules'} wrapped{note}")
 
 
 def _installed_version(package: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from perfscope.commands import doctor as command
 from perfscope.doctor import disk, hook_injection, launchers, nvml, profiler_access, torch_profiler
 from perfscope.doctor.check import Verdict, fail, ok
-from perfscope.doctor.probe import probe
+from perfscope.doctor.probe import ProbeResult, probe
 from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
@@ -143,6 +143,32 @@ def test_a_version_that_moved_a_function_is_named(tmp_path: Path, monkeypatch: p
     (_, check, *_) = hook_injection.check_hook()
     assert check.verdict is Verdict.WARN
     assert "is off in deepspeed.runtime.engine" in check.finding
+
+
+def test_packages_are_imported_in_one_process_and_one_that_crashes_is_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[str] = []
+
+    def counted_probe(lines: str, environment: Mapping[str, str] | None = None) -> ProbeResult:
+        processes.append(lines)
+        return probe(lines, environment)
+
+    modules = tmp_path / "modules"
+    for name in ("deepspeed", "safetensors"):
+        (modules / name).mkdir(parents=True)
+        (modules / name / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setattr(hook_injection, "_find_packages", lambda: ["deepspeed", "safetensors"])
+    monkeypatch.setattr(hook_injection, "probe", counted_probe)
+    (_, *checks) = hook_injection.check_hook()[:3]
+    assert [check.verdict for check in checks] == [Verdict.OK, Verdict.OK]
+    assert sum("import_module" in lines for lines in processes) == 1
+    (modules / "deepspeed" / "__init__.py").write_text("import os; os.kill(os.getpid(), 11)")
+    (_, crashed, sound) = hook_injection.check_hook()[:3]
+    assert (crashed.part, crashed.verdict) == ("Hooks of deepspeed", Verdict.FAIL)
+    assert "it was killed by SIGSEGV" in crashed.finding
+    assert (sound.part, sound.verdict) == ("Hooks of safetensors", Verdict.OK)
 
 
 def test_a_launcher_of_another_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
