@@ -92,11 +92,12 @@ class Recorder:
         write_whole(self._checkpoints, wire.to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
-        """Write a finished window, a note or the end of the process.
+        """Write a finished window, a note or the end of the process, behind the steps that came before it.
 
         Raises:
             OSError: The disk is full or gone.
         """
+        self._late.flush()
         write_whole(self._events, wire.to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:

@@ -30,7 +30,7 @@ def analyze(run: Run) -> Cost:
     undisturbed = find_undisturbed(run.steps)
     tables, effect = undisturbed.tables, undisturbed.effect
     if not tables:
-        raise MissingInput("no rank completed a training step")
+        raise MissingInput("no training step was recorded")
     steady_s = median(undisturbed.times_s())
     ranges = sorted({(window.first_step, window.last_step) for window in run.windows})
     hook_ns = np.concatenate([table.hook_ns[undisturbed.mask(table)].compressed() for table in tables])

@@ -40,7 +40,7 @@ def analyze(run: Run) -> StepTimes:
     undisturbed = find_undisturbed(run.steps)
     tables = undisturbed.tables
     if not tables:
-        raise MissingInput("no rank completed a training step")
+        raise MissingInput("no training step was recorded")
     ranks = tuple(_summarize_rank(table, undisturbed) for table in tables)
     times_s = undisturbed.times_s()
     median_s = median(times_s)

@@ -24,7 +24,7 @@ def analyze(run: Run) -> WallClock:
     """
     ledgers = _keep_ledgers(run)
     if not ledgers:
-        raise MissingInput("no rank completed a training step")
+        raise MissingInput("no training step was recorded")
     last = {(table.rank, table.attempt) for table in last_attempts(run.steps)}
     shown = [(ledger, steps) for ledger, steps in ledgers if (ledger.rank, ledger.attempt) in last]
     by_wall = sorted((ledger for ledger, _ in shown), key=lambda ledger: (ledger.wall_ns, -ledger.rank))

@@ -116,7 +116,7 @@ def test_a_run_too_short_for_a_median_has_none(tmp_path: Path) -> None:
 
 
 def test_no_steps_is_a_reason_and_no_zero(tmp_path: Path) -> None:
-    with pytest.raises(MissingInput, match="no rank completed a training step"):
+    with pytest.raises(MissingInput, match="no training step was recorded"):
         steps_of(write_run(tmp_path, {0: []}))
 
 

@@ -131,7 +131,7 @@ def test_a_run_that_cannot_be_compared_with_a_plan_is_one_clear_line(tmp_path: P
     assert quantities(answer("plan", "--run", run, "--model", "gpt2-small"))["step_s"]["measured"] == pytest.approx(0.1)
     for path in run.rglob(wire.STEPS_FILE):
         path.unlink()
-    assert "no rank completed a training step" in refused("plan", "--run", run)
+    assert "no training step was recorded" in refused("plan", "--run", run)
     ended = ask("plan", "--run", tmp_path)
     assert (ended.code, ended.stdout) == (1, "")
     assert "is not a run" in ended.stderr

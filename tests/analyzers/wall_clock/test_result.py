@@ -61,7 +61,7 @@ def test_the_table_ends_with_the_whole_and_has_the_median_rank_beside_the_slowes
 
 
 def test_a_run_without_a_step_has_no_wall_clock(tmp_path: Path) -> None:
-    with pytest.raises(MissingInput, match="no rank completed a training step"):
+    with pytest.raises(MissingInput, match="no training step was recorded"):
         analyze(read_run(write_run(tmp_path, {0: []})))
 
 
