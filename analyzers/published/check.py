@@ -29,11 +29,6 @@ from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, Publ
 
 _Q = Quantity
 
-# A table follows another convention where at least so many of its TFLOPs, and such a share of them, are wrong, but none
-# of them by more than this.
-_FEWEST_DIFFERENT = 3
-_SHARE_DIFFERENT = 0.8
-_LARGEST_DIFFERENCE = Fraction(1, 5)
 _PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
 
 
@@ -44,6 +39,7 @@ class Verdict(StrEnum):
     TRUNCATED = "truncated"
     FROM_UNROUNDED = "from unrounded inputs"
     WRONG = "wrong"
+    CONVENTION = "other convention"
     MISSING = "missing"
 
 
@@ -81,8 +77,8 @@ class CheckedCell:
 
     @property
     def agrees(self) -> bool:
-        """Whether the cell follows from its row."""
-        return self.verdict is Verdict.ROUNDED
+        """Whether the cell follows from its row, or may follow from it by another convention."""
+        return self.verdict in (Verdict.ROUNDED, Verdict.CONVENTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,13 @@ class CheckedTables:
     Attributes:
         cells: Every derived cell that could be recomputed.
         uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
+        conventions: Tables whose TFLOPs follow another convention, in words.
         assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
     """
 
     cells: tuple[CheckedCell, ...]
     uncheckable: tuple[Uncheckable, ...]
+    conventions: tuple[str, ...]
     assumed: tuple[str, ...]
 
     @property
@@ -128,24 +126,9 @@ def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = N
     return CheckedTables(
         cells,
         tuple(result for result in results if isinstance(result, Uncheckable)),
+        (),
         _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
     )
-
-
-def find_other_conventions(checked: CheckedTables) -> tuple[str, ...]:
-    """Tables whose TFLOPs nearly all differ a little, as warnings: they were counted by another convention."""
-    warnings = []
-    for line in dict.fromkeys(cell.table_line for cell in checked.cells):
-        cells = [cell for cell in checked.cells if cell.table_line == line and cell.quantity == _Q.TFLOPS]
-        shares = [Fraction(cell.published.replace(",", "")) / cell.recomputed - 1 for cell in cells if cell.published]
-        wrong = [share for cell, share in zip(cells, shares, strict=False) if cell.verdict is Verdict.WRONG]
-        is_most = len(wrong) >= _FEWEST_DIFFERENT and len(wrong) >= _SHARE_DIFFERENT * len(cells)
-        if is_most and max(map(abs, wrong)) <= _LARGEST_DIFFERENCE:
-            warnings.append(
-                f"line {line}: {len(wrong)} of {len(cells)} TFLOPs are off by {float(min(wrong)):+.1%} to "
-                f"{float(max(wrong)):+.1%}: they may follow another convention, or a log"
-            )
-    return tuple(warnings)
 
 
 def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:

@@ -18,6 +18,7 @@ from perfscope.tables.published import Constant, Figure, PublishedTable, Quantit
 
 #: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
 _OPERATIONS_PER_PASS = 2
+_FEWEST_OF_A_GROUP = 2
 _Q = Quantity
 _Bounds: TypeAlias = tuple[Fraction, Fraction]  # of positive numbers: the lower one first
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
@@ -241,6 +242,9 @@ def _explain_absent(row: Row, quantity: Quantity) -> str:
 def find_baselines(table: PublishedTable) -> list[Row | None]:
     """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
 
+    A group of one row has none, nor has one whose row of the fewest GPUs states another speed-up than 1: it is relative
+    to something that the table does not show.
+
     If a group has several (a table below a table), the last one above the row counts.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -261,7 +265,9 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
 def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
     """The rows of a group that can be a baseline."""
     usable = [row for row in rows if _has_speed(row) or _Q.SPEEDUP in row.figures]
-    references = [row for row in usable if _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1]
+    if len(usable) < _FEWEST_OF_A_GROUP:
+        return [row for row in usable if _is_reference(row)]
+    references = [row for row in usable if _is_reference(row)]
     sized = []
     for row in references or usable:
         try:
@@ -269,7 +275,13 @@ def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:
         except NotComputable:
             continue
     fewest = min((gpus for gpus, _ in sized), default=None)
-    return [row for gpus, row in sized if gpus == fewest] or references
+    first = [row for gpus, row in sized if gpus == fewest] or references
+    unreadable = [row for row in first if _Q.SPEEDUP in row.absent or _Q.SPEEDUP in row.problems]
+    return [row for row in first if row not in unreadable and (_Q.SPEEDUP not in row.figures or _is_reference(row))]
+
+
+def _is_reference(row: Row) -> bool:
+    return _Q.SPEEDUP in row.figures and row.figures[_Q.SPEEDUP].number == 1
 
 
 def _has_speed(row: Row) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from perfscope.analyzers.published.check import CheckedCell, CheckedTables, Verdict, check_tables
 from perfscope.analyzers.published.contradictions import Contradiction, find_contradictions
+from perfscope.analyzers.published.conventions import leave_conventions
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.sources.published.markdown import Document
@@ -46,7 +47,7 @@ def check_file(path: Path, constants: Mapping[Quantity, Constant], peak_tflops: 
     file = read_published(path, constants)
     if not file.tables or file.document is None:
         raise SourceError(path, "contains no table that can be recomputed", hint=_explain_unread(file))
-    tables = check_tables(file.tables, peak_tflops)
+    tables = leave_conventions(check_tables(file.tables, peak_tflops))
     return CheckedFile(file, file.document, tables, find_contradictions(file.tables))
 
 

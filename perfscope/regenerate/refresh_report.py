@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfscope.analyzers.published.check import CheckedCell, CheckedTables, Verdict, find_other_conventions
+from perfscope.analyzers.published.check import CheckedCell, CheckedTables, Verdict
 from perfscope.regenerate.refresh import CheckedFile
 from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.published.tables import PublishedFile
@@ -12,7 +12,8 @@ from perfscope.units import format_count
 
 _VERDICTS_EXPLAINED = (
     "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
-    "rate beside it is itself rounded or cut off. `wrong`: none of these. `missing`: empty, though it can be computed."
+    "rate beside it is itself rounded or cut off. `wrong`: none of these. `other convention`: its whole column "
+    "differs, and is left alone. `missing`: empty, though it can be computed."
 )
 
 
@@ -49,7 +50,7 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
     sections = (*_sections(checked, counts, written=written), *_notes(file, tables))
     warnings = (
         *(f"assumed {line}: no column, text or option states it" for line in tables.assumed),
-        *find_other_conventions(tables),
+        *tables.conventions,
     )
     return Report(title, data, sections, warnings)
 

@@ -70,8 +70,8 @@ def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
         position += len(part) + 1
         stated = _CHANGE_PART.fullmatch(part.strip())
         marks = stated["before"] + stated["after"] + stated["last"] if stated else ""
-        if stated is None or not (stated["percent"] or marks):
-            return ()
+        if stated is None or not marks:
+            return ()  # a percentage without a direction can be a share of anything
         kind = ChangeKind.PERCENT if stated["percent"] else ChangeKind.DIFFERENCE
         sign = -1 if set(marks) & set("↓-\u2212") else 1 if set(marks) & set("↑+") else 0
         figure = _figure(cell, stated, _PERCENT if kind is ChangeKind.PERCENT else Fraction(1), offset)
@@ -109,7 +109,7 @@ def _read_count(cell: Cell, _unit: str = "") -> Figure | None:
     return figure if figure and figure.number > 0 and figure.number.denominator == 1 else None
 
 
-def _read_gpus(cell: Cell, _unit: str) -> Figure | None:
+def read_gpus(cell: Cell, _unit: str = "") -> Figure | None:
     """A number of GPUs: ``64``, ``8x A100``, ``2 V100 x 4 node`` or ``n2g8``."""
     count = _read_count(cell)
     if count is not None:
@@ -192,7 +192,7 @@ def _read_share(cell: Cell, unit: str) -> Figure | None:
 
 
 _READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
-    _Q.GPUS: _read_gpus,
+    _Q.GPUS: read_gpus,
     _Q.PARAMETERS: read_size,
     _Q.TOKENS: read_size,
     _Q.SAVE_SPEED: _read_number,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.sources.published.cells import read_size
+from perfscope.sources.published.cells import read_gpus, read_size
 from perfscope.sources.published.markdown import Cell
 from perfscope.tables.published import Quantity
 
@@ -22,11 +22,11 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
     (_Q.NODES, r"((num|number of|n|no\.? of) )?n?nodes?( num)?"),
     (
         _Q.GPUS,
-        r"((num|number of|n|no\.? of|total) |#)?(gpus?|devices?)( num| count)?|gpus? type( ?& ?| and )num|world size",
+        r"((num|number of|n|no\.? of|total) |# ?)?(gpus?|devices?)( num| count)?|gpus? type( ?& ?| and )num|world size",
     ),
     (_Q.MICRO_BATCH, r"mbs|bsz|mic(ro)? ?(bs|batch)( ?size)?|(bs|batch( ?size)?)( per |/)(gpu|device)"),
     (_Q.GLOBAL_BATCH, r"gbs|glob(al)? ?(bs|batch)( ?size)?|batch( ?size)?|bs"),
-    (_Q.ACCUMULATION, r"gas|pp chunks|micro ?batches|(num )?(grad(ient)? )?acc(umulation)?( steps)?"),
+    (_Q.ACCUMULATION, r"gas|pp chunks|micro ?batches|(num )?(grad(ient)? ?)?acc(um(ulation)?)?( steps)?"),
     (_Q.DATA_PARALLEL, r"dp|dp size|data parallel( size)?"),
     (_Q.TENSOR_PARALLEL, r"tp|mp|tp size|tensor( model)? parallel( size)?|model parallel size"),
     (_Q.PIPELINE_PARALLEL, r"pp|pp (size|stages)|pipeline( model)? parallel( size)?"),
@@ -53,8 +53,11 @@ _HEADINGS: tuple[tuple[Quantity, str], ...] = (
 )
 _UNITLESS_SPEED = re.compile(r"speed|through?t?put|thr?outhput|perf(ormance)?")
 _RATE_UNIT = re.compile(r"(samples?|sequences?|seqs?|imgs?|images?|examples?|sentences?|it)\s*/\s*s(ec(ond)?)?")
-_TOKEN_UNIT = re.compile(r"(tokens?|tks?)\s*/\s*s(ec(ond)?)?")
+_TOKEN_UNIT = re.compile(r"\b(tokens?|tks?|t)\s*/\s*s(ec(ond)?)?")
+# They count attention, too, which the parameters do not give.
+_MODEL_FLOPS = re.compile(r"model (tera|t) ?flops?(/s)?")
 _PER_DEVICE = re.compile(r"(per|/) ?(gpu|device|rank)")
+_TOKENS = ("t", "tokens")
 _TIME_UNITS = ("ns", "us", "µs", "ms", "s", "sec", "seconds")
 _ID_HEADINGS = ("id", "run", "case", "test case", "test num", "test", "name", "experiment")
 _GROUP_HEADINGS = re.compile(
@@ -85,14 +88,34 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     columns = [_describe_column(heading) for heading in headings]
     has_tflops = any(column.quantity is _Q.TFLOPS for column in columns)
     for index, heading in enumerate(headings):
-        if _UNITLESS_SPEED.fullmatch(_simplify(heading)[0]) and columns[index].quantity is None:
+        is_speed = _UNITLESS_SPEED.fullmatch(_simplify(heading)[0]) and not _PER_DEVICE.search(columns[index].unit)
+        if is_speed and columns[index].quantity is None:
             cells = [row[index].text for row in rows if index < len(row) and row[index].text]
             quantity = _decide_speed(cells, has_tflops=has_tflops)
             columns[index] = replace(columns[index], quantity=quantity)
         sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
         if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
             columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
-    return columns
+        if columns[index].quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)]):
+            columns[index] = replace(columns[index], quantity=None, is_group=True)
+    return _prefer_exact_sizes(headings, columns)
+
+
+def _are_names(cells: Sequence[Cell]) -> bool:
+    """Whether the cells name kinds of GPUs (``h100_80gb``), not a number of them."""
+    texts = [cell for cell in cells if re.search(r"[A-Za-z]\d", cell.text)]
+    return bool(texts) and not any(read_gpus(cell) for cell in cells)
+
+
+def _prefer_exact_sizes(headings: Sequence[str], columns: Sequence[Column]) -> list[Column]:
+    """Of the columns that state the model's size, only those that name the parameters, if there are both."""
+    sizes = [index for index, column in enumerate(columns) if column.quantity is _Q.PARAMETERS]
+    named = [index for index in sizes if "param" in headings[index].lower()]
+    loose = set(sizes) - set(named) if named else set()
+    return [
+        replace(column, quantity=None, is_group=True) if index in loose else column
+        for index, column in enumerate(columns)
+    ]
 
 
 def _describe_column(heading: str) -> Column:
@@ -103,10 +126,12 @@ def _describe_column(heading: str) -> Column:
         return Column(None, unit, is_label, is_group)  # the rate of one device is not the rate of the job
     if re.search(r"(/|per) ?s(ec(ond)?)?\b", unit) and not _PER_DEVICE.search(unit) and _UNITLESS_SPEED.search(plain):
         return Column(_Q.TOKEN_RATE if _TOKEN_UNIT.search(unit) else _Q.RATE, unit, is_label, is_group)
+    if _MODEL_FLOPS.fullmatch(plain):
+        return Column(None, unit, is_label, is_group)
     if unit in _TIME_UNITS and _UNITLESS_SPEED.fullmatch(plain):
         return Column(_Q.STEP_TIME, unit, is_label, is_group)
     for quantity, pattern in _HEADINGS:
-        if re.fullmatch(pattern, plain):
+        if re.fullmatch(pattern, plain) and not (quantity is _Q.GLOBAL_BATCH and unit in _TOKENS):
             return Column(quantity, unit, is_label, is_group)
     return Column(None, unit, is_label, is_group)
 

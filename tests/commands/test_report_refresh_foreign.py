@@ -1,0 +1,111 @@
+"""`perfscope report refresh` on tables of other authors: what it cannot know it neither doubts nor rewrites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.commands.published_tables import TABLE
+
+LONGER_SEQUENCES = """\
+| GPUs | bsz | seq | Samples per second | Speedup (x) |
+| ---- | --- | --- | ------------------ | ----------- |
+| 256  | 256 | 8192  | 60.5  | 1    |
+| 512  | 256 | 8192  | 111.2 | 1.84 |
+| 512  | 128 | 16384 | 108.0 | 1.79 |
+| 512  | 64  | 32768 | 106.0 | 1.75 |
+"""
+
+TWO_PRECISIONS = """\
+| Model | GPUs | Batch | FP32 imgs/second | AMP imgs/second | Speedup (FP32 to AMP) |
+| ----- | ---- | ----- | ---------------- | --------------- | --------------------- |
+| Net-0 | 8    | 192   | 2289 img/s       | 3518 img/s      | 1.53 x                |
+| Net-1 | 8    | 192   | 2415 img/s       | 3774 img/s      | 1.56 x                |
+"""
+
+NO_TIME = """\
+| GPUs | XLA | Precision | Speedup |
+| ---- | --- | --------- | ------- |
+| 1    | ON  | AMP       | 1.208   |
+| 8    | ON  | AMP       | 1.178   |
+| 1    | OFF | AMP       | 1.802   |
+"""
+
+MARKED_BASE = """\
+| #GPU | Generator | Latency [ms] | Speed Up  |
+| ---- | --------- | ------------ | --------- |
+| 1    | A         | 616.14       | ---       |
+| 8    | A         | 999.39       | 1x (base) |
+| 8    | B         | 614.26       | 1.8x      |
+"""
+
+SHARE_IN_BRACKETS = """\
+| GPUs | samples/s   | speedup |
+| ---- | ----------- | ------- |
+| 1    | 100         | 1       |
+| 2    | 180 (90%)   | 1.80    |
+"""
+
+
+@pytest.mark.parametrize("text", [LONGER_SEQUENCES, TWO_PRECISIONS, NO_TIME, MARKED_BASE, SHARE_IN_BRACKETS])
+def test_a_row_without_a_baseline_of_its_own_group_is_left_alone(refresh: Any, text: str) -> None:
+    answer, written = refresh(text, "--format", "json")
+    cells = answer.data["results"]["cells"]
+    assert {cell["verdict"] for cell in cells} <= {"rounded"}
+    assert answer.data["written"] is False
+    assert written == text.encode()
+
+
+def test_rows_of_one_group_are_still_compared(refresh: Any) -> None:
+    answer, _ = refresh(LONGER_SEQUENCES.replace("1.84", "1.64"), "--check", "--format", "json")
+    assert [cell["text"] for cell in answer.data["results"]["cells"] if cell["verdict"] == "wrong"] == ["1.84"]
+
+
+def other_convention(factor: float, speeds: tuple[int, ...]) -> str:
+    return "| GPUs | Size | GBS | Speed | TFlops |\n| -: | -: | -: | -: | -: |\n" + "".join(
+        f"| 64 | 52B | 1024 | {speed}s | {53.66738 * 127 / speed * factor:.2f} |\n" for speed in speeds
+    )
+
+
+@pytest.mark.parametrize("factor", [0.97, 0.75, 1.0737])
+def test_a_column_of_another_convention_is_said_once_and_left_alone(refresh: Any, factor: float) -> None:
+    text = other_convention(factor, (127, 137, 147, 157))
+    answer, written = refresh(text, "--format", "json")
+    assert {cell["verdict"] for cell in answer.data["results"]["cells"]} == {"other convention"}
+    assert answer.data["counts"]["other convention"] == 4
+    assert written == text.encode()
+
+
+def test_small_tables_of_a_file_of_another_convention_are_left_alone(refresh: Any) -> None:
+    tables = [other_convention(factor, (127, 137)) for factor in (0.98, 1.02, 1.024)]
+    text = "\n".join(f"## Part {number}\n\n{table}" for number, table in enumerate(tables))
+    answer, written = refresh(text)
+    assert written == text.encode()
+    assert answer.out.count("another convention") == 1
+
+
+def test_one_wrong_cell_is_still_wrong(refresh: Any) -> None:
+    answer, _ = refresh(TABLE, "--check", "--format", "json")
+    assert "wrong" in {cell["verdict"] for cell in answer.data["results"]["cells"]}
+
+
+NAMED_GPUS = """\
+| Model | SeqLen (T) | # GPUs | GPU | MFU | Model TFLOP | MicroBatchSize | GradAccum | GlobalBatchSize \
+| Throughput (S/s) | Throughput (T/s) | Throughput (T/s/GPU) | GlobalBatchSize (T) | NumParams |
+| - | - | - | - | - | - | - | - | - | - | - | - | - | - |
+| 1b | 2048 | 8 | h100_80gb | 41.25 | 408 | 8 | 2 | 128 | 100 | 204800 | 25600 | 262144 | 1300000000 |
+"""
+
+
+def test_a_table_with_names_of_gpus_and_exact_parameters_is_understood(refresh: Any) -> None:
+    text = NAMED_GPUS.replace("| MFU |", "| TFLOPs |").replace("41.25", "266.2").replace("| Model TFLOP |", "| Loss |")
+    answer, _ = refresh(text, "--check", "--format", "json")
+    cells = answer.data["results"]["cells"]
+    assert [(cell["text"], cell["verdict"]) for cell in cells] == [("266.2", "rounded")]
+    assert answer.data["not_read"] == []
+
+
+def test_model_flops_count_attention_and_are_not_recomputed(refresh: Any) -> None:
+    answer, _ = refresh(NAMED_GPUS, "--check", "--format", "json")
+    assert (answer.code, answer.data["results"]["cells"]) == (0, [])
