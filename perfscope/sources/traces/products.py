@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -42,12 +42,17 @@ _MAY_COUNT[tuple(np.array([[name[letter] for name in _LETTERS] for letter in _KE
 _OF_OPERATORS = (0, ord("c")), (5, ord("p"))
 _UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 _LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
+_INPUTS = b'"Input '
 _DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
 _ELEMENTS = re.compile(rb'"Input type":\s*(\[[^\[\]]*)')
 _TEXT = re.compile(rb'"([^"]*)"')
 _START = re.compile(rb'"ts":\s*"?([\d.]+)')
 _DURATION = re.compile(rb'"dur":\s*"?([\d.]+)')
 _THREAD = re.compile(rb'"tid":\s*"?([^",}\s]+)')
+#: The three of them behind the name, in the order in which most exporters write them.
+_IN_ORDER = re.compile(
+    rb'\s*,\s*"pid":[^",{}]+,\s*' + _THREAD.pattern + rb'"?\s*,\s*' + _START.pattern + rb'"?\s*,\s*' + _DURATION.pattern
+)
 #: Times of older exporters are rounded to a quarter of a microsecond.
 _ROUNDING_US = 0.5
 
@@ -76,7 +81,7 @@ class _Event(msgspec.Struct, gc=False):
 class _Call(NamedTuple):
     """A call of an operator that multiplies: its thread, its times, and its inputs as they are written."""
 
-    thread: str
+    thread: bytes
     start_us: float
     end_us: float
     operator: bytes
@@ -86,7 +91,8 @@ class _Call(NamedTuple):
 
 def _innermost(calls: Sequence[_Call]) -> Iterator[_Call]:
     """The calls that contain no other call: autocast calls the same operator again, with inputs that it has cast."""
-    ordered = sorted(calls, key=lambda call: (call.thread, call.start_us, -call.end_us))
+    ordered = sorted(calls, key=attrgetter("end_us"), reverse=True)
+    ordered.sort(key=itemgetter(0, 1))  # by thread and start: where these are equal, what ends last remains first
     for call, following in zip_longest(ordered, ordered[1:]):
         is_outer = (
             following is not None
@@ -107,6 +113,7 @@ class ProductFinder:
         self._in_order: list[tuple[float, str]] = []
         self._without_shapes = 0
         self._fits = True
+        self._inputs: dict[bytes, tuple[bytes, bytes]] = {}
 
     def scan(self, text: bytes, categories: Int64, stops: Int64) -> None:
         """Scan events: the positions of the first letters of their categories, and of their ends."""
@@ -149,28 +156,34 @@ class ProductFinder:
             match = _NAME.match(event.name.encode() + b'"') if event.cat in _CATEGORIES else None
             if match is not None:
                 args = event.args or _Args()
-                start_us, thread = _number(event.ts), str(event.tid)
+                start_us, thread = _number(event.ts), str(event.tid).encode()
                 end_us = start_us + _number(event.dur)
                 operator = match["product"] or b""
                 call = _Call(thread, start_us, end_us, operator, bytes(args.dims), bytes(args.elements))
                 self._count(match, call)
 
     def _add(self, text: bytes, match: re.Match[bytes], end: int) -> None:
-        dims = _DIMS.search(text, match.end(), end) if match["product"] else None
-        elements = _ELEMENTS.search(text, match.end(), end) if dims else None
-        start, duration, thread = (pattern.search(text, match.end(), end) for pattern in (_START, _DURATION, _THREAD))
-        start_us = float(start[1]) if start else 0.0
-        self._count(
-            match,
-            _Call(
-                thread=thread[1].decode() if thread else "",
-                start_us=start_us,
-                end_us=start_us + (float(duration[1]) if duration else 0.0),
-                operator=match["product"] or b"",
-                dims=dims[1] if dims else b"",
-                elements=elements[1] if elements else b"",
-            ),
-        )
+        begin = match.end()
+        in_order = _IN_ORDER.match(text, begin, end)
+        if in_order:
+            thread, start, duration = in_order.groups()
+        else:
+            thread, start, duration = (_search(pattern, text, begin, end) for pattern in (_THREAD, _START, _DURATION))
+        operator = match["product"] or b""
+        dims, elements = self._inputs_of(text, begin, end) if operator else (b"", b"")
+        start_us = float(start or 0.0)
+        self._count(match, _Call(thread, start_us, start_us + float(duration or 0.0), operator, dims, elements))
+
+    def _inputs_of(self, text: bytes, begin: int, end: int) -> tuple[bytes, bytes]:
+        """The shapes and the types of the inputs, as they are written; most calls have those of an earlier one."""
+        first = text.find(_INPUTS, begin, end)
+        if first < 0:
+            return b"", b""
+        inputs = text[first : text.rfind(b"]", first, end) + 1]
+        if inputs not in self._inputs:
+            dims, elements = _DIMS.search(inputs), _ELEMENTS.search(inputs)
+            self._inputs[inputs] = dims[1] if dims else b"", elements[1] if dims and elements else b""
+        return self._inputs[inputs]
 
     def _count(self, match: re.Match[bytes], call: _Call) -> None:
         if _has_backward_operator(match):
@@ -197,6 +210,11 @@ class ProductFinder:
 
 def _has_backward_operator(match: re.Match[bytes]) -> bool:
     return match["product"] is None or b"attention" in match["product"] or b"attn" in match["product"]
+
+
+def _search(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> bytes:
+    match = pattern.search(text, begin, end)
+    return match[1] if match else b""
 
 
 def _number(time: float | str | None) -> float:
