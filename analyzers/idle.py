@@ -144,7 +144,7 @@ class Idle:
         ]
         reasons: dict[str, list[str]] = {}
         for label, rank in zip(self._labels(), self.ranks, strict=True):
-            if rank.unknown_reason is not None:
+            if rank.unknown_reason is not None and rank.row[CAUSES.index("unknown")]:
                 reasons.setdefault(rank.unknown_reason, []).append(label)
         for reason, labels in reasons.items():
             notes.append(f"Unknown, rank {', '.join(labels[:_MOST_LABELS])}: {reason}.")

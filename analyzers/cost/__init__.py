@@ -48,6 +48,7 @@ def analyze(run: Run) -> Cost:
         marks_passes=bool(run.micro_batches),
         detached=_is_detached(run.windows),
         attached_because=tuple(sorted({window.attached_because for window in run.windows if window.attached_because})),
+        effect=effect,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfscope.analyzers.shared.window_effect import SMALLEST_EFFECT, Verdict, WindowEffect
 from perfscope.constants import MB, MS_PER_S, US_PER_S
 from perfscope.report import Column, Json, Section, in_unit, milliseconds, percent
+from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges
 
 #: A window that slowed its steps by more is not representative of training.
@@ -91,6 +93,7 @@ class Cost:
         marks_passes: Whether the hooks mark the passes of micro-batches on the device.
         detached: Whether CUPTI was detached at the end of every window; absent where that is unknown.
         attached_because: Why it was not.
+        effect: What a test of the steps before and after it says; absent without a window.
     """
 
     before_s: float | None
@@ -101,6 +104,7 @@ class Cost:
     marks_passes: bool = False
     detached: bool | None = None
     attached_because: tuple[str, ...] = ()
+    effect: WindowEffect | None = None
 
     def largest_slowdown(self, activities: str) -> float | None:
         """The largest slowdown of the windows that recorded something, of all windows where it is ``""``."""
@@ -157,13 +161,23 @@ class Cost:
             return (Section(_TITLE, notes=("No window was profiled.", *self._notes())),)
         return (Section(_TITLE, columns, rows, self._notes()),)
 
+    def _describe_change(self, change: float) -> str:
+        """The change behind the window as far as it means something: a median of very few steps means little."""
+        if self.effect is None or self.effect.verdict is not Verdict.UNTESTED:
+            noise = ", within the noise of the steps"
+            is_noise = self.effect is not None and self.effect.verdict is Verdict.NO_DIFFERENCE
+            return f"{change:+.1%}{noise if is_noise and abs(change) >= SMALLEST_EFFECT else ''}"
+        if min(self.effect.before, self.effect.after) < FEWEST_STEPS:
+            return f"of {self.effect.before:,} and {self.effect.after:,} steps: too few to compare"
+        return f"not compared: {self.effect.reason}"
+
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self.before_s is not None and self.after_s is not None:
-            change = self.after_s / self.before_s - 1
+            change = self._describe_change(self.after_s / self.before_s - 1)
             notes.append(
                 f"Median steady-state step: {self.before_s * MS_PER_S:.2f} ms before the first window, "
-                f"{self.after_s * MS_PER_S:.2f} ms after it ({change:+.1%})."
+                f"{self.after_s * MS_PER_S:.2f} ms after it ({change})."
             )
         elif self.windows and self.steady_s is not None:
             side = "after" if self.before_s is None else "before"

@@ -175,8 +175,8 @@ def _notes(
     if blocked_ns is not None and run_ns:
         if blocked_ns <= run_ns:
             yield (
-                f"Saves stalled training for {blocked_ns / run_ns:.1%} of the run: {blocked_ns / NS_PER_S:.3f} s of "
-                f"{run_ns / NS_PER_S:.3f} s."
+                f"Saves stalled training for {blocked_ns / run_ns:.1%} of the run without its start-up: "
+                f"{blocked_ns / NS_PER_S:.3f} s of {run_ns / NS_PER_S:.3f} s."
             )
         else:
             yield (

@@ -13,6 +13,7 @@ from perfscope import wire
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost.corrected import derive
 from perfscope.analyzers.cost.result import Cost
+from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 
@@ -64,9 +65,25 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     assert window.stall_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was stalled longest
     assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
     text = " ".join(note for section in found.sections() for note in section.notes)
-    assert "100.00 ms before the first window, 104.00 ms after it (+4.0%)" in text
+    assert "100.00 ms before the first window, 104.00 ms after it (of 3 and 3 steps: too few to compare)" in text
     assert "50 us per median step" in text
     assert "6-7" in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "after_s", "words"),
+    [
+        (Verdict.SLOWER, 0.104, "(+4.0%)"),
+        (Verdict.NO_DIFFERENCE, 0.104, "(+4.0%, within the noise of the steps)"),
+        (Verdict.NO_DIFFERENCE, 0.101, "(+1.0%)"),
+    ],
+)
+def test_the_change_behind_a_window_is_what_its_test_says(verdict: Verdict, after_s: float, words: str) -> None:
+    effect = WindowEffect(verdict, 20, 20, 0.1, after_s, low=-0.01, high=0.05)
+    found = Cost(0.1, after_s, 0.1, None, (), effect=effect)
+    (section,) = found.sections()
+    change = f"100.00 ms before the first window, {after_s * 1000:.2f} ms after it {words}."
+    assert any(change in note for note in section.notes)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
         None,
     )
     (tmp_path / "c" / "ranks").mkdir(parents=True)
-    with pytest.raises(MissingInput, match="no rank"):
+    with pytest.raises(MissingInput, match="no training step was recorded"):
         cost.analyze(read_run(tmp_path / "c"))
 
 

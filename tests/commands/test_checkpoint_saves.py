@@ -69,7 +69,7 @@ class TestSaves:
         answer = run(capsys, "checkpoint", run_dir)
         assert "1 checkpoint save" in answer.out
         assert "blocking" in answer.out
-        assert "Saves stalled training for 3.6% of the run: 4.000 s of 110.000 s." in answer.out
+        assert "Saves stalled training for 3.6% of the run without its start-up: 4.000 s of 110.000 s." in answer.out
         analyzed = run(capsys, "analyze", run_dir, "--only", "saves", "--format", "json").data["results"]["saves"]
         assert run(capsys, "checkpoint", run_dir, "--format", "json").data["results"]["saves"] == analyzed
         assert analyzed["saves"][0]["gb_per_s"] == 2.0
