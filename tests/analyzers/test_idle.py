@@ -10,6 +10,7 @@ import pytest
 from perfscope.analyzers import idle
 from perfscope.analyzers.shared.idle_gaps import CAUSES
 from perfscope.sources.traces.reader import read_trace
+from tests.conftest import ROOT
 from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, step, write
 
 US = 1000
@@ -189,6 +190,16 @@ def test_without_calls_the_cause_is_unknown_and_the_reason_is_said(tmp_path: Pat
     result = idle.analyze([idle.measure(read_trace(path))])
     assert result.ranks[0].unknown_reason == reason
     assert any(reason in note for note in result.sections()[0].notes)
+
+
+def test_nothing_is_said_of_unknown_causes_outside_of_the_steps_in_the_table() -> None:
+    """The light trace begins with kernels that were launched before it, ahead of its first step."""
+    (trace,) = (ROOT / "fixtures/light/ddp_host_bound/traces/light").glob("vm_2865*")
+    (rank,) = idle.measure(read_trace(trace))
+    assert dict(zip(CAUSES, rank.causes, strict=True))["unknown"] > 0
+    (table, _) = idle.analyze([(rank,)]).sections()
+    assert "Unknown (%)" not in [column.heading for column in table.columns]
+    assert not any(note.startswith("Unknown") for note in table.notes)
 
 
 @pytest.mark.parametrize(
