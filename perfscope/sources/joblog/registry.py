@@ -21,6 +21,7 @@ _MODULES = (
     "oneflow",
     "torchtitan",
     "torchtune",
+    "nanogpt",
     "hf_trainer",
 )
 
