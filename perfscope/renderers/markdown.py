@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+from tabulate import tabulate
 
 from perfscope.report import Cell, Column, Report, Section
 
 _ABSENT = "n/a"
 _DEEPEST_LEVEL = 6  # of a heading, in markdown
-_MARGIN = 2  # a heading's column is at least this much wider
 
 
 def render(report: Report, level: int = 1) -> str:
@@ -52,33 +53,10 @@ def _section(section: Section, level: int) -> list[str]:
 
 def _table(section: Section) -> str:
     cells = [[_cell(value, column) for value, column in zip(row, section.columns, strict=True)] for row in section.rows]
+    alignment = ["right" if _is_numeric(section, index) else "left" for index in range(len(section.columns))]
     headings = [_escape(column.heading) for column in section.columns]
-    is_numeric = [_is_numeric(section, index) for index in range(len(headings))]
-    widths = [
-        max(len(heading) + _MARGIN, *map(len, column))
-        for heading, *column in zip(headings, headings, *cells, strict=True)
-    ]
-    rules = [
-        _rule(width, is_numeric=right, has_cells=bool(cells)) for width, right in zip(widths, is_numeric, strict=True)
-    ]
-    rows = [_row(row, widths, is_numeric) for row in (headings, *cells)]
-    return "\n".join([rows[0], f"|{'|'.join(rules)}|", *rows[1:]])
-
-
-def _rule(width: int, *, is_numeric: bool, has_cells: bool) -> str:
-    """The line below a heading, which says how the column is aligned."""
-    if not has_cells:
-        return "-" * (width + 2)
-    line = "-" * (width + 1)
-    return f"{line}:" if is_numeric else f":{line}"
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], is_numeric: Sequence[bool]) -> str:
-    aligned = (
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(cells, widths, is_numeric, strict=True)
-    )
-    return f"| {' | '.join(aligned)} |"
+    text: str = tabulate(cells, headings, tablefmt="pipe", colalign=alignment if cells else None, disable_numparse=True)
+    return text
 
 
 def _is_numeric(section: Section, index: int) -> bool:
