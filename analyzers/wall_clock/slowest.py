@@ -97,7 +97,7 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
                 time_ns=int(times[row]),
                 over_median_ns=over,
                 cause=cause if is_explained else UNEXPLAINED,
-                cause_ns=cause_ns if is_explained else None,
+                cause_ns=min(cause_ns, over) if is_explained else None,
             )
         )
     return slow

@@ -139,3 +139,10 @@ def test_no_more_than_five_steps_are_the_slowest() -> None:
     records = [step_record(n, 1000 * n, 1000 * n + (100 if n <= 20 else 900), gap_ns=None) for n in range(1, 31)]
     timeline, steps = life(records, hooked=0)
     assert len(find_slowest_steps([(keep_ledger(timeline, steps, []), steps)])) <= 5
+
+
+def test_a_cause_explains_no_more_than_what_a_step_took_over_the_median() -> None:
+    """The rest of the step may have taken less than usual."""
+    timeline, steps = life(records_with(6, 400, data_wait_ns=440), hooked=0)
+    (slow,) = find_slowest_steps([(keep_ledger(timeline, steps, []), steps)])
+    assert (slow.cause, slow.over_median_ns, slow.cause_ns) == ("data wait", 400, 400)
