@@ -81,7 +81,7 @@ class OddEvents:
                 event = self._decode(text)
                 is_complete = event.ph == "X" and event.cat in KIND
                 if not is_complete:
-                    self.lost += is_damaged(msgspec.json.decode(text))
+                    self.lost += is_damaged(msgspec.json.decode(text.decode("utf-8", "replace")))
                     continue
                 if finder is not None:
                     finder.decode(b"[%b]" % text)
@@ -105,7 +105,7 @@ def has_no_time(event: AnyEvent) -> bool:
 def decode_last(piece: bytes, decoder: EventDecoder[_E]) -> tuple[_E | None, bytes, bool]:
     """The last event of a list, the text behind it, and whether that text closes the list."""
     begin = piece.find(b"{")
-    end = end_of_event(piece, begin) if begin >= 0 else None
+    end = end_of_event(piece, begin, len(piece)) if begin >= 0 else None
     event = None if end is None else decoder.decode_event(piece[begin:end])
     if end is None or event is None:
         return None, b"", False

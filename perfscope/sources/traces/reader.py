@@ -51,6 +51,7 @@ _LARGEST_MENDED_BYTES = MIB
 #: The head of a job of one rank, whose kernels are compared with those of no other rank.
 _IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
+_XPLANE = ".xplane.pb"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
@@ -188,6 +189,8 @@ def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) 
         if not head.strip():
             raise SourceError(path, "is empty", hint=damage[0] if damage else None)
     start = start_of_events(head)
+    if start is None and path.endswith(_XPLANE):
+        raise NotATrace(path, "is a profile of JAX (XPlane)", hint="perfscope reads traces of torch.profiler")
     if start is None:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None

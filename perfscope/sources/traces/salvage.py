@@ -83,7 +83,8 @@ class Salvager(Generic[_E]):
         event: _E | None = None
         while index < len(starts):
             event, piece, pieces = self._decode_at(text, starts, index)
-            end = None if event is not None else end_of_event(text, starts[index])
+            stop = starts[index + 1] if index + 1 < len(starts) else len(text)
+            end = None if event is not None else end_of_event(text, starts[index], stop)
             if end is not None and text[end : end + _LONGEST_SPACE].lstrip().startswith(b"]"):
                 last, piece = self.read(text[starts[index] : end])
                 if last is not None:
@@ -128,10 +129,10 @@ class Salvager(Generic[_E]):
         return event, piece, 1
 
 
-def end_of_event(text: bytes, start: int) -> int | None:
-    """Where the object at a position of a text ends; None where it does not, or is not near."""
+def end_of_event(text: bytes, start: int, stop: int) -> int | None:
+    """Where the object at a position of a text ends; None where it does not before ``stop``, or is not near."""
     depth = 0
-    for token in _TOKEN.finditer(text, start, start + _LARGEST_MENDED_BYTES):
+    for token in _TOKEN.finditer(text, start, min(stop, start + _LARGEST_MENDED_BYTES)):
         if token[0] in (b"{", b"}"):
             depth += 1 if token[0] == b"{" else -1
             if not depth:

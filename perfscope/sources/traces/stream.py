@@ -127,7 +127,11 @@ class EventStream(Generic[_E]):
     def _look_for_damage(self, events: Sequence[_E], text: bytes) -> None:
         if {(event.ph, event.cat) for event in events} <= self._harmless:
             return
-        whole = msgspec.json.decode(text)
+        try:
+            whole = msgspec.json.decode(text)
+        except FAILURES:
+            # Bytes that are not UTF-8, in what is not decoded of an event.
+            whole = msgspec.json.decode(text.decode("utf-8", "replace"))
         for event, content in zip(events, whole, strict=True):
             pair = event.ph, event.cat
             if pair not in self._harmless:
