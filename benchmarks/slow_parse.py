@@ -20,17 +20,17 @@ MARKS = ("ProfilerStep#", "enumerate(DataLoader)")
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
-def parse(path: Path) -> Any:
-    """The file's content; fractions are Decimal."""
-    content = path.read_bytes()
-    text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    return json.loads(text.decode("utf-8", "replace"), parse_float=Decimal, strict=False)
+def parse(path: Path) -> dict[str, Any]:
+    """The file's content; fractions are Decimal, and a bare list is that of the events."""
+    raw = path.read_bytes()
+    text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    content = json.loads(text.decode("utf-8", "replace"), parse_float=Decimal, strict=False)
+    return {"traceEvents": content} if isinstance(content, list) else content
 
 
 def read(path: Path) -> Rows:
     """Name, start, duration and correlation of every event that perfscope reads, sorted, without repetitions."""
-    content = parse(path)
-    events = content if isinstance(content, list) else content["traceEvents"]
+    events = parse(path)["traceEvents"]
     rows: Rows = {"device": [], "calls": [], "annotations": [], "operators": []}
     met = set()
     for event in events:
@@ -50,8 +50,8 @@ def read(path: Path) -> Rows:
     return {kind: sorted(members) for kind, members in rows.items()}
 
 
-def _kind(event: Any) -> str | None:
-    if not isinstance(event, dict) or event.get("ph") != "X":
+def _kind(event: dict[str, Any]) -> str | None:
+    if event.get("ph") != "X":
         return None
     category = event.get("cat")
     if category in DEVICE:
@@ -63,11 +63,11 @@ def _kind(event: Any) -> str | None:
     return "operators" if category in OPERATORS else None
 
 
-def _ns(microseconds: Any) -> int:
+def _ns(microseconds: str | int | Decimal) -> int:
     return int((Decimal(microseconds) * 1000).to_integral_value())
 
 
-def _integer(value: Any) -> int:
+def _integer(value: str | int | None) -> int:
     try:
         return -1 if value is None else int(value)
     except ValueError:
