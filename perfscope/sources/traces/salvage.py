@@ -23,7 +23,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
 _NESTED_PIECES = 4
 _LARGEST_MENDED_BYTES = 256 << 10
 _LONGEST_SPACE = 4096
-_MOST_MENDED_BYTES = 8 << 20
+_MOST_MENDED_BYTES = 2 << 20
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
