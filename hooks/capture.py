@@ -23,6 +23,7 @@ from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
+from perfscope.hooks.quick_hooks import QuietSteps, quick_hooks
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
@@ -72,6 +73,8 @@ class Capture(TrainedModel):
         self._main_thread = threading.main_thread().ident
         self._passes = PassTimer()
         self._memory = DeviceMemory()
+        self._quiet = QuietSteps()
+        vars(self).update(quick_hooks(self))
         reserve_variable()
         end_in_children(self)
         atexit.register(self.finish)
@@ -87,8 +90,6 @@ class Capture(TrainedModel):
     ) -> _Value:
         """Run a part of a hook, which reads a framework's own objects and reports them; None where it fails."""
         return action(*args, **kwargs)
-
-    # Steps.
 
     @hook_entry
     def arm(self, boundary: str) -> None:
@@ -130,6 +131,11 @@ class Capture(TrainedModel):
         """
         if model is not None and self.steps == 0:
             self.set_model(model)
+        return self._begin_forward(args, kwargs, in_training_mode=in_training_mode)
+
+    def _begin_forward(
+        self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
+    ) -> Callable[[], None] | None:
         if self.activities.is_evaluation(has_gradients=is_grad_enabled(), in_training_mode=in_training_mode):
             return self._on_evaluation(time.monotonic_ns())
         self._begin_training()
@@ -143,9 +149,9 @@ class Capture(TrainedModel):
         self._facts.add_pipeline_batch(args, kwargs)
 
     @hook_entry
-    def on_batch_loaded(self, batch: object, wait_ns: int) -> None:
-        """A data loader returned a batch."""
-        now_ns = time.monotonic_ns()
+    def on_batch_loaded(self, batch: object, wait_ns: int, now_ns: int | None = None) -> None:
+        """A data loader returned a batch, now or just now."""
+        now_ns = now_ns or time.monotonic_ns()
         if not self.is_training_thread():  # a thread that loads ahead: training does not wait for this
             self._facts.add_work(batch)
         elif not is_grad_enabled() or self.activities.is_in_call:
@@ -197,9 +203,11 @@ class Capture(TrainedModel):
         self._end_step("grad_scaler", scaler, StatedStep(skipped=skipped))
 
     @hook_entry
-    def on_step_end(self, boundary: str, emitter: object, **stated: Any) -> None:
-        """One of a framework's objects reached a step boundary; the rest are fields of StatedStep."""
-        self._end_step(boundary, emitter, StatedStep(**stated))
+    def on_step_end(
+        self, boundary: str, emitter: object, read: Callable[[], dict[str, Any]] | None = None, **stated: Any
+    ) -> None:
+        """An object reached a step boundary; the rest, or what ``read()`` returns, are fields of StatedStep."""
+        self._end_step(boundary, emitter, StatedStep(**(stated if read is None else read())))
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
@@ -242,8 +250,6 @@ class Capture(TrainedModel):
     def on_process_group_destroyed(self) -> None:
         """The default process group is about to go: an open window is written while the device still answers."""
         self._windows.close(self.steps)
-
-    # The capture itself.
 
     @hook_entry
     def on_profiler_start(self) -> None:
@@ -340,6 +346,7 @@ class Capture(TrainedModel):
         sizes = _ALONE if is_alone else self._find_steps(boundary, emitter)
         if sizes is None:
             return
+        reevaluates = self._facts.reevaluates
         self._add_boundary(now_ns, boundary, stated)
         if not is_alone and self._source.waits:
             self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
@@ -350,6 +357,7 @@ class Capture(TrainedModel):
             self._windows.hold()
         elif sizes:
             self._windows.on_step_end(self.steps)
+        self._quiet.begin(self._windows.quiet_steps if is_alone and not reevaluates else 0, self.files)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
 

@@ -98,7 +98,7 @@ def hook_entry(method: _Method) -> _Method:
         try:
             return None if self.dead else method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge: training goes on without the capture
-            self.abandon(value_or_none(functools.partial(_describe_failure, error)) or f"{method.__name__} failed")
+            self.abandon(describe_failure(error, method.__name__))
             return None
         finally:
             if is_outermost:
@@ -106,6 +106,11 @@ def hook_entry(method: _Method) -> _Method:
                 self.hook_ns += time.monotonic_ns() - began_ns
 
     return cast("_Method", enter)
+
+
+def describe_failure(error: Exception, hook: str = "a hook") -> str:
+    """Name an error and the innermost function of the hooks that it passed through, or at least its hook."""
+    return value_or_none(functools.partial(_describe_failure, error)) or f"{hook} failed"
 
 
 def _describe_failure(error: Exception) -> str:

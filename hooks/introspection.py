@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 def is_compiling() -> bool:
     """Whether torch.compile traces this call: then a wrapper must leave nothing in the graph."""
-    is_traced = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    compiler = getattr(sys.modules["torch"], "compiler", None)
+    is_dynamo = getattr(compiler, "is_dynamo_compiling", None)
+    if is_dynamo is not None:  # torch's is_compiling asks more, which takes longer than all of a hook
+        return bool(is_dynamo() or getattr(compiler, "_is_compiling_flag", False))
+    is_traced = getattr(compiler, "is_compiling", None)
     return is_traced is not None and bool(is_traced())
 
 

@@ -18,19 +18,26 @@ from perfscope.hooks.guard import call_safely
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any, TypeAlias
 
     from perfscope.wire import StepRecord
     from perfscope.wire.passes import MicroBatchRecord
 
+    #: A file, and what makes a record for it with which arguments.
+    QueuedRecord: TypeAlias = tuple[int, Callable[..., StepRecord | MicroBatchRecord], tuple[Any, ...]]
+
 #: How long a record waits at most.
 PERIOD_S = 0.5
+#: Records that are written without a pause, in which training may need the interpreter.
+_MOST_AT_ONCE = 16
+_PAUSE_S = 0.002
 
 
 class LateWriter:
     """Records that wait to be written, and the thread that writes them."""
 
     def __init__(self) -> None:
-        self._records: deque[tuple[int, Callable[[], StepRecord | MicroBatchRecord]]] = deque()
+        self._records: deque[QueuedRecord] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -45,13 +52,13 @@ class LateWriter:
         """
         if self._error is not None:
             raise self._error
-        self._records.append((descriptor, make_record))
+        self._records.append((descriptor, make_record, ()))
         if self._thread is None:
             self._thread = threading.Thread(target=lambda: call_safely(self._run), name="perfscope", daemon=True)
             self._thread.start()
 
-    def flush(self) -> None:
-        """Write what waits, now.
+    def flush(self, most: int | None = None) -> None:
+        """Write what waits, now, or so many records of it.
 
         Raises:
             OSError: The disk is full or gone.
@@ -59,12 +66,19 @@ class LateWriter:
         with self._lock:
             began_ns = time.thread_time_ns()
             lines: dict[int, list[bytes]] = {}
-            while self._records:
-                descriptor, make_record = self._records.popleft()
-                lines.setdefault(descriptor, []).append(wire.to_line(make_record()))
+            remaining = most if most is not None else -1
+            while self._records and remaining:
+                remaining -= 1
+                descriptor, make_record, arguments = self._records.popleft()
+                lines.setdefault(descriptor, []).append(wire.to_line(make_record(*arguments)))
             for descriptor, content in lines.items():
                 write_whole(descriptor, b"".join(content))
             self._spent_ns += time.thread_time_ns() - began_ns
+
+    @property
+    def enqueue(self) -> Callable[[QueuedRecord], None]:
+        """Takes what ``add`` takes, and asks nothing: the thread must run, and an error shows in the next ``add``."""
+        return self._records.append
 
     def close(self) -> None:
         """Write what waits, and let the thread end.
@@ -85,8 +99,9 @@ class LateWriter:
     def _run(self) -> None:
         while self._error is None and not self._is_closed:
             time.sleep(PERIOD_S)
-            if self._records:
-                self._error = call_safely(self.flush)[1]
+            while self._records and self._error is None:
+                self._error = call_safely(lambda: self.flush(_MOST_AT_ONCE))[1]
+                time.sleep(_PAUSE_S)
 
 
 def write_whole(descriptor: int, content: bytes) -> None:

@@ -15,6 +15,8 @@ from perfscope.wire.passes import MicroBatchRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from perfscope.hooks.late_writer import QueuedRecord
+
 _LAST_STANDARD_STREAM = 2
 
 
@@ -43,6 +45,11 @@ class Recorder:
             Exception: An earlier one could not be written, because the disk is full or gone.
         """
         self._late.add(self._steps, make_record)
+
+    @property
+    def step_queue(self) -> tuple[Callable[[QueuedRecord], None], int]:
+        """Where steps are put that nothing is asked for, and the file to name with them."""
+        return self._late.enqueue, self._steps
 
     def take_writing_ns(self) -> int:
         """How long the processor worked on records of steps since this was last asked."""

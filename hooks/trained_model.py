@@ -29,18 +29,14 @@ class TrainedModel(RankPosition):
         self._model = ModelWatch()
 
     @abstractmethod
-    def on_forward(
+    def _begin_forward(
         self,
         args: tuple[object, ...],
         kwargs: dict[str, object],
         *,
-        in_training_mode: bool = True,
-        model: object = None,
+        in_training_mode: bool,
     ) -> Callable[[], None] | None:
-        """A wrapped model is about to run forward on one micro-batch; returns what to call after it, if anything.
-
-        ``model`` is the module that is trained, where the wrapper knows it; see ``set_model``.
-        """
+        """A model is about to run forward; see ``on_forward`` of the capture."""
 
     @hook_entry
     def set_model(
@@ -74,7 +70,7 @@ class TrainedModel(RankPosition):
         """The model that the search after the first step returned is about to run; see ``on_forward``."""
         if in_training_mode and self._model.precision.on_forward():
             self._describe_model()
-        return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
+        return self._begin_forward(args, kwargs, in_training_mode=in_training_mode)
 
     @property
     def wants_output(self) -> bool:
@@ -82,10 +78,11 @@ class TrainedModel(RankPosition):
         return not self._model.precision.is_settled
 
     @hook_entry
-    def on_model_output(self, output: object) -> None:
-        """A model that trains returned."""
+    def on_model_output(self, output: object) -> bool:
+        """A model that trains returned; whether further outputs are wanted."""
         if self.wants_output and is_grad_enabled() and self._model.precision.on_output(output) and self.steps:
             self._describe_model()
+        return self.wants_output
 
     @hook_entry
     def on_recompute(self) -> None:

@@ -28,14 +28,26 @@ if TYPE_CHECKING:
     class ModelOutput(Protocol):
         """What the results of a model's calls are reported to."""
 
-        def __call__(self, output: object, /) -> None:
-            """The model returned."""
+        def __call__(self, output: object, /) -> bool | None:
+            """The model returned; False where no further output is wanted."""
 
 
 #: A module that holds fewer of the optimizer's parameters is not the model.
 _SMALLEST_SHARE = 0.5
 _COMPILED = "OptimizedModule"
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        is_in_model: It runs the model.
+    """
+
+    is_in_model = False
+
+
+_thread = _Thread()
 
 
 def find_model(torch: Any, optimizer: Any) -> list[Any]:
@@ -102,18 +114,22 @@ def _wrap_calls(
     is_over: Callable[[], bool],
 ) -> None:
     original = owner.__call__
+    is_output_wanted = True
 
     def is_watched(module: Any) -> bool:
+        nonlocal is_output_wanted
         if any(module is watched() for watched in references):
             return True
         if not (module.training and is_grad_enabled() and (references[0]() is None or is_over())):
             return False
         references[:] = [weakref.ref(module)]
+        is_output_wanted = True
         return True
 
     @functools.wraps(original)
     def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling() or getattr(_thread, "is_in_model", False) or not is_watched(self):
+        nonlocal is_output_wanted
+        if is_compiling() or _thread.is_in_model or (references[0]() is not self and not is_watched(self)):
             return original(self, *args, **kwargs)
         on_end = on_call(args, kwargs, in_training_mode=self.training)
         _thread.is_in_model = True
@@ -123,8 +139,8 @@ def _wrap_calls(
             _thread.is_in_model = False
             if on_end is not None:
                 on_end()
-        if self.training:
-            on_output(output)
+        if is_output_wanted and self.training:
+            is_output_wanted = on_output(output) is not False
         return output
 
     owner.__call__ = reporting_call

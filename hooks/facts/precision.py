@@ -39,13 +39,18 @@ _FP8_LINEAR = ("Float8Linear", "FP8Linear")
 
 
 class PrecisionWatch:
-    """What the first forward passes of a process show."""
+    """What the first forward passes of a process show.
+
+    Attributes:
+        has_entered: Whether further forward passes would show nothing new of autocast.
+    """
 
     def __init__(self) -> None:
         self._autocast: str | None = None
         self._engine: str | None = None
         self._products: dict[str, int] = {}
         self._entries = 0
+        self.has_entered = False
         self._outputs = 0
 
     @property
@@ -60,6 +65,7 @@ class PrecisionWatch:
     def on_forward(self) -> bool:
         """The model is about to run; True where autocast was seen by that."""
         if self._autocast is not None or self._entries >= _LOOKS:
+            self.has_entered = True
             return False
         self._entries += 1
         self._autocast = autocast_dtype(sys.modules["torch"])

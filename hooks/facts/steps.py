@@ -57,15 +57,15 @@ class Work(NamedTuple):
 _NO_WORK = Work()
 
 
-@dataclass
+@dataclass(slots=True)
 class StepFacts:
     """What was seen since the last step boundary.
 
     Attributes:
         micro_batches: Forward passes of a wrapped model.
-        forwards: What went into them.
+        forward_samples: Samples that went into them, and ``forward_tokens`` their tokens.
         pipelined: What entered a pipeline, to be cut into micro-batches.
-        loaded: What data loaders handed out.
+        loaded_samples: Samples that data loaders handed out, and ``loaded_tokens`` their tokens.
         passes: The micro-batches that a pipeline ran forward.
         data_wait_ns: Time spent waiting for data loaders.
         has_loader: A data loader was used.
@@ -75,9 +75,11 @@ class StepFacts:
     """
 
     micro_batches: int = 0
-    forwards: Work = _NO_WORK
-    pipelined: Work = _NO_WORK
-    loaded: Work = _NO_WORK
+    forward_samples: int = 0
+    forward_tokens: int = 0
+    pipelined: Work | None = None
+    loaded_samples: int = 0
+    loaded_tokens: int = 0
     passes: frozenset[int] = frozenset()
     data_wait_ns: int = 0
     has_loader: bool = False
@@ -88,25 +90,32 @@ class StepFacts:
     @property
     def has_begun(self) -> bool:
         """Whether anything was seen that an update begins with."""
-        return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or self.pipelined.samples)
+        has_pipelined = self.pipelined is not None and self.pipelined.samples > 0
+        return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or has_pipelined)
+
+    @property
+    def loaded(self) -> Work:
+        """What data loaders handed out."""
+        return Work(self.loaded_samples, self.loaded_tokens)
 
     @property
     def work(self) -> Work:
         """The work of the step by the most exact count of it."""
-        if self.reevaluates and self.loaded.samples:
+        if self.reevaluates and self.loaded_samples:
             return self.loaded
-        return self.pipelined if self.pipelined.samples else self.forwards if self.forwards.samples else self.loaded
+        if self.pipelined is not None and self.pipelined.samples:
+            return self.pipelined
+        return choose_work(Work(self.forward_samples, self.forward_tokens), self.loaded)
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count one micro-batch by the first tensor among the inputs."""
         self.micro_batches += 1
-        ids = kwargs.get("input_ids") if kwargs else None
-        first = args[0] if ids is None and args else ids
-        self.forwards = self.forwards.with_batch(first if _is_tensor(first) else _first_tensor((ids, args, kwargs)))
+        work = Work(self.forward_samples, self.forward_tokens).with_batch(find_input(args, kwargs))
+        self.forward_samples, self.forward_tokens = work
 
     def add_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count a batch that a pipeline cuts; its middle stages receive none."""
-        self.pipelined = self.pipelined.with_batch(_first_tensor((args, kwargs)))
+        self.pipelined = (self.pipelined or _NO_WORK).with_batch(_first_tensor((args, kwargs)))
 
     def add_pass(self, kind: str, microbatch: int) -> None:
         """Count a micro-batch of a pipeline by its forward pass."""
@@ -125,14 +134,31 @@ class StepFacts:
 
     def add_work(self, batch: Any) -> None:
         """Count what is in a batch of a data loader."""
-        first = batch[0] if type(batch) in _SEQUENCES and batch else batch
-        if not _is_tensor(first):
-            ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-            first = ids if _is_tensor(ids) else _first_tensor((ids, batch))
-        self.loaded = self.loaded.with_batch(first)
+        self.loaded_samples, self.loaded_tokens = self.loaded.with_batch(find_loaded(batch))
 
 
 _SEQUENCES = (list, tuple)
+
+
+def choose_work(forwards: Work, loaded: Work) -> Work:
+    """The work of a step by what went into the model, or else by what data loaders handed out."""
+    return forwards if forwards.samples else loaded
+
+
+def find_input(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """The tensor by which what enters a model is counted: its token ids, else the first tensor; None for none."""
+    ids = kwargs.get("input_ids") if kwargs else None
+    first = args[0] if ids is None and args else ids
+    return first if _is_tensor(first) else _first_tensor((ids, args, kwargs))
+
+
+def find_loaded(batch: Any) -> Any:
+    """The tensor by which a batch of a data loader is counted: its token ids, else the first tensor; None for none."""
+    first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+    if _is_tensor(first):
+        return first
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return ids if _is_tensor(ids) else _first_tensor((ids, batch))
 
 
 def _is_tensor(value: object) -> bool:

@@ -63,24 +63,29 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(step)
     def counting_step(engine: Any, *args: object, **kwargs: object) -> Any:
-        steps, skipped_steps = _counters(engine)
+        steps, skipped_steps = getattr(engine, "global_steps", None), getattr(engine, "skipped_steps", None)
         result = step(engine, *args, **kwargs)
-        if _counters(engine)[0] != steps:
-            capture.run_guarded(_report_step, capture, engine, skipped_steps)
+        if getattr(engine, "global_steps", None) != steps:
+            capture.on_step_end("deepspeed", engine, functools.partial(_read_step, engine, skipped_steps))
         return result
 
     wrap_functions(engine_class, capture, {"__init__": init})
     engine_class.forward, engine_class.step = counting_forward, counting_step
 
 
-def _report_step(capture: Capture, engine: Any, skipped_steps: object) -> None:
-    capture.on_step_end(
-        "deepspeed",
-        engine,
-        skipped=_counters(engine)[1] != skipped_steps,
-        global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
-        loss_scale=value_or_none(lambda: _loss_scale(engine)),
-    )
+def _read_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
+    """What an engine states of the step that it completed, as fields of StatedStep."""
+    facts: dict[str, Any] = {"skipped": getattr(engine, "skipped_steps", None) != skipped_steps}
+    try:
+        samples = engine.train_batch_size()
+        scale = getattr(engine.optimizer, "cur_scale", None)
+    except (AttributeError, AssertionError, KeyError, RuntimeError, TypeError, ValueError):
+        return facts  # this version counts them in another way
+    if isinstance(samples, int):
+        facts["global_samples"] = samples
+    if isinstance(scale, (int, float)):  # reading a tensor would wait for the device
+        facts["loss_scale"] = float(scale)
+    return facts
 
 
 def _compute_dtype(engine: Any) -> str | None:

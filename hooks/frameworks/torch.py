@@ -96,12 +96,9 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(update)
     def reporting_update(self: Any, *args: object, **kwargs: object) -> Any:
         result = update(self, *args, **kwargs)
-        capture.run_guarded(report, self)
+        capture.on_scaler_update(self, has_stepped=id(self) in stepped if getattr(self, "_enabled", True) else None)
+        stepped.discard(id(self))
         return result
-
-    def report(scaler: Any) -> None:
-        capture.on_scaler_update(scaler, has_stepped=id(scaler) in stepped if scaler.is_enabled() else None)
-        stepped.discard(id(scaler))
 
     scaler_class.step, scaler_class.update = noting_step, reporting_update
     for name in ("scale", "step"):
@@ -121,7 +118,8 @@ def patch_data_loader(module: ModuleType, capture: Capture) -> None:
         except BaseException:
             capture.on_loader_ended(time.monotonic_ns() - began_ns)
             raise
-        capture.on_batch_loaded(batch, time.monotonic_ns() - began_ns)
+        now_ns = time.monotonic_ns()
+        capture.on_batch_loaded(batch, now_ns - began_ns, now_ns)
         return batch
 
     def start_workers(_loader: object) -> RunningHook:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
@@ -72,10 +73,16 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
         context = getattr(self, "_state_ctx", None)
         if getattr(context, "iter_forward_root", self) is not None or is_compiling():  # as in every layer but the root
-            return original(self, root, args, kwargs)
+            result = original(self, root, args, kwargs)
+            if getattr(self, "_is_root", None) is False and not is_compiling():
+                _unwrap(self, "_root_pre_forward", original)  # it never will be one
+            return result
         result = original(self, root, args, kwargs)
-        report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation
-        capture.run_guarded(report, capture, root, args, kwargs)
+        if capture.steps and getattr(root, "training", False):
+            capture.on_forward(args, kwargs, model=root)
+        else:
+            report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation
+            capture.run_guarded(report, capture, root, args, kwargs)
         return result
 
     state_class._root_pre_forward = root_pre_forward
@@ -87,20 +94,32 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original_output)
     def register_pre_backward_hook(self: Any, output: Any) -> Any:
         result = original_output(self, output)
-        if getattr(self, "_is_root", False) and not is_compiling():
+        if is_compiling():
+            return result
+        if not getattr(self, "_is_root", False):
+            if getattr(self, "_is_root", None) is False:
+                _unwrap(self, "_register_pre_backward_hook", original_output)
+        elif capture.wants_output:
             report_output(result)
+        else:
+            _unwrap(self, "_register_pre_backward_hook", original_output)
         return result
 
     state_class._register_pre_backward_hook = register_pre_backward_hook
 
 
-def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] = lambda _: True) -> None:
+def _unwrap(state: Any, name: str, original: Callable[..., Any]) -> None:
+    """Let one layer's state find the original function from now on: our wrapper has nothing to do in its forward."""
+    vars(state)[name] = types.MethodType(original, state)
+
+
+def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] | None = None) -> None:
     original = wrapper_class.forward
     report_output = report_first_outputs(capture)
 
     @functools.wraps(original)
     def forward(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling() or _thread.is_in_forward or not is_root(self):
+        if is_compiling() or _thread.is_in_forward or not (is_root is None or is_root(self)):
             return original(self, *args, **kwargs)
         on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True), model=self)
         _thread.is_in_forward = True

@@ -74,6 +74,14 @@ class WindowSchedule:
         """Whether a window is open and past its warm-up."""
         return self._window is not None and self._window.has_recorded
 
+    @property
+    def quiet_steps(self) -> int:
+        """Up to so many completed steps nothing happens at the end of a step; 0 around a window."""
+        if self._window is not None or self.label is not None or self._was_held:
+            return 0
+        # the window opens one step ahead of its first, at the end of the step before that
+        return self._pending[0].first - 3 if self._pending else sys.maxsize
+
     def hold(self) -> None:
         """Begin no window at the next steps: nobody can tell yet how many there were."""
         self._was_held = True

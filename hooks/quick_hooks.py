@@ -1,0 +1,319 @@
+"""What the hooks do in a step like nearly all others: they count, and put one row of numbers into a queue.
+
+Such a step is one of an object that trains alone, far from windows, saves and validations, and no peaks of memory are
+due. In it the processor's caches are full of the training's code, so that each function, object and lock that a hook
+touches costs up to a microsecond. Each hook here is therefore one function that finds its objects in local variables,
+asks whether the moment is such a one, and leaves everything else to the guarded method whose place it takes. Both
+change the same state, so that either may follow the other.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perfscope.hooks.facts.steps import StatedStep, Work, choose_work, find_input, find_loaded
+from perfscope.hooks.guard import describe_failure
+from perfscope.hooks.introspection import is_grad_enabled
+from perfscope.wire import StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from perfscope.hooks.late_writer import QueuedRecord
+    from perfscope.hooks.rank_files import RankFiles
+
+    Quick: TypeAlias = Callable[..., Any]
+
+_IDS = 2  # token ids have a dimension of samples and one of positions
+_clock, _get_ident = time.monotonic_ns, threading.get_ident
+
+
+class QuietSteps:
+    """The steps that the quick hooks may end, and what they need for it.
+
+    Attributes:
+        steps: Up to so many completed ones.
+        queue: Where rows are put, and the file to name with them.
+        is_grad_enabled: Whether torch records gradients.
+        tensor_class: ``torch.Tensor``; None before the first such step.
+    """
+
+    __slots__ = ("is_grad_enabled", "queue", "steps", "tensor_class")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.queue: tuple[Callable[[QueuedRecord], None], int] | None = None
+        self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
+        self.tensor_class: type | None = None
+
+    def begin(self, steps: int, files: RankFiles) -> None:
+        """The next ones will be like most others, up to so many completed steps."""
+        self.steps = steps
+        if steps and self.queue is None:
+            torch = sys.modules["torch"]
+            self.queue = files.claim().step_queue
+            self.is_grad_enabled, self.tensor_class = torch.is_grad_enabled, torch.Tensor
+
+
+def quick_hooks(capture: Any) -> dict[str, Quick]:
+    """The quick hooks of a capture, by the names of its methods, which each of them calls at any other moment."""
+    end_step = _make_step_end(capture)
+    return {
+        "on_batch_loaded": _make_batch_loaded(capture, capture.on_batch_loaded),
+        "on_forward": _make_forward(capture, capture.on_forward, watches_precision=False),
+        "on_gradients_cleared": _make_gradients_cleared(capture, capture.on_gradients_cleared),
+        "on_model_call": _make_forward(capture, capture.on_model_call, watches_precision=True),
+        "on_optimizer_step": _make_optimizer_step(capture, capture.on_optimizer_step, end_step),
+        "on_scaler_update": _make_scaler_update(capture, capture.on_scaler_update, end_step),
+        "on_step_begin": _make_step_begin(capture, capture.on_step_begin),
+        "on_step_end": _make_boundary(capture, capture.on_step_end, end_step),
+    }
+
+
+def _make_batch_loaded(capture: Any, slow: Quick) -> Quick:
+    source, activities, quiet = capture._source, capture.activities, capture._quiet
+
+    def on_batch_loaded(batch: Any, wait_ns: int, now_ns: int | None = None) -> None:
+        began_ns = _clock() if now_ns is None else now_ns
+        if (
+            capture.dead
+            or not capture.steps
+            or activities._depth
+            or _get_ident() != source._thread
+            or not quiet.is_grad_enabled()
+        ):
+            slow(batch, wait_ns, now_ns)
+            return
+        try:
+            pending = activities._batch
+            activities._batch = (began_ns - wait_ns, wait_ns) if pending is None else (pending[0], pending[1] + wait_ns)
+            facts = capture._facts
+            facts.has_loader = True
+            facts.data_wait_ns += wait_ns
+            first = batch[0] if type(batch) in (list, tuple) and batch else batch
+            if type(first) is not quiet.tensor_class:
+                first = find_loaded(batch)
+            shape = None if first is None else first.shape
+            if shape:
+                facts.loaded_samples += shape[0]
+                if len(shape) == _IDS and not first.is_floating_point():
+                    facts.loaded_tokens += shape[0] * shape[1]
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            capture.abandon(describe_failure(error))
+        capture.hook_ns += _clock() - began_ns
+
+    return on_batch_loaded
+
+
+def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quick:
+    source, activities, quiet = capture._source, capture.activities, capture._quiet
+    precision = capture._model.precision
+
+    def on_forward(args: Any, kwargs: Any, *, in_training_mode: bool = True, **model: Any) -> Any:
+        began_ns = _clock()
+        if (
+            capture.dead
+            or not (in_training_mode and capture.steps)
+            or (watches_precision and not precision.has_entered)
+            or activities._depth
+            or activities._evaluation is not None
+            or _get_ident() != source._thread
+            or not quiet.is_grad_enabled()
+        ):
+            return slow(args, kwargs, in_training_mode=in_training_mode, **model)
+        try:
+            activities._has_training_mode = True
+            pending, step = activities._batch, activities._step
+            if step.first_sign_ns is None:
+                step.first_sign_ns = began_ns if pending is None else pending[0]
+            activities._batch = None
+            facts = capture._facts
+            facts.micro_batches += 1
+            first: Any = args[0] if args and not kwargs else None
+            if type(first) is not quiet.tensor_class:
+                first = find_input(args, kwargs)
+            shape = None if first is None else first.shape
+            if shape:
+                facts.forward_samples += shape[0]
+                if len(shape) == _IDS and not first.is_floating_point():
+                    facts.forward_tokens += shape[0] * shape[1]
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            capture.abandon(describe_failure(error))
+        capture.hook_ns += _clock() - began_ns
+        return None
+
+    return on_forward
+
+
+def _make_gradients_cleared(capture: Any, slow: Quick) -> Quick:
+    source, activities = capture._source, capture.activities
+
+    def on_gradients_cleared(optimizer: object) -> None:
+        began_ns = _clock()
+        alone = source._alone
+        if capture.dead or not capture.steps or alone is None or activities._evaluation is not None:
+            slow(optimizer)
+            return
+        if alone() is not optimizer:
+            capture._facts.has_cleared = True
+        capture.hook_ns += _clock() - began_ns
+
+    return on_gradients_cleared
+
+
+def _make_step_begin(capture: Any, slow: Quick) -> Quick:
+    source, activities = capture._source, capture.activities
+
+    def on_step_begin() -> None:
+        began_ns = _clock()
+        if capture.dead or not capture.steps or activities._evaluation is not None or _get_ident() != source._thread:
+            slow()
+            return
+        pending, step = activities._batch, activities._step
+        if step.first_sign_ns is None:
+            step.first_sign_ns = began_ns if pending is None else pending[0]
+        activities._batch = None
+        capture.hook_ns += _clock() - began_ns
+
+    return on_step_begin
+
+
+def _make_optimizer_step(capture: Any, slow: Quick, end_step: Quick) -> Quick:
+    source, quiet = capture._source, capture._quiet
+
+    def on_optimizer_step(optimizer: Any) -> None:
+        if source.name == "optimizer":
+            if not end_step("optimizer", optimizer, None):
+                slow(optimizer)
+            return
+        began_ns = _clock()
+        alone = source._alone
+        if capture.dead or not quiet.steps or alone is None or alone() is None or _get_ident() != source._thread:
+            slow(optimizer)
+            return
+        facts = capture._facts
+        facts.optimizer_steps += 1
+        facts.reevaluates |= "max_eval" in getattr(optimizer, "defaults", ())
+        capture.hook_ns += _clock() - began_ns
+
+    return on_optimizer_step
+
+
+def _make_scaler_update(capture: Any, slow: Quick, end_step: Quick) -> Quick:
+    def on_scaler_update(scaler: Any, *, has_stepped: bool | None) -> None:
+        is_skipped = has_stepped and not capture._facts.optimizer_steps
+        if is_skipped or not end_step("grad_scaler", scaler, None):
+            slow(scaler, has_stepped=has_stepped)
+
+    return on_scaler_update
+
+
+def _make_boundary(capture: Any, slow: Quick, end_step: Quick) -> Quick:
+    def on_step_end(
+        boundary: str, emitter: object, read: Callable[[], dict[str, Any]] | None = None, **stated: Any
+    ) -> None:
+        began_ns = now_ns = _clock()
+        if read is not None:
+            try:
+                stated = read()
+            except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+                capture.abandon(describe_failure(error))
+                return
+            now_ns = _clock()
+        if not end_step(boundary, emitter, stated):
+            slow(boundary, emitter, **stated)
+        capture.hook_ns += now_ns - began_ns
+
+    return on_step_end
+
+
+def _make_step_end(capture: Any) -> Quick:
+    """A function that ends a step, and says whether it did: at any other moment it does nothing."""
+    source, activities, saves = capture._source, capture.activities, capture.save_timer
+    passes, memory, quiet = capture._passes, capture._memory, capture._quiet
+
+    def end_step(boundary: str, emitter: object, stated: Mapping[str, Any] | None) -> bool:
+        now_ns = _clock()
+        alone, running, facts = source._alone, activities._step, capture._facts
+        if (
+            capture.dead
+            or capture.steps >= quiet.steps
+            or now_ns >= memory.due_ns
+            or alone is None
+            or alone() is not emitter
+            or source.name != boundary
+            or _get_ident() != source._thread
+            or saves.is_in_use
+            or passes.is_in_use
+            or activities._evaluation is not None
+            or activities._depth
+            or running.spans
+            or running.no_grad_ns
+            or facts.reevaluates
+            or facts.passes
+            or facts.pipelined
+        ):
+            return False
+        pending, sign_ns = activities._batch, running.first_sign_ns
+        if pending is not None:
+            sign_ns = pending[0] if sign_ns is None else sign_ns
+            activities._batch = None
+        running.first_sign_ns = None
+        counts = facts.micro_batches, facts.forward_samples, facts.forward_tokens
+        loaded = facts.loaded_samples, facts.loaded_tokens, facts.data_wait_ns if facts.has_loader else None
+        facts.micro_batches = facts.forward_samples = facts.forward_tokens = facts.optimizer_steps = 0
+        facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
+        facts.has_loader = facts.has_cleared = False
+        capture.steps = step = capture.steps + 1
+        append, descriptor = quiet.queue
+        times = capture._step_started_ns, sign_ns, capture.hook_ns
+        append((descriptor, make_record, (step, now_ns, boundary, times, counts, loaded, stated)))
+        capture._step_started_ns = ended_ns = _clock()
+        capture.hook_ns = ended_ns - now_ns
+        return True
+
+    return end_step
+
+
+def make_record(
+    step: int,
+    end_ns: int,
+    source: str,
+    times: tuple[int, int | None, int],
+    counts: tuple[int, int, int],
+    loaded: tuple[int, int, int | None],
+    stated: Mapping[str, Any] | None,
+) -> StepRecord:
+    """The record of a step from its row in the queue.
+
+    Args:
+        step: Its number; ``end_ns`` is when it ended, and ``source`` what reported that.
+        end_ns: On the monotonic clock.
+        source: A step boundary.
+        times: When it began, when it first showed that it trains, and the time that hooks took.
+        counts: Forward passes, and the samples and tokens in them.
+        loaded: Samples and tokens of data loaders, and the wait for them.
+        stated: Fields of StatedStep.
+    """
+    began_ns, sign_ns, hook_ns = times
+    says = StatedStep(**stated) if stated else StatedStep()
+    work = choose_work(Work(*counts[1:]), Work(*loaded[:2]))
+    return StepRecord(
+        step=step,
+        end_ns=end_ns,
+        source=source,
+        wall_ns=end_ns - began_ns,
+        skipped=says.skipped or None,
+        micro_batches=says.micro_batches or counts[0] or None,
+        iteration=says.iteration,
+        samples=says.samples or work.samples or None,
+        tokens=says.tokens or work.tokens or None,
+        global_samples=says.global_samples,
+        data_wait_ns=loaded[2],
+        gap_ns=sign_ns - began_ns if sign_ns is not None and sign_ns > began_ns else None,
+        hook_ns=hook_ns,
+        loss_scale=says.loss_scale,
+    )

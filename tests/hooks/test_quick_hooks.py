@@ -1,0 +1,146 @@
+"""In a step like most others the hooks make few calls, and its record is the one that the guarded methods write."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfscope.hooks.capture import Capture
+from perfscope.hooks.config import Config
+from perfscope.hooks.quick_hooks import make_record, quick_hooks
+from perfscope.hooks.selection import parse_windows
+from perfscope.wire import StepRecord
+from tests.conftest import SCRIPTS, environment
+
+#: Functions of the hooks that one step calls, at most.
+MOST_CALLS = {"plain": 14, "scaler": 18, "ddp": 15, "fsdp2": 14}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", MOST_CALLS)
+def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "counting_calls.py"), training]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    calls: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
+    assert 0 < sum(calls.values()) <= MOST_CALLS[training], calls
+    assert "Capture._end_step" not in calls
+
+
+class Training:
+    """What a loop reports to a capture, with the quick hooks or without."""
+
+    def __init__(self, folder: Path, *, quick: bool, steps: str = "1000") -> None:
+        self.folder = folder
+        self.capture = Capture(Config(str(folder), parse_windows(steps), nvml_hz=0))
+        if not quick:
+            for name in quick_hooks(self.capture):
+                del vars(self.capture)[name]
+        self.capture._memory._reads = 100  # as after the first steps
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.slow_ends = 0
+        end_step = self.capture._end_step
+
+        def count(*args: Any) -> None:
+            self.slow_ends += 1
+            end_step(*args)
+
+        vars(self.capture)["_end_step"] = count
+
+    def step(self, *, rows: int = 2) -> None:
+        batch = [torch.zeros(rows, 4, dtype=torch.long)]
+        self.capture.on_batch_loaded(batch, 17)
+        self.capture.on_gradients_cleared(self.optimizer)
+        self.capture.on_forward((batch[0],), {})
+        self.capture.on_optimizer_step(self.optimizer)
+
+    def records(self) -> list[dict[str, Any]]:
+        self.capture.files.close()
+        (file,) = self.folder.glob("ranks/*/steps.jsonl")
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+TIMES = ("end_ns", "wall_ns", "gap_ns", "hook_ns")
+
+
+def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+
+
+def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
+    trainings = [Training(tmp_path / str(quick), quick=quick) for quick in (True, False)]
+    for training in trainings:
+        for number in range(12):
+            training.step(rows=1 + number % 3)
+            if number == 5:  # a validation goes through the guarded methods
+                with torch.no_grad():
+                    training.capture.on_batch_loaded([torch.zeros(9, 4)], 5)
+            if number == 7:
+                training.capture.on_step_begin()
+    quick, slow = trainings
+    assert quick.slow_ends < slow.slow_ends == 12
+    ours, expected = quick.records(), slow.records()
+    assert [record["step"] for record in ours] == list(range(1, 13))
+    for records in (ours, expected):
+        (validating,) = (record for record in records if record.pop("spans", None) and record["step"] > 1)
+        assert validating["step"] == 7
+        assert validating.pop("no_grad_ns") > 0
+    assert without_times(ours) == without_times(expected)
+    for before, record in itertools.pairwise(ours):
+        assert 0 <= record.get("gap_ns", 0) <= record["wall_ns"] <= record["end_ns"] - before["end_ns"]
+        assert record["hook_ns"] > 0
+
+
+def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(dict[str, Any]):
+        def get(self, *_args: object) -> Any:
+            raise RuntimeError("broken")
+
+    training = Training(tmp_path, quick=True)
+    for _ in range(3):
+        training.step()
+    training.capture.on_batch_loaded(Broken(), 1)
+    assert training.capture.dead
+    training.step()
+    assert training.capture.steps == 3
+    assert "training goes on" in capsys.readouterr().err
+
+
+def test_another_thread_and_another_optimizer_are_left_to_the_guarded_methods(tmp_path: Path) -> None:
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+    ends = training.slow_ends
+    thread = threading.Thread(target=training.capture.on_optimizer_step, args=(training.optimizer,))
+    thread.start()
+    thread.join()
+    assert (training.capture.steps, training.slow_ends) == (4, ends + 1)
+    training.capture.on_optimizer_step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+    assert training.slow_ends == ends + 2
+
+
+def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
+    training = Training(tmp_path, quick=True, steps="12-13")
+    assert training.capture._windows.quiet_steps == 9
+    for _ in range(9):
+        training.step()
+    ends = training.slow_ends
+    assert ends < 9
+    training.step()
+    assert training.slow_ends == ends + 1
+    training.capture._windows.discard()
+
+
+def test_a_row_without_facts_makes_a_record_without_fields() -> None:
+    record = make_record(3, 100, "optimizer", (40, 40, 7), (0, 0, 0), (0, 0, None), None)
+    assert record == StepRecord(3, 100, "optimizer", wall_ns=60, hook_ns=7)
