@@ -100,7 +100,8 @@ class StepSource:
             None for a boundary that counts for nothing: of lower priority, or of another thread than the first.
         """
         sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
-        is_alone = self.chosen is None and not self._unused and self._rounds.is_alone(self._emitters.last_number)
+        awaits_none = name != "optimizer" or not self._unused
+        is_alone = self.chosen is None and awaits_none and self._rounds.is_alone(self._emitters.last_number)
         self._alone = self._emitters.last_reference if is_alone else None
         return sizes
 

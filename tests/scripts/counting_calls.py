@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
@@ -16,7 +17,7 @@ from perfscope.hooks.start import PROCESS
 hooks.attach("run", steps="1000", nvml_hz=0)
 
 training = sys.argv[1]
-folder = os.path.dirname(hooks.__file__)
+folder = str(Path(hooks.__file__).parent)
 model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
 if training in ("ddp", "fsdp2"):
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
