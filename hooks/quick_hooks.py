@@ -55,7 +55,8 @@ class QuietSteps:
         if steps and self.queue is None:
             torch = sys.modules["torch"]
             self.queue = files.claim().step_queue
-            self.is_grad_enabled, self.tensor_class = torch.is_grad_enabled, torch.Tensor
+            self.is_grad_enabled = getattr(torch, "is_grad_enabled", is_grad_enabled)
+            self.tensor_class = getattr(torch, "Tensor", None)
 
 
 def quick_hooks(capture: Any) -> dict[str, Quick]:
@@ -313,7 +314,8 @@ def make_record(
         tokens=says.tokens or work.tokens or None,
         global_samples=says.global_samples,
         data_wait_ns=loaded[2],
-        gap_ns=sign_ns - began_ns if sign_ns is not None and sign_ns > began_ns else None,
+        # The end itself may be the first sign: it is read after the moment that counts as the end.
+        gap_ns=min(sign_ns, end_ns) - began_ns if sign_ns is not None and sign_ns > began_ns else None,
         hook_ns=hook_ns,
         loss_scale=says.loss_scale,
     )
