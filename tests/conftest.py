@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_S = 200
@@ -21,6 +23,19 @@ SCRIPTS = ROOT / "tests" / "scripts"
 
 # A shell's background job ignores Ctrl-C, and so would the scripts that are to be ended by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """`perfscope profile` ignores signals once it has summarized a run: in this process that would outlive a test."""
+    before = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
