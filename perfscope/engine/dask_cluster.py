@@ -33,7 +33,7 @@ def measure_on_cluster(
 
 def _connect(workers: int, scheduler: str | None) -> Client:
     if scheduler is None:
-        return Client(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+        return Client(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0")
     try:
         return Client(scheduler)
     except (OSError, ValueError) as error:

@@ -75,7 +75,7 @@ def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> N
 
     (tmp_path / "traces").mkdir()
     job(tmp_path / "traces", 3)
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
     assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
