@@ -32,7 +32,7 @@ def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     calls: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
     assert 0 < sum(calls.values()) <= MOST_CALLS[training], calls
-    assert "Capture._end_step" not in calls
+    assert "TrainingSteps._end_step" not in calls
 
 
 class Training:

@@ -1,0 +1,191 @@
+"""The end of training steps: which boundary ends one, what was seen in it, and the profiler windows around it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.facts import identity
+from perfscope.hooks.facts.device_memory import DeviceMemory
+from perfscope.hooks.facts.steps import StatedStep, StepFacts
+from perfscope.hooks.guard import hook_entry
+from perfscope.hooks.profiler.window_schedule import WindowSchedule
+from perfscope.hooks.quick_hooks import QuietSteps, quick_hooks
+from perfscope.hooks.rank_files import RankFiles
+from perfscope.hooks.step_rows import ReachedBoundary, StepRows
+from perfscope.hooks.step_source import StepSource
+from perfscope.hooks.timers.activities import ActivityTimer
+from perfscope.hooks.timers.passes import PassTimer
+from perfscope.hooks.timers.saves import SaveTimer
+from perfscope.hooks.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from perfscope.hooks.config import Config
+
+_NOTHING_STATED = StatedStep()
+_ALONE = (1,)
+
+
+class TrainingSteps(TrainedModel):
+    """The steps of one process; its methods are safe to call from training.
+
+    Attributes:
+        dead: True after a failure, and in a forked child: nothing more is recorded.
+        pid: The process it belongs to.
+        hook_ns: Time that the hooks took since the last step boundary.
+        save_timer: Times checkpoint saves.
+        activities: Times validation, generation and compilation.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.dead = False
+        self.pid = os.getpid()
+        self.hook_ns = 0
+        super().__init__(RankFiles(config))
+        self.save_timer = SaveTimer(self)
+        self.activities = ActivityTimer(self)
+        self._source = StepSource(config.step_optimizer)
+        self._rows = StepRows()
+        self._facts = StepFacts()
+        self._step_started_ns: int | None = None
+        self._windows = WindowSchedule(config, self.files)
+        self._is_rpc_server = False
+        self._main_thread = threading.main_thread().ident
+        self._passes = PassTimer()
+        self._memory = DeviceMemory()
+        self._quiet = QuietSteps()
+        vars(self).update(quick_hooks(self))
+
+    @abstractmethod
+    def abandon(self, reason: str) -> None:
+        """End the capture after a failure: one line, and training goes on without it."""
+
+    @hook_entry
+    def arm(self, boundary: str) -> None:
+        """A framework with a step boundary is in use: boundaries of lower priority are ignored from now on."""
+        self._source.arm(boundary)
+
+    @hook_entry
+    def on_optimizer_built(self, optimizer: object) -> None:
+        """An optimizer was built, after training began or shortly before."""
+        self._facts.has_cleared = True
+        self._source.add_optimizer(optimizer)
+
+    @hook_entry
+    def on_optimizer_step(self, optimizer: object) -> None:
+        """An outermost optimizer step returned."""
+        if threading.get_ident() != self._main_thread and identity.is_rpc_worker_thread():
+            self._note_rpc_server()
+            return
+        self._facts.optimizer_steps += 1
+        self._facts.reevaluates |= "max_eval" in getattr(optimizer, "defaults", ())
+        self._model.on_optimizer_step(optimizer)
+        if self._source.name == "optimizer" or self._source.counts("optimizer"):
+            self._end_step("optimizer", optimizer, _NOTHING_STATED)
+
+    @hook_entry
+    def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
+        """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
+        skipped = None if has_stepped is None else has_stepped and self._facts.optimizer_steps == 0
+        self._end_step("grad_scaler", scaler, StatedStep(skipped=skipped))
+
+    @hook_entry
+    def on_step_end(
+        self, boundary: str, emitter: object, read: Callable[[], dict[str, Any]] | None = None, **stated: Any
+    ) -> None:
+        """An object reached a step boundary; the rest, or what ``read()`` returns, are fields of StatedStep."""
+        self._end_step(boundary, emitter, StatedStep(**(stated if read is None else read())))
+
+    def is_training_thread(self) -> bool:
+        """Whether this is the thread that trains."""
+        return self._source.is_training_thread()
+
+    def _note_rpc_server(self) -> None:
+        if not self._is_rpc_server:
+            self._is_rpc_server = True
+            self.note("this process runs optimizer steps for other workers by RPC: the workers count them")
+
+    def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
+        now_ns = time.monotonic_ns()
+        is_alone = self._source.trains_alone(boundary, emitter)
+        sizes = _ALONE if is_alone else self._find_steps(boundary, emitter)
+        if sizes is None:
+            return
+        reevaluates = self._facts.reevaluates
+        self._add_boundary(now_ns, boundary, stated)
+        if not is_alone and self._source.waits:
+            self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
+            self._passes.discard_current()
+        self._complete_steps(sizes, may_note=not is_alone)
+        window_began_ns = time.monotonic_ns()
+        if not (is_alone or self._source.is_settled or self._windows.is_recording):
+            self._windows.hold()
+        elif sizes:
+            self._windows.on_step_end(self.steps)
+        self._quiet.begin(self._windows.quiet_steps if is_alone and not reevaluates else 0, self.files)
+        self._step_started_ns = time.monotonic_ns()
+        self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
+
+    def _add_boundary(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
+        """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""
+        began_ns, activities = self._step_started_ns, self.activities.take_step()
+        saves = self.save_timer
+        save_ns, draining = saves.take_step_times() if saves.is_in_use else (None, None)
+        self._rows.add(
+            ReachedBoundary(
+                end_ns=now_ns,
+                source=boundary,
+                wall_ns=None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns,
+                window=self._windows.label,
+                stated=stated,
+                facts=self._facts,
+                save_ns=save_ns,
+                draining=draining,
+                activities=activities,
+                gap_ns=activities.gap_ns(began_ns),
+                hook_ns=self._take_hook_ns(),
+            )
+        )
+        self._facts = StepFacts()
+
+    def _find_steps(self, boundary: str, emitter: object) -> Sequence[int] | None:
+        """The sizes of the steps that a boundary completes, where several objects train, or as many as are known."""
+        return self._source.on_boundary(
+            boundary, emitter, continues=not self._facts.has_begun, may_wait=not self._windows.is_recording
+        )
+
+    def _take_hook_ns(self) -> int:
+        """How long all hooks took since the last boundary, and the thread that writes records."""
+        hook_ns = self.hook_ns + self.files.take_writing_ns()
+        for timer in (self.save_timer, self.activities):
+            if timer.hook_ns:
+                hook_ns += timer.take_hook_ns()
+        return hook_ns
+
+    def _complete_steps(self, sizes: Sequence[int], *, may_note: bool = True) -> None:
+        """Write the training steps that are complete; each is so many of the boundaries that wait."""
+        if not sizes:
+            return
+        is_first = self.steps == 0
+        self.steps += len(sizes)
+        if is_first:
+            self.files.update_rank()
+            self._describe_model()
+        now_ns = time.monotonic_ns()
+        peaks = self._memory.read_peaks(now_ns) if now_ns >= self._memory.due_ns else {}
+        self._rows.write(self.files.claim(), sizes, self.steps, **peaks)
+        if self._passes.is_in_use:
+            self._passes.end_step(self.steps)
+            self._write_passes()
+        for text in self._rows.pop_notes(self._source.pop_note()) if may_note else ():
+            self.note(text)
+
+    def _write_passes(self) -> None:
+        """Write the passes of the steps that the device is done with."""
+        for record in self._passes.pop_finished():
+            self.files.claim().write_micro_batches(record)
