@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.replay.contention import Contention, measure_contention
+from perfscope.analyzers.replay.contention import Contention
 from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
-from perfscope.analyzers.replay.job_graph import join_ranks
+from perfscope.analyzers.replay.measured import prepare
+from perfscope.analyzers.replay.outlook import Outlook, apply_scenario, write_scenario
 from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.replay.replay import Replay, measured_times
-from perfscope.analyzers.replay.scenarios import Measured, Scenario, offered_scenarios, parse_scenario
-from perfscope.analyzers.replay.steps import StepSpan, measured_ends, span_of_steps
+from perfscope.analyzers.replay.scenarios import offered_scenarios, parse_scenario
+from perfscope.analyzers.replay.steps import StepSpan
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section, percent, percent_of
@@ -28,42 +28,6 @@ _MOST_PATH_ROWS = 12
 _LARGEST_ERROR = 0.02
 #: What saves less than this share of a step is not offered.
 _LEAST_SAVED = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The answer of one scenario.
-
-    Attributes:
-        name: The scenario as it is written.
-        title: What it means.
-        step_ns: The time of a step.
-        saved_ns: What is saved of the replayed step.
-        uncertain_ns: How far the answer may be off: the error of the replay of the measured step.
-        assumptions: What it rests on.
-    """
-
-    name: str
-    title: str
-    step_ns: float
-    saved_ns: float
-    uncertain_ns: float
-    assumptions: tuple[str, ...]
-
-    def data(self, replayed_ns: float) -> dict[str, Json]:
-        """One entry of ``scenarios`` in JSON."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "step_us": self.step_ns / NS_PER_US,
-            "saved_us": self.saved_ns / NS_PER_US,
-            "interval_us": [
-                (self.step_ns - self.uncertain_ns) / NS_PER_US,
-                (self.step_ns + self.uncertain_ns) / NS_PER_US,
-            ],
-            "change": -self.saved_ns / replayed_ns,
-            "assumptions": list(self.assumptions),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,54 +173,25 @@ def answer(partials: Sequence[tuple[RankGraph, ...]], scenarios: Sequence[str]) 
         MissingInput: No step is marked, or the ranks marked different ones.
         UsageError: A scenario does not exist, or names nothing.
     """
-    graphs = [graph for partial in partials for graph in partial]
-    if not graphs:
-        raise MissingInput("no trace joins events of the device with their launches")
-    job = join_ranks(graphs)
-    replay, times = Replay(job), measured_times(job)
-    measured = span_of_steps(job, measured_ends(job))
-    base = replay.run(times)
-    replayed = span_of_steps(job, base.end_ns)
-    start = Measured(job, times, measure_contention(job.ranks))
-    chosen = [parse_scenario(text) for text in scenarios] or offered_scenarios(job)
+    measured = prepare([graph for partial in partials for graph in partial])
+    chosen = [parse_scenario(text) for text in scenarios] or offered_scenarios(measured.job)
     outlooks: list[Outlook] = []
     refused: list[tuple[str, str]] = []
-    uncertain_ns = abs(replayed.step_ns - measured.step_ns)
     for scenario, value in chosen:
         try:
-            outlooks.append(_try(replay, start, scenario, value, replayed, uncertain_ns))
+            outlooks.append(apply_scenario(measured, scenario, value))
         except MissingInput as missing:
-            refused.append((_written(scenario, value), missing.problem))
+            refused.append((write_scenario(scenario, value), missing.problem))
     outlooks.sort(key=lambda outlook: -outlook.saved_ns)
     if not scenarios:
-        saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * replayed.step_ns]
+        saving = [outlook for outlook in outlooks if outlook.saved_ns > _LEAST_SAVED * measured.replayed.step_ns]
         outlooks, refused = saving[:_MOST_OFFERED], []
     return WhatIf(
-        measured=measured,
-        replayed=replayed,
+        measured=measured.steps,
+        replayed=measured.replayed,
         outlooks=tuple(outlooks),
-        path=find_critical_path(job, times, base, replayed),
-        contention=start.contention,
+        path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
+        contention=measured.contention,
         refused=tuple(refused),
-        notes=job.notes,
+        notes=measured.job.notes,
     )
-
-
-def _try(
-    replay: Replay, start: Measured, scenario: Scenario, value: str, replayed: StepSpan, uncertain_ns: float
-) -> Outlook:
-    changed = scenario.change(start, value)
-    span = span_of_steps(start.job, replay.run(changed.times).end_ns)
-    step_ns = max(span.step_ns, changed.least_ns / span.steps)
-    return Outlook(
-        name=_written(scenario, value),
-        title=scenario.title,
-        step_ns=step_ns,
-        saved_ns=replayed.step_ns - step_ns,
-        uncertain_ns=uncertain_ns,
-        assumptions=changed.assumptions,
-    )
-
-
-def _written(scenario: Scenario, value: str) -> str:
-    return f"{scenario.name}={value}" if value else scenario.name

@@ -6,6 +6,7 @@ rank where each is last; the time of a step is that over the number of steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class StepSpan:
         last_rank: The position of that rank.
         last_event: Its last event.
         steps: How many steps they are.
+        edges_ns: When the work of each of them ended, on the last rank.
     """
 
     start_ns: int
@@ -35,11 +37,18 @@ class StepSpan:
     last_rank: int
     last_event: int
     steps: int
+    edges_ns: tuple[int, ...] = ()
 
     @property
     def step_ns(self) -> float:
         """The time of one step."""
         return (self.end_ns - self.start_ns) / self.steps
+
+    @property
+    def standard_error_ns(self) -> float:
+        """That of the time of a step, from how much the steps differ; 0 where there is one step alone."""
+        lengths = np.diff((self.start_ns, *self.edges_ns))
+        return float(np.std(lengths, ddof=1) / math.sqrt(len(lengths))) if len(lengths) > 1 else 0.0
 
 
 def measured_ends(job: JobGraph) -> tuple[Int64, ...]:
@@ -70,7 +79,20 @@ def span_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> StepSpan:
         lasts.append(last)
         ends.append(int(end_ns[last]))
     last_rank = int(np.argmax(ends))
-    return StepSpan(max(begins), ends[last_rank], last_rank, lasts[last_rank], steps)
+    return StepSpan(max(begins), ends[last_rank], last_rank, lasts[last_rank], steps, _edges_of_steps(job, ends_ns))
+
+
+def _edges_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> tuple[int, ...]:
+    """When each marked step ended, on the rank where it ended last."""
+    edges = []
+    for step in job.ranks[0].marks:
+        ends = [
+            int(end_ns[graph.step == step].max())
+            for graph, end_ns in zip(job.ranks, ends_ns, strict=True)
+            if (graph.step == step).any()
+        ]
+        edges += [max(ends)] if ends else []
+    return tuple(edges)
 
 
 def _launched_before(graph: RankGraph) -> Bool:

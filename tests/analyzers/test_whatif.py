@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.replay.contention import measure_contention
+from perfscope.analyzers.replay.regain import what_fixes_regain
 from perfscope.analyzers.whatif import WhatIf, answer, measure
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
@@ -161,3 +162,19 @@ def test_ranks_that_marked_different_steps_are_refused() -> None:
 def test_a_trace_without_launches_gives_nothing() -> None:
     (trace,) = traces_of("whatif/base", 0)
     assert measure(replace(trace, calls=trace.calls.take(trace.calls.start_ns < 0))) is None
+
+
+def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_reason() -> None:
+    partials = [partial for trace in traces_of("whatif/slow_gpu") if (partial := measure(trace))]
+    fixes = ("no-stragglers", "median-host=9", "data-loading-free")
+    straggler, nobody, loading = what_fixes_regain(partials, fixes)
+    (outlook,) = ask("whatif/slow_gpu", "no-stragglers").outlooks
+    assert straggler.saved_ns == outlook.saved_ns
+    assert straggler.interval_ns is not None
+    assert straggler.share is not None
+    assert straggler.interval_ns[0] < outlook.saved_ns < straggler.interval_ns[1]
+    assert straggler.share > 0.15
+    assert (nobody.saved_ns, nobody.share) == (None, None)
+    assert "is no rank" in nobody.reason
+    assert "enumerate(DataLoader)" in loading.reason
+    assert what_fixes_regain([], ["launch-free"])[0].reason.startswith("no trace joins")

@@ -1,0 +1,77 @@
+"""What a scenario is: a change of a replayed job, written as ``NAME`` or ``NAME=VALUE``, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.replay.measured import Measured
+from perfscope.analyzers.replay.replay import JobTimes
+from perfscope.errors import UsageError
+from perfscope.tables.columns import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A changed job.
+
+    Attributes:
+        times: The changed durations.
+        assumptions: What the answer rests on, as sentences.
+        least_ns: The steps cannot take less than this, whatever the graph says; 0 where nothing else limits them.
+        added_ns: What a step takes beside its replay with these durations; negative where it takes less.
+        doubt_ns: How far a step may be off for what the traces do not show.
+    """
+
+    times: JobTimes
+    assumptions: tuple[str, ...]
+    least_ns: int = 0
+    added_ns: float = 0.0
+    doubt_ns: float = 0.0
+
+
+Change = Callable[[Measured, str], Changed]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of change.
+
+    Attributes:
+        name: What it is called.
+        value: What stands behind ``=``, for people; ``""`` where nothing does, in brackets where it may be left out.
+        title: What it means, in a few words.
+        change: Applies it.
+    """
+
+    name: str
+    value: str
+    title: str
+    change: Change
+
+    @property
+    def needs_value(self) -> bool:
+        """Whether it means nothing without a value."""
+        return self.value != "" and not self.value.startswith("[AXIS]")
+
+
+def parse_factor(name: str, text: str) -> float:
+    """The factor behind a scenario's name: a positive number.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < float("inf"):
+        raise UsageError(f"{name}={text}: the factor must be a positive number", hint=f"{name}=2 is twice as fast")
+    return factor
+
+
+def divide(times_ns: Int64, factor: float) -> Int64:
+    """Times that are so many times shorter."""
+    return np.rint(times_ns / factor).astype(np.int64)
