@@ -186,6 +186,7 @@ class Capture(TrainingSteps):
             write_message(unused_choice)
             self.note(unused_choice)
         self._write_passes()
+        self._describe_setup()
         self.save_timer.finish()
         self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))

@@ -11,6 +11,7 @@ from perfscope.hooks.late_writer import LateWriter, write_whole
 from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.setup import SetupRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,6 +115,10 @@ class Recorder:
     def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
         replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
+
+    def write_setup(self, record: SetupRecord) -> None:
+        """Write how the rank trains, in place of what was written before."""
+        replace_file(os.path.join(self._folder, wire.SETUP_FILE), wire.to_line(record))
 
     def write_layout(self, layout: Mapping[str, object]) -> None:
         """Write the rank's coordinates in the process groups."""

@@ -126,6 +126,8 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> St
         boundaries=len(boundaries) if len(boundaries) > 1 else None,
         memory_peak_bytes=peaks.get("memory_peak_bytes"),
         memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
+        alloc_retries=peaks.get("alloc_retries"),
+        device_allocs=peaks.get("device_allocs"),
     )
 
 

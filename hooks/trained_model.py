@@ -6,12 +6,13 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.model_watch import ModelWatch
+from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.rank_position import RankPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from perfscope.hooks.rank_files import RankFiles
 
@@ -21,12 +22,14 @@ class TrainedModel(RankPosition):
 
     Attributes:
         steps: Completed training steps.
+        setup: How it is trained.
     """
 
     def __init__(self, files: RankFiles) -> None:
         super().__init__(files)
         self.steps = 0
         self._model = ModelWatch()
+        self.setup = SetupWatch()
 
     @abstractmethod
     def _begin_forward(
@@ -89,6 +92,26 @@ class TrainedModel(RankPosition):
         """A part of the model is about to run so that its activations are recomputed."""
         self._model.on_recompute()
 
+    @hook_entry
+    def on_loader(self, loader: object) -> None:
+        """An iteration over a data loader begins."""
+        self.setup.add_loader(loader)
+
+    @hook_entry
+    def on_batch(self, batch: object) -> None:
+        """A data loader returned one of its first batches."""
+        call_safely(lambda: self.setup.add_batch(batch))  # a mapping of the script's own may do anything
+
+    @hook_entry
+    def set_ddp(self, wrapper: object) -> None:
+        """DistributedDataParallel replicates the model."""
+        self.setup.set_ddp(wrapper)
+
+    @hook_entry
+    def set_engine(self, options: Mapping[str, object]) -> None:
+        """DeepSpeed's engine trains, with these options."""
+        self.setup.set_engine(options)
+
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
         self.files.note(text)
@@ -97,8 +120,18 @@ class TrainedModel(RankPosition):
         record, error = call_safely(lambda: self._model.record(self.on_model_call, self.on_model_output))
         if error is not None:  # a model that cannot be described must not cost the steps
             self.note(f"the model is not recorded: {error!r}")
-            return
-        if record is not None:
+        elif record is not None:
             self.files.claim().write_model(record)
         if self._model.uncounted:
             self.note(self._model.uncounted)
+        self._describe_setup()
+
+    def _describe_setup(self) -> None:
+        """Write how the model is trained, where it is and that is not written yet."""
+        if not self.steps:
+            return
+        record, error = call_safely(lambda: self.setup.take_record(self._model.optimizer))
+        if error is not None:
+            self.note(f"the set-up of training is not recorded: {error!r}")
+        if record is not None:
+            self.files.claim().write_setup(record)

@@ -1,4 +1,4 @@
-"""Peak device memory of a process, from the counters of torch's allocator: no synchronisation.
+"""Peak device memory and allocations of a process, from the counters of torch's allocator: no synchronisation.
 
 Reading them took 17 to 60 us in a step on the host of an H100. The peaks only grow, so that they are read in the first
 steps, in which an optimizer allocates its state, and from then on twice a second.
@@ -15,6 +15,8 @@ from perfscope.constants import NS_PER_S
 #: So many steps are read one after another.
 _FIRST_READS = 16
 _PERIOD_NS = NS_PER_S // 2
+#: Counts since the start, and torch's names of them; old versions have not both.
+_COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc")
 
 
 @dataclass
@@ -32,7 +34,7 @@ class DeviceMemory:
     due_ns: int = 0
 
     def read_peaks(self, now_ns: int) -> dict[str, int]:
-        """Read ``memory_peak_bytes`` and ``memory_reserved_bytes`` since the start; empty before a device is used."""
+        """Read the peaks and counts of ``StepRecord`` since the start; empty before a device is used."""
         self._reads += 1
         if self._reads >= _FIRST_READS:
             self.due_ns = now_ns + _PERIOD_NS
@@ -47,6 +49,7 @@ class DeviceMemory:
         return {
             "memory_peak_bytes": max(_peak(counters, "allocated_bytes") for counters in stats),
             "memory_reserved_bytes": max(_peak(counters, "reserved_bytes") for counters in stats),
+            **{name: sum(int(counters[key]) for counters in stats) for name, key in _COUNTERS if key in stats[0]},
         }
 
 

@@ -59,6 +59,11 @@ class ModelWatch:
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
 
+    @property
+    def optimizer(self) -> object:
+        """The optimizer that steps; None where none did, or where it is gone."""
+        return None if self._optimizer is None else self._optimizer()
+
     def on_recompute(self) -> None:
         """A part of the model runs so that its activations are recomputed."""
         self._is_recomputed = True

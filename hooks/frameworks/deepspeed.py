@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
     from perfscope.hooks.timers.saves import SaveTimer
 
+_OPTIONS = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
+_ZERO_OPTIONS = (
+    "stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients",
+    "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
+)  # fmt: skip
 _ENABLED = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
 
 
@@ -45,6 +50,7 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
             engine.module, zero_stage=whole_number(engine.zero_optimization_stage()), dtype=_compute_dtype(engine)
         )
         _report_groups(capture, engine)
+        capture.set_engine(_options(engine))
 
     engine_class = module.DeepSpeedEngine
     forward, step = engine_class.forward, engine_class.step
@@ -93,6 +99,17 @@ def _compute_dtype(engine: Any) -> str | None:
     if _call(engine, "torch_autocast_enabled"):
         return dtype_name(_call(engine, "torch_autocast_dtype"))
     return next((dtype for name, dtype in _ENABLED.items() if _call(engine, name)), None)
+
+
+def _options(engine: Any) -> dict[str, object]:
+    """The options of ZeRO and of micro-batches, by the names of DeepSpeed's configuration; empty where it has none."""
+    config = getattr(engine, "_config", None)
+    zero = getattr(config, "zero_config", None)
+    options = {name: getattr(zero, name, None) for name in _ZERO_OPTIONS}
+    return {name: getattr(config, name, None) for name in _OPTIONS} | {
+        f"zero_optimization.{name}": int(value) if name == "stage" and value is not None else value
+        for name, value in options.items()
+    }
 
 
 def _call(engine: Any, name: str) -> object:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
+#: So many batches of data loaders are looked at for padding.
+_FIRST_BATCHES = 32
+
 
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     """Report every outermost optimizer step.
@@ -108,6 +111,7 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
     """Time every wait for a batch, and for the workers of a loader to start."""
     iterator_class = module._BaseDataLoaderIter
+    first_batches = _FIRST_BATCHES
     original = iterator_class.__next__
 
     @functools.wraps(original)
@@ -120,11 +124,16 @@ def patch_data_loader(module: ModuleType, capture: Capture) -> None:
             raise
         now_ns = time.monotonic_ns()
         capture.on_batch_loaded(batch, now_ns - began_ns, now_ns)
+        nonlocal first_batches
+        if first_batches:
+            first_batches -= 1
+            capture.on_batch(batch)
         return batch
 
-    def start_workers(_loader: object) -> RunningHook:
+    def start_workers(loader: object) -> RunningHook:
         began_ns = time.monotonic_ns()
         yield
+        capture.on_loader(loader)
         capture.on_loader_started(time.monotonic_ns() - began_ns)
 
     wrap_functions(module.DataLoader, capture, {"__iter__": start_workers})

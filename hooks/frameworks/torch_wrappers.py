@@ -47,6 +47,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_axis("dp", wrapper.process_group.rank(), wrapper.process_group.size())
+        capture.set_ddp(wrapper)
 
     _count_outermost(module.DistributedDataParallel, capture)
     wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})

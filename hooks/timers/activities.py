@@ -1,4 +1,4 @@
-"""Times what a training process does besides training: validation, generation, compilation.
+"""Times what a training process does besides training: validation, generation, compilation, collection of garbage.
 
 A script says nowhere that it validates. What shows it is a forward pass of the model, or a wait for a batch, without
 gradients or in evaluation mode. A validation lasts from the first such sign to the next sign of training, or, where the
@@ -12,14 +12,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from perfscope.hooks.facts.setup import GarbageWatch
 from perfscope.hooks.guard import hook_entry
-from perfscope.wire import COMPILATION, FIRST_BATCH, GENERATION, VALIDATION, Span
+from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION, Span
 
 if TYPE_CHECKING:
     from perfscope.hooks.timers.saves import SaveTimer
 
 #: A step that compiles more often is recorded with the first compilations only.
 _MOST_SPANS = 200
+_SHORTEST_GARBAGE_NS = 200_000
 
 
 class ActiveProcess(Protocol):
@@ -98,6 +100,7 @@ class ActivityTimer:
         self._compilations = 0
         self._compiling_since_ns = 0
         self._has_training_mode = False
+        GarbageWatch(self._on_garbage_collected, time.monotonic_ns)
 
     @property
     def dead(self) -> bool:
@@ -229,6 +232,11 @@ class ActivityTimer:
         self._compilations -= 1
         if not self._compilations:
             self._add(Span(COMPILATION, self._compiling_since_ns, time.monotonic_ns()))
+
+    def _on_garbage_collected(self, began_ns: int, ended_ns: int) -> None:
+        """Python looked through all of its objects; shorter collections are left out."""
+        if ended_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:
+            self._add(Span(GARBAGE, began_ns, ended_ns))
 
     def take_hook_ns(self) -> int:
         """How long these hooks took since this was last asked."""

@@ -7,6 +7,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/rank.json        RankRecord: host, process, device and clock of the rank
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
+    RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step
     RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
@@ -33,6 +34,7 @@ from typing import NamedTuple
 
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.setup import SetupRecord
 
 SCHEMA = "perfscope/run/1"
 _RANK_FOLDER_NAME = re.compile(r"(\d{5,})(?:\.(\d+))?")
@@ -42,6 +44,7 @@ RANKS_FOLDER = "ranks"
 RANK_FILE = "rank.json"
 PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
+SETUP_FILE = "setup.json"
 STEPS_FILE = "steps.jsonl"
 PENDING_STEPS_FILE = "pending_steps.jsonl"
 EVENTS_FILE = "events.jsonl"
@@ -68,12 +71,13 @@ WARMUP = "warmup"
 PROFILED = "profiled"
 EXPORT = "export"
 
-#: Kinds of spans: forward passes without gradients, text that a model generates, torch.compile, and the wait for the
-#: first batch, which is over when the first step begins.
+#: Kinds of spans: forward passes without gradients, text that a model generates, torch.compile, the wait for the
+#: first batch, which is over when the first step begins, and full collections of Python's garbage.
 VALIDATION = "validation"
 GENERATION = "generation"
 COMPILATION = "compilation"
 FIRST_BATCH = "first_batch"
+GARBAGE = "garbage"
 
 
 def rank_folder(rank: int, attempt: int = 0) -> str:
@@ -99,7 +103,7 @@ class Span(NamedTuple):
     """A stretch of a process's time that is not a training step's own work.
 
     Attributes:
-        kind: ``validation``, ``generation``, ``compilation`` or ``first_batch``.
+        kind: ``validation``, ``generation``, ``compilation``, ``first_batch`` or ``garbage``.
         start_ns: When it began, on the host's monotonic clock.
         end_ns: When it ended.
         wait_ns: How much of it was spent waiting for data loaders.
@@ -133,7 +137,8 @@ class StepRecord:
         no_grad_ns: Time of validation and generation in the step, without saves inside; absent where there was none.
         gap_ns: From the end of the hook at the previous boundary to the first sign of the step: a batch is asked for,
             or the model runs with gradients; absent where there was no such sign.
-        spans: Validation, generation and compilation that ended in the step, in the order of their ends.
+        spans: Validation, generation, compilation and collections of garbage that ended in the step, in the order of
+            their ends.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded, and the
             processor's time for the writing of records meanwhile.
         loss_scale: The loss scale, where it can be read without a synchronisation.
@@ -142,6 +147,9 @@ class StepRecord:
             first steps and then twice a second, absent in the steps between.
         memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
+        alloc_retries: How often the allocator of a device had to free its cache and try again since the process
+            started; read with the peaks.
+        device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
     """
 
     step: int
@@ -166,6 +174,8 @@ class StepRecord:
     memory_peak_bytes: int | None = None
     memory_reserved_bytes: int | None = None
     boundaries: int | None = None
+    alloc_retries: int | None = None
+    device_allocs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -328,7 +338,8 @@ def to_line(
     | EndRecord
     | CheckpointRecord
     | RankRecord
-    | ModelRecord,
+    | ModelRecord
+    | SetupRecord,
 ) -> bytes:
     """Encode a record as one line, without the fields that are unknown."""
     fields = {name: value for name, value in vars(record).items() if value is not None}
