@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
 #: So many batches of data loaders are looked at for padding.
-_FIRST_BATCHES = 32
+_FIRST_BATCHES = 8
 
 
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
