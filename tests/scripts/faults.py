@@ -138,6 +138,7 @@ def reduce_flat(model):
 
 
 SMALL = {"batch": 4}
+NEVER = "1000"
 CASES = {
     "clean": Case(),
     "clean_small": Case(**SMALL),
@@ -174,20 +175,22 @@ CASES = {
     "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
     "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
     "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
-    "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, steps=28),
-    "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, steps=28),
+    "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
+    "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
     "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=3),
 }
 
 
 def on_cpu(name, case):
     """The case as it trains on a processor, smaller and with longer faults."""
-    changes = {"config": ON_CPU, "dtype": torch.float32, "windows": "8-9", "steps": 22, "batch": min(case.batch, 8)}
+    changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 22, "batch": min(case.batch, 8)}
     changes |= {"optimizer": {"foreach": False}, "pixels": 0, "stack": False, "pin_memory": False}
     if case.sample_s:
         changes |= {"sample_s": 0.02}
     if case.stages:
         changes |= {"stages": tuple(count // 2 for count in case.stages), "microbatches": min(case.microbatches, 16)}
+    if case.windows != NEVER:
+        changes |= {"windows": "8-9"}
     if case.compiles:
         changes |= {"lengths": tuple(range(8, 65, 3)), "steps": 18}
     return dataclasses.replace(case, **changes)
