@@ -1,10 +1,12 @@
 """What perfscope makes of damaged traces: bits that are flipped, files that are cut and spliced, as counts.
 
-    python -m benchmarks.damaged_traces --count 2000 --write fixtures/damage/figures.json
-    python -m benchmarks.damaged_traces --report fixtures/damage/figures.json --write reports/foreign-traces.md
+    python -m benchmarks.damaged_traces --count 2000 --write fixtures/benchmarks/damaged-traces.json
+    python -m benchmarks.damaged_traces --first 500 --count 500 --write piece.json
+    python -m benchmarks.damaged_traces --join piece*.json --write fixtures/benchmarks/damaged-traces.json
 
-The damage is drawn from a seed. A figure has changed silently where the events that are read differ from those of the
-whole file, and nothing says so. Times are the best of nothing: each file is read once.
+Each damage is drawn from the seed and its own number, so that the pieces of a run are those of a whole one. A figure
+has changed silently where the events that are read differ from those of the whole file, and nothing says so. Each file
+is read once.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import gzip
 import json
 import random
 import re
+import resource
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from perfscope.constants import KIB, MB
 from perfscope.errors import SourceError
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Trace
@@ -87,9 +92,8 @@ def flips_of_words(content: bytes) -> Iterator[bytes]:
                 yield _flipped(content, place + letter, bit)
 
 
-def measure(count: int, seed: int = _SEED) -> dict[str, object]:
-    """Read damaged copies of the fixtures."""
-    order = random.Random(seed)
+def measure(count: int, first: int = 0, seed: int = _SEED) -> dict[str, Any]:
+    """Read damaged copies of the fixtures; the piece that begins with the first damage has those of words, too."""
     paths = sorted(FIXTURES.rglob("*.json.gz"))
     wholes, times = {}, {}
     for path in paths:
@@ -99,29 +103,50 @@ def measure(count: int, seed: int = _SEED) -> dict[str, object]:
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (*KINDS, "word")}
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        for index in range(count):
+        for index in range(first, first + count):
+            order = random.Random(f"{seed}-{index}")
             path, kind = order.choice(paths), KINDS[index % len(KINDS)]
             damaged = Path(folder, path.name)
             damaged.write_bytes(damage(path.read_bytes(), kind, order))
             outcome, duration_s = read_damaged(damaged, wholes[path])
             counts[kind][outcome] += 1
             slowest = max(slowest, duration_s - 2 * times[path])
-        path = FIXTURES / "single" / "rank0.pt.trace.json.gz"
-        plain = Path(folder, "plain.json")
-        content = json.loads(gzip.decompress(path.read_bytes()))
-        content["traceEvents"] = content["traceEvents"][::_EVERY]
-        text = json.dumps(content, indent=1).encode()
-        plain.write_bytes(text)
-        whole = figures(read_trace(plain))
-        for damaged_text in flips_of_words(text):
-            plain.write_bytes(damaged_text)
-            outcome, _ = read_damaged(plain, whole)
-            counts["word"][outcome] += 1
+        if first == 0:
+            counts["word"] = _damaged_words(Path(folder))
     return {
         "seed": seed,
         "counts": {kind: dict(sorted(counter.items())) for kind, counter in counts.items()},
         "most_beyond_twice_s": round(slowest, 2),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MB),
     }
+
+
+def join(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from those of its pieces."""
+    counts: dict[str, Counter[str]] = {}
+    for piece in pieces:
+        for kind, outcomes in piece["counts"].items():
+            counts.setdefault(kind, Counter()).update(outcomes)
+    return {
+        "seed": pieces[0]["seed"],
+        "counts": {kind: dict(sorted(counter.items())) for kind, counter in counts.items()},
+        **{name: max(piece[name] for piece in pieces) for name in ("most_beyond_twice_s", "peak_memory_mb")},
+    }
+
+
+def _damaged_words(folder: Path) -> Counter[str]:
+    """What comes of a plain trace of which one bit of a deciding word is flipped."""
+    counts: Counter[str] = Counter()
+    plain = folder / "plain.json"
+    content = json.loads(gzip.decompress((FIXTURES / "single" / "rank0.pt.trace.json.gz").read_bytes()))
+    content["traceEvents"] = content["traceEvents"][::_EVERY]
+    text = json.dumps(content, indent=1).encode()
+    plain.write_bytes(text)
+    whole = figures(read_trace(plain))
+    for damaged_text in flips_of_words(text):
+        plain.write_bytes(damaged_text)
+        counts[read_damaged(plain, whole)[0]] += 1
+    return counts
 
 
 def _flipped(content: bytes, place: int, bit: int) -> bytes:
@@ -129,12 +154,15 @@ def _flipped(content: bytes, place: int, bit: int) -> bytes:
 
 
 def main() -> None:
-    """Measure, or write the report of what was measured."""
+    """Measure, or join what was measured in pieces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--join", type=Path, nargs="+")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
-    text = json.dumps(measure(arguments.count), indent=1)
+    pieces = [json.loads(path.read_text()) for path in arguments.join or ()]
+    text = json.dumps(join(pieces) if pieces else measure(arguments.count, arguments.first), indent=1)
     if arguments.write:
         arguments.write.write_text(text + "\n")
     print(text)
