@@ -35,6 +35,7 @@ class CrossCheck:
         repeats: What the trace shows to be recomputed.
         ranks: How many ranks were counted.
         explanation: Why they differ by more than 2 %, and what could not be counted.
+        is_covered: Whether enough was counted to compare it.
     """
 
     flops_per_token: float
@@ -42,6 +43,7 @@ class CrossCheck:
     repeats: Repeats
     ranks: int
     explanation: tuple[str, ...]
+    is_covered: bool = True
 
     @property
     def difference(self) -> float | None:
@@ -63,6 +65,8 @@ class CrossCheck:
     def sentence(self) -> str:
         """The figures in words."""
         counted = f"Counted from the trace's shapes: {self.flops_per_token / GIGA:.4g} GFLOP/token"
+        if not self.is_covered:
+            return f"{counted}, which is not all of it and is not compared with the formula."
         if self.formula_flops_per_token is None or self.difference is None:
             return f"{counted}; without the model's dimensions there is no formula to compare with."
         formula = f"{self.formula_flops_per_token / GIGA:.4g} GFLOP/token"
@@ -86,14 +90,17 @@ def cross_check(step: Step, ranks: Sequence[Operations]) -> CrossCheck | None:
     mean = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted)
     per_token = mean * step.gpus / step.tokens
     repeats = _largest_repeats([rank.repeats for rank in counted])
-    formula = _formula(step, repeats)
     lines = []
+    is_covered = all(rank.is_covered for rank in counted)
+    formula = _formula(step, repeats) if is_covered else None
+    if not is_covered:
+        lines.append("Too many operators cannot be counted: `analyze --only operations` lists them.")
     missing = sum(rank.without_shapes for rank in counted)
     if missing:
         lines.append(f"{missing} products state no shapes and are not counted.")
     if formula is not None and abs(per_token / formula - 1) > TOLERANCE:
         lines.extend(_explain(step, counted, per_token, formula))
-    return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines))
+    return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines), is_covered)
 
 
 def _largest_repeats(all_repeats: Sequence[Repeats]) -> Repeats:

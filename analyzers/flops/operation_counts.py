@@ -1,23 +1,26 @@
 """Counts the operations of a traced step from the shapes of its operators, and whether layers ran forward twice.
 
-A product of m x k and k x n is 2 m n k operations. Attention is counted over the full matrix, forward once and
-backward twice, as the formulas count it; what a kernel recomputes inside is not. Layers that ran forward more often
-than backward, and did so in between their backward passes, were recomputed; the share of them that was recomputed
-follows from the two counts. The last product of a layer, which PyTorch begins to recompute and then skips because it is
-not needed, is in the trace and is counted. Products of libraries that state no shapes (Transformer Engine) are not.
+How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``.
+Layers that ran forward more often than backward, and did so in between their backward passes, were recomputed; the
+share of them that was recomputed follows from the two counts. The last product of a layer, which PyTorch begins to
+recompute and then skips because it is not needed, is in the trace and is counted. What multiplies and is not counted is
+listed with its share of the time of all kernels that multiply; below ``ENOUGH`` of that time the rate of operations
+would say little, and is withheld.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import prod
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
+from perfscope.analyzers.flops.counted_calls import count_calls
+from perfscope.analyzers.flops.operator_rules import FIRST_IS_ADDED
 from perfscope.constants import KILO
 from perfscope.models.conventions import Checkpointing
 from perfscope.tables.kernel_precision import element_precision, product_precision
@@ -25,8 +28,10 @@ from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import Trace, Work
 
 _ATTENTION = ("_scaled_dot_product", "_flash_attn")
+_IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
+#: PyTorch calls the one inside the other.
+_SHOWN_AS = {"_convolution": "convolution"}
 _BACKWARD = "_backward"
-_FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 #: Operators of an MLP forward, with those of its backward pass.
 _ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "threshold_backward"}
 _SOFTMAX = "_softmax"
@@ -34,9 +39,26 @@ _SOFTMAX = "_softmax"
 _REPEATED = 0.05
 #: Consecutive forward operators over consecutive backward ones: an evaluation before a forward pass has fewer.
 _EVALUATED_TOO = 2.5
-_MATRIX, _STACK = 2, 3
 #: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
 _TWINS_DIFFER = 0.25
+
+
+#: The least share of the time of kernels that multiply whose operations must be counted for a rate.
+ENOUGH = 0.95
+
+
+class NotCounted(NamedTuple):
+    """An operator that multiplies and whose operations are not counted.
+
+    Attributes:
+        operator: Its name.
+        calls: Calls in a step.
+        share: Of the time of all kernels that multiply; absent where the trace has none.
+    """
+
+    operator: str
+    calls: float
+    share: float | None
 
 
 class Repeats(NamedTuple):
@@ -79,6 +101,12 @@ class Operations:
             fp32, also those that are multiplied as TF32, are under ``fp32``.
         kernel_ns: Device time of all kernels that multiply, by the data type in their names.
         device_name: The GPU; ``""`` where the trace does not state one.
+        not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
+        covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
+        recorded_flops: Operations that were recorded as graphs while the trace was, once each; they ran with a launch.
+        replayed_flops: Operations of the launches of these graphs in the whole trace; ``flops_per_step`` has its part.
+        other_replays: Launches of graphs whose operations the trace does not contain.
+        other_replays_share: Their share of the time of kernels that multiply.
     """
 
     rank: int | None
@@ -91,17 +119,28 @@ class Operations:
     by_precision: Mapping[str, float] = field(default_factory=dict)
     kernel_ns: Mapping[str, int] = field(default_factory=dict)
     device_name: str = ""
+    not_counted: tuple[NotCounted, ...] = ()
+    covered: float | None = None
+    recorded_flops: int = 0
+    replayed_flops: int = 0
+    other_replays: int = 0
+    other_replays_share: float | None = None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether enough is counted for a rate; without times of kernels all must be."""
+        return not self.not_counted if self.covered is None else self.covered >= ENOUGH
 
     @property
     def attention_share(self) -> float:
         """The share of attention in the operations."""
-        of_attention = sum(flops for name, (_, flops) in self.by_operator.items() if name.startswith(_ATTENTION))
+        of_attention = sum(flops for name, (_, flops) in self.by_operator.items() if _IS_ATTENTION.search(name))
         return of_attention / self.flops_per_step if self.flops_per_step else 0.0
 
     @property
     def tflops(self) -> float | None:
-        """TFLOP/s of this rank while it was profiled; absent without steps or shapes."""
-        if self.flops_per_step is None or not self.step_ns:
+        """TFLOP/s of this rank while it was profiled; absent without steps, or where too little is counted."""
+        if self.flops_per_step is None or not self.step_ns or not self.is_covered:
             return None
         gflops = self.flops_per_step / self.step_ns
         return gflops / KILO
@@ -111,17 +150,19 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
     """Add up the products of a trace; None where it has none, shows no recomputation and no kernel that multiplies."""
     repeats = _find_repeats(products.in_order)
     kernel_ns = _time_products(trace)
-    if not (products.products or products.without_shapes or repeats.checkpointing or kernel_ns):
+    if not (len(products.calls) or repeats.checkpointing or kernel_ns):
         return None
     steps = len({trace.name_of(int(name)) for name in trace.steps.name}) if products.steps is None else products.steps
+    counted = count_calls(trace, products)
+    in_a_step = max(1, steps)
     by_operator: dict[str, tuple[float, float]] = {}
     by_precision: dict[str, float] = {}
-    for product in products.products:
-        calls, total = by_operator.get(product.operator, (0.0, 0.0))
-        flops = product.count * count_flops(product) / max(1, steps)
-        by_operator[product.operator] = (calls + product.count / max(1, steps), total + flops)
+    for product, runs, flops in counted.products:
+        operator = _SHOWN_AS.get(product.operator, product.operator)
+        calls, total = by_operator.get(operator, (0.0, 0.0))
+        by_operator[operator] = calls + runs / in_a_step, total + flops / in_a_step
         precision = _operand_precision(product)
-        by_precision[precision] = by_precision.get(precision, 0.0) + flops
+        by_precision[precision] = by_precision.get(precision, 0.0) + flops / in_a_step
     largest_first = dict(sorted(by_operator.items(), key=lambda item: -item[1][1]))
     return Operations(
         rank=trace.rank,
@@ -130,16 +171,29 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         step_ns=_step_ns(trace),
         by_operator=largest_first,
         repeats=repeats,
-        without_shapes=products.without_shapes,
+        without_shapes=counted.without_shapes,
         by_precision=by_precision,
         kernel_ns=kernel_ns,
         device_name=next(iter(trace.devices), ""),
+        not_counted=tuple(
+            NotCounted(operator, calls / in_a_step, _share(kernels_ns, counted.multiplying_ns))
+            for operator, (calls, kernels_ns) in counted.not_counted.items()
+        ),
+        covered=_share(counted.counted_ns, counted.multiplying_ns),
+        recorded_flops=counted.recorded_flops,
+        replayed_flops=counted.replayed_flops,
+        other_replays=counted.other_replays,
+        other_replays_share=_share(counted.other_replays_ns, counted.multiplying_ns),
     )
+
+
+def _share(part_ns: int, whole_ns: int) -> float | None:
+    return part_ns / whole_ns if whole_ns else None
 
 
 def _operand_precision(product: Product) -> str:
     """The data type of a product's first operand that has one; ``UNNAMED`` where the trace does not state it."""
-    skipped = 1 if product.operator in _FIRST_IS_ADDED or _BACKWARD in product.operator else 0
+    skipped = 1 if product.operator in FIRST_IS_ADDED or _BACKWARD in product.operator else 0
     return element_precision(next(iter(product.elements[skipped:]), ""))
 
 
@@ -210,34 +264,3 @@ def _alternates(is_backward: Sequence[bool]) -> bool:
     forward = [length for backward_pass, length in runs if not backward_pass]
     backward = [length for backward_pass, length in runs if backward_pass]
     return bool(forward and backward) and max(forward) > _EVALUATED_TOO * median(backward)
-
-
-def count_flops(product: Product) -> int:
-    """Operations of one call; 0 where its shapes are not those of a product."""
-    shapes = product.shapes
-    if product.operator.startswith(_ATTENTION):
-        is_backward = _BACKWARD in product.operator
-        operands = shapes[1:4] if is_backward else shapes[:3]
-        matrices = _attention_flops(operands, heads_last=product.operator.startswith("_flash_attn"))
-        return (2 if is_backward else 1) * matrices
-    first, second = shapes[1:3] if product.operator in _FIRST_IS_ADDED else shapes[:2]
-    if len(first) < _MATRIX or len(second) < _MATRIX:
-        return 0
-    # A grouped product of a matrix and a stack uses each row, or each column, once.
-    batch = first[0] if len(first) == len(second) == _STACK else 1
-    return 2 * batch * first[-2] * first[-1] * second[-1]
-
-
-def _attention_flops(operands: tuple[tuple[int, ...], ...], *, heads_last: bool) -> int:
-    """Both products of attention: queries by keys, and weights by values; 0 for sequences packed into one."""
-    if any(len(operand) < _STACK for operand in operands) or (heads_last and len(operands[0]) == _STACK):
-        return 0
-    # flash-attn has (batch, tokens, heads, dimensions), PyTorch (batch, heads, tokens, dimensions).
-    query, key, value = (_tokens_before_dimensions(operand) if heads_last else operand for operand in operands)
-    *outer, queries, dimensions = query
-    return 2 * prod(outer) * queries * key[-2] * (dimensions + value[-1])
-
-
-def _tokens_before_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
-    batch, tokens, heads, dimensions = shape
-    return batch, heads, tokens, dimensions

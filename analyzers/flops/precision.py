@@ -184,7 +184,7 @@ def _by_operators(
 ) -> dict[str, float] | None:
     """Operations by data type where every product states its shapes and types and no kernel contradicts them."""
     stated = {dtype: flops for dtype, flops in operations.by_precision.items() if flops}
-    if not stated or operations.without_shapes or UNNAMED in stated:
+    if not stated or operations.without_shapes or not operations.is_covered or UNNAMED in stated:
         return None
     of_float32 = stated.pop(_FP32, 0.0)
     if of_float32:

@@ -1,26 +1,75 @@
-"""The matrix products of a trace, by operator and shapes, and the order in which layers ran forward and backward."""
+"""The operators of a trace that multiply, with their inputs, and the order of passes forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfscope.tables.columns import Bool, Int64
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Calls of one operator with the same shapes.
+    """An operator that multiplies, with its inputs.
 
     Attributes:
         operator: Its name without ``aten::``.
-        shapes: The shapes of its inputs; empty for an input that is no tensor.
-        count: How many calls there were.
-        elements: The types of its inputs' elements, as the profiler names them; empty where they are not stated.
+        shapes: The shapes of its inputs, empty for an input that is no tensor; none where they are not stated.
+        elements: The types of its inputs' elements, as the profiler names them; none where they are not stated.
+        values: Its inputs that are numbers, as they are written; none where they are not stated, or not needed.
     """
 
     operator: str
     shapes: tuple[tuple[int, ...], ...]
-    count: int
     elements: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProductCalls:
+    """Calls of products; a call that contains others stands before them.
+
+    Attributes:
+        product: Index into ``Products.products``.
+        parent: The row of the innermost call around it, or ABSENT.
+        start_ns, end_ns: When it began and ended, on the trace's clock.
+        thread: The thread, or ABSENT where it has no number.
+    """
+
+    product: Int64
+    parent: Int64
+    start_ns: Int64
+    end_ns: Int64
+    thread: Int64
+
+    def __len__(self) -> int:
+        return len(self.product)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """What the calls of products launched, and when they ran.
+
+    Attributes:
+        kernel_ns: Device time of the computing kernels that each call launched, those of calls inside it left out.
+        multiplying_ns: The part of it in kernels whose names say that they multiply.
+        runs: How often each call ran: once, or as often as the graph was launched that recorded it; negative where the
+            trace does not tell how often that was.
+        is_recorded: Which calls a graph recorded.
+        replayed_ns: Device time of kernels that multiply, in graphs whose calls the trace contains.
+        other_ns: Device time of kernels that multiply and that none of these launched, but something in the trace did.
+        other_replays: Launches of graphs that were not recorded while the trace was, or cannot be told apart.
+        other_replays_ns: Device time of the kernels that multiply in them; part of ``other_ns``.
+    """
+
+    kernel_ns: Int64
+    multiplying_ns: Int64
+    runs: Int64
+    is_recorded: Bool
+    replayed_ns: int
+    other_ns: int
+    other_replays: int
+    other_replays_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +77,16 @@ class Products:
     """All products of a trace.
 
     Attributes:
-        products: The products.
-        without_shapes: Calls whose shapes the trace does not state.
+        products: Each distinct one once.
+        calls: Their calls.
         in_order: Calls that distinguish forward from backward passes (attention, softmaxes, activations), in the order
             of their start.
         steps: How many training steps they are of; absent where they are of the trace's own steps.
+        launches: What the calls launched, where they are of another window than the trace's own; absent else.
     """
 
     products: Sequence[Product]
-    without_shapes: int
+    calls: ProductCalls
     in_order: Sequence[str]
     steps: int | None = None
+    launches: Launches | None = None

@@ -16,6 +16,8 @@ from perfscope.sources.traces.matching import MatchedStep, match_steps
 from perfscope.sources.traces.timeline import Timeline
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
+from perfscope.tables.product_launches import find_launches
+from perfscope.tables.products import Products
 from perfscope.tables.trace import ABSENT, STEP_MARK, DeviceEvents, HostSpans, Int32, Trace, joined
 
 
@@ -44,7 +46,7 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
         in_operators=_move_times(operators.in_operators, stretches),
         groups={**light.groups, **operators.groups},
         collectives=(*operators.collectives, *light.collectives),
-        products=None if operators.products is None else replace(operators.products, steps=len(operators.steps)),
+        products=_products_of(operators),
         damage=tuple(dict.fromkeys((*operators.damage, *light.damage))),
     )
 
@@ -143,6 +145,13 @@ def _attribute(operators: Trace, light: Trace, stretches: Sequence[_Stretch], la
 
 def _move_times(spans: ThreadSpans | None, stretches: Sequence[_Stretch]) -> ThreadSpans | None:
     return None if spans is None else join_spans([stretch.move_times(spans) for stretch in stretches])
+
+
+def _products_of(operators: Trace) -> Products | None:
+    products = operators.products
+    if products is None:
+        return None
+    return replace(products, steps=len(operators.steps), launches=find_launches(operators, products))
 
 
 def _is_no_step(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -1,0 +1,145 @@
+"""Which calls of products count: of nested ones those that account for the most, so that each product counts once.
+
+An operator that is written out as others is counted by them where they are at least as many operations: autocast calls
+an operator again with inputs that it has cast. What ran in a graph counts as often as the graph was launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.flops.operator_rules import count_flops, needs_engine
+from perfscope.analyzers.shared.iterations import find_iterations
+from perfscope.tables.columns import Int64
+from perfscope.tables.product_launches import find_launches
+from perfscope.tables.products import Product, Products
+from perfscope.tables.trace import ABSENT, Trace, span_at
+
+#: Operations of a call that do not follow from what the trace states.
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCalls:
+    """The operations of a trace's products.
+
+    Attributes:
+        products: Each counted product, how often it ran, and the operations of all its runs.
+        without_shapes: Calls that could not be counted because the trace states no shapes.
+        not_counted: By operator the calls that are not counted, and the device time of their kernels.
+        multiplying_ns: Device time of all kernels that multiply, and of those of operators that are not counted.
+        counted_ns: The part of it in what is counted.
+        recorded_flops: Operations recorded as graphs, once each.
+        replayed_flops: Operations of the launches of these graphs.
+        other_replays: Launches of graphs whose operations the trace does not contain.
+        other_replays_ns: Device time of the kernels that multiply in them.
+    """
+
+    products: Sequence[tuple[Product, int, int]]
+    without_shapes: int
+    not_counted: Mapping[str, tuple[int, int]]
+    multiplying_ns: int
+    counted_ns: int
+    recorded_flops: int
+    replayed_flops: int
+    other_replays: int
+    other_replays_ns: int
+
+
+def count_calls(trace: Trace, products: Products) -> CountedCalls:
+    """Count the operations of a trace's products."""
+    calls, launches = products.calls, find_launches(trace, products)
+    runs = launches.runs
+    own = _count_own(trace, products)
+    tree = _Tree(own, calls.parent)
+    total_ns = tree.add_up(launches.kernel_ns)
+    # A call around others that count may itself launch kernels of which nothing is known.
+    is_between = tree.is_around & (own == _UNKNOWN) & (launches.multiplying_ns > 0)
+    open_ns = np.where(tree.is_open, total_ns, np.where(is_between, launches.multiplying_ns, 0))
+    not_counted: dict[str, tuple[int, int]] = {}
+    for row in np.flatnonzero((tree.is_open | is_between) & (runs != 0)).tolist():
+        operator = products.products[calls.product[row]].operator
+        number, kernels_ns = not_counted.get(operator, (0, 0))
+        not_counted[operator] = number + 1, kernels_ns + int(open_ns[row])
+    counts = tree.counts & (runs > 0)
+    counted_ns = int(total_ns[tree.counts].sum()) + launches.replayed_ns
+    by_product = np.zeros(len(products.products), np.int64)
+    np.add.at(by_product, calls.product[counts], runs[counts])
+    flops = own * runs
+    of_product = np.zeros(len(products.products), np.int64)
+    np.add.at(of_product, calls.product[counts], flops[counts])
+    return CountedCalls(
+        products=[
+            (products.products[index], int(by_product[index]), int(of_product[index]))
+            for index in np.flatnonzero(by_product).tolist()
+        ],
+        without_shapes=sum(
+            not products.products[index].shapes for index in calls.product[tree.is_open & (runs != 0)].tolist()
+        ),
+        not_counted=dict(sorted(not_counted.items(), key=lambda item: -item[1][1])),
+        multiplying_ns=counted_ns + int(open_ns.sum()) + launches.other_ns,
+        counted_ns=counted_ns,
+        recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
+        replayed_flops=int(flops[counts & launches.is_recorded].sum()),
+        other_replays=launches.other_replays,
+        other_replays_ns=launches.other_replays_ns,
+    )
+
+
+def _count_own(trace: Trace, products: Products) -> Int64:
+    """Operations of each call by itself; ``_UNKNOWN`` where they cannot be told."""
+    flops = [count_flops(product) for product in products.products]
+    own = np.array([_UNKNOWN if count is None else count for count in flops], np.int64)[products.calls.product]
+    of_engine = [needs_engine(product.operator) for product in products.products]
+    if any(of_engine):
+        spans, iterations = find_iterations(trace)
+        if iterations:
+            iteration = span_at(spans, products.calls.start_ns)
+            rows = np.flatnonzero(np.array(of_engine, np.bool_)[products.calls.product] & (iteration != ABSENT))
+            for row in rows.tolist():
+                attended = iterations[iteration[row]].attended_twice
+                count = count_flops(products.products[products.calls.product[row]], attended)
+                own[row] = _UNKNOWN if count is None else count
+    return own
+
+
+class _Tree:
+    """Which of nested calls count.
+
+    Attributes:
+        counts: The calls that count: inner ones, unless the one around them accounts for more than all of them.
+        is_around: The calls around one that counts.
+        is_open: The outermost calls of which nothing is known: they neither count, nor are inside or around one that
+            does.
+    """
+
+    def __init__(self, own: Int64, parent: Int64) -> None:
+        self._parent = parent.tolist()
+        length = len(self._parent)
+        inner, total = np.zeros(length, np.int64), np.maximum(own, 0)
+        for row in range(length - 1, -1, -1):  # a call stands before those inside it
+            total[row] = max(total[row], inner[row])
+            if self._parent[row] != ABSENT:
+                inner[self._parent[row]] += total[row]
+        is_settled = np.zeros(length, np.bool_)
+        for row, outer in enumerate(self._parent):
+            is_settled[row] = (
+                own[row] >= 0 and own[row] >= inner[row] and (own[row] > inner[row] or not inner[row])
+            ) or (outer != ABSENT and is_settled[outer])
+        is_inside = np.array([outer != ABSENT and bool(is_settled[outer]) for outer in self._parent], np.bool_)
+        self.counts = is_settled & ~is_inside
+        self.is_around = (self.add_up(self.counts.astype(np.int64)) > 0) & ~self.counts
+        is_open = ~is_settled & ~self.is_around
+        is_inside_open = np.array([outer != ABSENT and bool(is_open[outer]) for outer in self._parent], np.bool_)
+        self.is_open = is_open & ~is_inside_open
+
+    def add_up(self, values: Int64) -> Int64:
+        """The values of each call and of all calls inside it."""
+        totals = values.copy()
+        for row in range(len(self._parent) - 1, -1, -1):
+            if self._parent[row] != ABSENT:
+                totals[self._parent[row]] += totals[row]
+        return totals

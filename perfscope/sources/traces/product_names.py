@@ -1,0 +1,116 @@
+"""Which operators multiply, by their names: PyTorch's own, and those of libraries.
+
+Attention that PyTorch writes out as products of its own (``_math``) is not among them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from perfscope.tables.columns import Bool, Int64
+
+_OF_PYTORCH = (
+    r"mm|addmm|_addmm_activation|bmm|baddbmm|_scaled_mm(?:_v2)?|_grouped_mm|_scaled_grouped_mm(?:_v2)?|_int_mm|"
+    r"_scaled_dot_product_(?!attention_math)\w*attention\w*|_(?:flash|efficient|cudnn)_attention_(?:forward|backward)|"
+    r"(?:_|cudnn_|miopen_|mkldnn_)?convolution(?!.*double)\w*|(?:_cudnn|miopen|mkldnn)_rnn(?:_layer)?(?:_backward)?"
+)
+_PASSES = r"_softmax(?:_backward_data)?|gelu(?:_backward)?|silu(?:_backward)?|relu|threshold_backward"
+_FLASH = r"_flash_attn_(?:varlen_)?(?:forward|backward)"
+#: Words in names of operators of libraries that multiply, and in those of their helpers that do not.
+_OF_LIBRARIES = (
+    r"gemm|matmul|_mm\b|attention|attn|fmha|\bmha_|flash_?mla|\bmla_decode|\bpa_|moe_forward|fused_moe|fused_experts|"
+    r"ck_moe_stage|asm_moe|\w*flash_(?:fwd|bwd)\b|\bvarlen_fwd\b|\b(?:fwd|bwd)\b|f8f8bf16|bf16bf16bf16|sage_fwd"
+)
+_HELPERS = r"cache|moe_sum|moe_sorting|moe_align|topk|metadata|schedule|_norm|all_?reduce|all_?gather|reduce_?scatter"
+#: Functions with a backward pass of their own, which have no namespace.
+_FUNCTIONS = (
+    r"FlashAttn\w*Func\w*|FusedAttn\w*|\w+FlashAttn\w*Func\w*|EvoformerAttention\w*|ConvBias\w*_\w*|"
+    r"_(?:LayerNorm)?(?:Linear|MLP)(?:Backward)?|_GroupedLinear(?:Backward)?|GroupedGemm\w*|"
+    r"LinearWith\w+|MatmulTo\w+|sage_fwd\w*"
+)
+_NAME = re.compile(
+    rf"(?:aten::(?:(?P<pytorch>{_OF_PYTORCH})|(?P<pass>{_PASSES}))|flash_attn::(?P<flash>{_FLASH})|"
+    rf"(?P<library>(?!aten::|autograd::|torch::)\w+::(?=.*(?:{_OF_LIBRARIES}))(?!.*(?:{_HELPERS})).*)|"
+    rf"(?P<function>{_FUNCTIONS}))\Z"
+)
+#: Calls that tell forward from backward passes by their names.
+_IN_PASSES = re.compile(r"_scaled_dot_product|_flash_attn")
+_NEEDS_VALUES = re.compile(r"convolution|(?:flash|efficient|cudnn)_attention_|varlen|\bfwd|\bbwd")
+_BEFORE = len("aten::")
+#: Letters 7 to 10 of the names, behind ``aten::``, of which two are looked up.
+_LETTERS = (
+    b'mm",', b"addm", b"_add", b'bmm"', b"badd", b"_sca", b"_gro", b"_int", b"_fla", b"_eff", b"_cud", b"conv", b"_con",
+    b"cudn", b"miop", b"mkld", b"_sof", b"gelu", b"silu", b"relu", b"thre",
+)  # fmt: skip
+_KEY_LETTERS = 1, 3
+_IS_PYTORCHS = np.zeros((256, 256), np.bool_)
+_IS_PYTORCHS[tuple(np.array([[name[letter] for name in _LETTERS] for letter in _KEY_LETTERS]))] = True
+#: The first two letters of names without that many in common with the names above.
+_OTHERS = (
+    "at", "au", "re", "c1", "tr", "nc", "pr", "en", "## ", "st", "de", "to", "op", "gl",
+)  # fmt: skip
+_FUNCTIONS_BEGIN = ("Fl", "Fu", "Ro", "Ev", "Co", "Gr", "Li", "Ma")
+_IS_LIBRARYS = np.zeros((256, 256), np.bool_)
+_IS_LIBRARYS[[ord(letter) for letter in "abcdefghijklmnopqrstuvwxyz_"]] = True
+_IS_LIBRARYS[tuple(np.array([[ord(name[letter]) for name in _OTHERS] for letter in (0, 1)]))] = False
+_IS_LIBRARYS[tuple(np.array([[ord(name[letter]) for name in _FUNCTIONS_BEGIN] for letter in (0, 1)]))] = True
+
+
+class Meaning(NamedTuple):
+    """What an operator's name says.
+
+    Attributes:
+        product: The operator without ``aten::``; empty where it does not multiply.
+        in_passes: The operator where it tells forward from backward passes; else empty.
+    """
+
+    product: str
+    in_passes: str
+
+
+def find_meaning(name: str) -> Meaning | None:
+    """What an operator's name says; None where it neither multiplies nor tells passes apart.
+
+    >>> find_meaning("aten::mm")
+    Meaning(product='mm', in_passes='')
+    >>> find_meaning("aten::gelu_backward")
+    Meaning(product='', in_passes='gelu_backward')
+    >>> find_meaning("vllm::unified_attention_with_output").product
+    'vllm::unified_attention_with_output'
+    """
+    match = _NAME.match(name)
+    if match is None:
+        return None
+    product = next((match[group] for group in ("pytorch", "flash", "library", "function") if match[group]), "")
+    return Meaning(product, match["pass"] or (product if _IN_PASSES.match(product) else ""))
+
+
+def needs_values(operator: str) -> bool:
+    """Whether an operator's operations depend on inputs that are numbers: strides, or the lengths of sequences.
+
+    >>> needs_values("convolution"), needs_values("mm")
+    (True, False)
+    """
+    return bool(_NEEDS_VALUES.search(operator))
+
+
+def may_mean(letters: np.ndarray[tuple[int], np.dtype[np.uint8]], names: Int64) -> Bool:
+    """Which names may have a meaning, by a few letters: almost all others cost no more than this.
+
+    Args:
+        letters: A text.
+        names: Where names begin in it.
+    """
+
+    def letter(offset: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return letters.take(names + offset, mode="clip")
+
+    first, second = letter(0), letter(1)
+    is_pytorchs = (first == ord("a")) & (second == ord("t"))
+    return np.asarray(
+        is_pytorchs & _IS_PYTORCHS[tuple(letter(_BEFORE + offset) for offset in _KEY_LETTERS)]
+        | _IS_LIBRARYS[first, second]
+    )
