@@ -8,23 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.analyzers.replay.changes import Changed, divide, parse_factor
-from perfscope.analyzers.replay.contention import Contention, without_contention
+from perfscope.analyzers.replay.contention import Contention, lost_beside, without_contention
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
+from perfscope.analyzers.shared.intervals import union
 from perfscope.errors import UsageError
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import Work
+from perfscope.tables.trace import ABSENT, Work
 
 
 def free_communication(measured: Measured, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing beside it."""
-    ranks = []
-    for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, _chosen(measured.job, axis), strict=True):
+    ranks, rows_of_ranks = [], choose_communication(measured.job, axis)
+    for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, rows_of_ranks, strict=True):
         alone_ns = without_contention(graph, measured.contention) if axis == "" else times.event_ns
         ranks.append(replace(times, event_ns=np.where(chosen, 0, alone_ns), lag_ns=np.where(chosen, 0, times.lag_ns)))
-    is_free = _chosen_operations(measured.job, axis)
+    is_free = operations_of(measured.job, rows_of_ranks)
     changed = _without_transfers(measured, measured.times.with_ranks(ranks), is_free)
     return Changed(changed, (_describe_contention(measured.contention) if axis == "" else _AXIS_CONTENTION,))
 
@@ -46,11 +47,12 @@ def faster_communication(measured: Measured, value: str) -> Changed:
     """Transfers take 1/x of their time; waiting for the last rank stays."""
     axis, _, factor = value.rpartition(":")
     times_faster = parse_factor("faster-communication", factor)
+    rows_of_ranks = choose_communication(measured.job, axis)
     ranks = [
         replace(times, event_ns=np.where(chosen, divide(times.event_ns, times_faster), times.event_ns))
-        for times, chosen in zip(measured.times.ranks, _chosen(measured.job, axis), strict=True)
+        for times, chosen in zip(measured.times.ranks, rows_of_ranks, strict=True)
     ]
-    is_faster = _chosen_operations(measured.job, axis)
+    is_faster = operations_of(measured.job, rows_of_ranks)
     transfer_ns = np.where(is_faster, divide(measured.times.transfer_ns, times_faster), measured.times.transfer_ns)
     return Changed(replace(measured.times.with_ranks(ranks), transfer_ns=transfer_ns), (_AXIS_CONTENTION,))
 
@@ -68,34 +70,62 @@ def overlap_perfectly(measured: Measured, _value: str) -> Changed:
         )
     every_one = np.ones(len(measured.job.operations), np.bool_)
     changed = _without_transfers(measured, measured.times.with_ranks(ranks), every_one)
-    return Changed(changed, (_HIDDEN_CONTENTION,), least_ns)
+    lost = lost_beside(measured.job.ranks, measured.contention)
+    newly_ns = exposed_communication(measured.job.ranks) / measured.steps.steps
+    if lost is None:
+        return Changed(changed, (_UNKNOWN_CONTENTION,), least_ns)
+    sentence = f"Kernels lose {lost:.0%} of the time that communication runs beside them, now hidden or hidden only then."
+    return Changed(changed, (sentence,), least_ns, added_ns=lost * newly_ns, doubt_ns=lost * newly_ns / 2)
 
 
-_HIDDEN_CONTENTION = (
+_UNKNOWN_CONTENTION = (
     "Kernels are as slow as they were measured: communication that is hidden only then would slow more of them."
 )
 
 
-def _chosen(job: JobGraph, axis: str) -> list[Bool]:
-    """For each rank the events of communication that serve an axis or a group; all of them where none is named."""
-    chosen = []
+def exposed_communication(ranks: Sequence[RankGraph]) -> int:
+    """How long a rank communicates in marked steps while it computes nothing; of the rank where it is least.
+
+    On the others a part of this time is waiting for that rank.
+    """
+    exposed = []
+    for graph in ranks:
+        in_steps = graph.step != ABSENT
+        chosen = in_steps & (graph.work == Work.COMMUNICATION)
+        computing = in_steps & ((graph.work == Work.COMPUTE) | (graph.work == Work.FUSED))
+        communication = union(graph.start_ns[chosen], graph.end_ns[chosen])
+        exposed.append((communication - union(graph.start_ns[computing], graph.end_ns[computing])).measure)
+    return min(exposed, default=0)
+
+
+def choose_communication(job: JobGraph, chosen: str) -> list[Bool]:
+    """For each rank its events of an axis, a group or a collective; all communication where none is named.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    if not chosen:
+        return [graph.work == Work.COMMUNICATION for graph in job.ranks]
+    rows_of_ranks = []
     for graph in job.ranks:
-        rows = graph.work == Work.COMMUNICATION
-        if axis:
-            rows = np.zeros(len(graph.work), np.bool_)
-            for group, events in zip(graph.groups, graph.group_events, strict=True):
-                if axis.lower() in (group.role.lower(), group.key.name.lower(), group.description.lower()):
-                    rows[events] = True
-        chosen.append(rows)
-    if axis and not any(rows.any() for rows in chosen):
-        roles = sorted({group.role or group.key.name for graph in job.ranks for group in graph.groups} - {""})
-        raise UsageError(f"no communication of {axis!r}", hint=f"there is: {', '.join(roles) or 'none'}")
-    return chosen
+        rows = np.zeros(len(graph.work), np.bool_)
+        for group, events in zip(graph.groups, graph.group_events, strict=True):
+            names = (group.role.lower(), group.key.name.lower(), group.description.lower())
+            is_kind = np.array([chosen.lower() == kind.operation for kind in group.kinds], np.bool_)
+            rows[events[is_kind[group.kind] | (chosen.lower() in names)]] = True
+        rows_of_ranks.append(rows)
+    if not any(rows.any() for rows in rows_of_ranks):
+        groups = [group for graph in job.ranks for group in graph.groups]
+        there = {group.role or group.key.name for group in groups}
+        there |= {kind.operation for group in groups for kind in group.kinds}
+        raise UsageError(f"no communication of {chosen!r}", hint=f"there is: {', '.join(sorted(there - {''})) or 'none'}")
+    return rows_of_ranks
 
 
-def _chosen_operations(job: JobGraph, axis: str) -> Bool:
+def operations_of(job: JobGraph, rows_of_ranks: Sequence[Bool]) -> Bool:
+    """Which operations of several ranks are made of these events."""
     return np.array(
-        [not axis or axis.lower() in (item.role.lower(), item.group.name.lower()) for item in job.operations], np.bool_
+        [bool(rows_of_ranks[item.members[0][0]][item.members[0][1]]) for item in job.operations], np.bool_
     )
 
 
@@ -119,6 +149,11 @@ def _describe_contention(contention: Sequence[Contention]) -> str:
     sentences = (
         [f"Communication slows what runs beside it: {', '.join(known)}; without it they run alone."] if known else []
     )
-    if unknown:
+    expected = [f"{item.kernels} by {item.estimate:.0%}" for item in overlapped if item.slowdown is None and item.estimate]
+    if expected:
+        sentences.append(
+            f"It slows {' and '.join(expected)} by the multiprocessors that it keeps for itself: none of them ran alone."
+        )
+    elif unknown:
         sentences.append(f"How much it slows {' and '.join(unknown)} is unknown: none of them ever ran alone.")
     return " ".join(sentences)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.replay.blocks import MANY_BLOCKS, slowdown_beside
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_US
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, Work
 
 _NEIGHBOURS = 2
@@ -40,12 +41,15 @@ class Contention:
         slowdown: Time lost in each unit of time beside communication; absent where no kernel could be compared.
         compared: How many overlapped kernels it rests on.
         overlapped_ns: Time that kernels of the class ran beside communication, on all ranks.
+        estimate: The slowdown that their grids let expect, for want of a measured one: communication keeps some
+            multiprocessors for itself; absent where the traces state no grids.
     """
 
     kernels: str
     slowdown: float | None
     compared: int
     overlapped_ns: int
+    estimate: float | None = None
 
     def data(self) -> dict[str, str | float | int | None]:
         """One entry of ``contention`` in JSON."""
@@ -54,17 +58,22 @@ class Contention:
             "slowdown": self.slowdown,
             "compared": self.compared,
             "overlapped_us": self.overlapped_ns / NS_PER_US,
+            "estimated_slowdown": self.estimate,
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sharing:
-    """A rank's kernels of marked steps: what they share with communication, and how long they take alone."""
+    """A rank's kernels of marked steps: what they share with communication, and how long they take alone.
+
+    ``expected`` is the slowdown that each kernel's grid lets expect; absent where grids are not stated.
+    """
 
     rows: Int64
     is_product: Bool
     shared_ns: Int64
     alone_ns: Int64
+    expected: Float64 | None
 
 
 def measure_contention(ranks: Sequence[RankGraph]) -> tuple[Contention, ...]:
@@ -75,16 +84,50 @@ def measure_contention(ranks: Sequence[RankGraph]) -> tuple[Contention, ...]:
 
 def without_contention(graph: RankGraph, contention: Sequence[Contention]) -> Int64:
     """For each event of a rank how long it would run without communication beside it."""
-    slowdown = {item.kernels: item.slowdown or 0.0 for item in contention}
     sharing = _compare_with_themselves(graph)
     duration_ns = graph.duration_ns.copy()
     rows = sharing.rows
-    factor = np.where(sharing.is_product, slowdown[MATRIX_PRODUCTS], slowdown[OTHER_KERNELS])
+    factor = _slowdowns(sharing, contention)
     share = sharing.shared_ns / np.maximum(duration_ns[rows], 1)
     estimated_ns = np.rint(duration_ns[rows] / (1 + factor * share)).astype(np.int64)
     alone_ns = np.where(sharing.alone_ns != ABSENT, np.minimum(sharing.alone_ns, duration_ns[rows]), estimated_ns)
     duration_ns[rows] = np.where(share >= _ALONE, alone_ns, duration_ns[rows])
     return duration_ns
+
+
+def lost_beside(ranks: Sequence[RankGraph], contention: Sequence[Contention]) -> float | None:
+    """The share of a time beside communication that computation loses, over the kernels of marked steps.
+
+    Absent where it was neither measured nor can be expected from grids.
+    """
+    lost_ns = total_ns = 0.0
+    for graph in ranks:
+        sharing = _compare_with_themselves(graph)
+        if sharing.expected is None and all(item.slowdown is None for item in contention):
+            return None
+        slowdown = _slowdowns(sharing, contention)
+        duration_ns = graph.duration_ns[sharing.rows]
+        lost_ns += float((duration_ns * slowdown / (1 + slowdown)).sum())
+        total_ns += float(duration_ns.sum())
+    return lost_ns / total_ns if total_ns else None
+
+
+def _slowdowns(sharing: _Sharing, contention: Sequence[Contention]) -> Float64:
+    """For each kernel how communication slows it: as measured for its class, else as its grid lets expect."""
+    slowdown = np.zeros(len(sharing.rows)) if sharing.expected is None else sharing.expected.copy()
+    for item in contention:
+        if item.slowdown is not None:
+            slowdown[sharing.is_product == (item.kernels == MATRIX_PRODUCTS)] = item.slowdown
+    return slowdown
+
+
+def _expect_slowdown(graph: RankGraph, rows: Int64, is_product: Bool) -> Float64 | None:
+    """The slowdown that the grids of kernels let expect beside this rank's communication."""
+    held = graph.blocks[graph.work == Work.COMMUNICATION] if len(graph.blocks) else graph.blocks
+    held = held[(held != ABSENT) & (held < MANY_BLOCKS)]
+    if not len(held) or graph.processors <= 0:
+        return None
+    return slowdown_beside(graph.blocks[rows], is_product, int(held.max()), graph.processors)
 
 
 def _compare_with_themselves(graph: RankGraph) -> _Sharing:
@@ -108,7 +151,8 @@ def _compare_with_themselves(graph: RankGraph) -> _Sharing:
         if high <= _LARGEST_SPREAD * low:
             alone_ns[members] = int(middle)
     is_product_name = np.array([bool(_PRODUCT.search(name)) for name in graph.names], np.bool_)
-    return _Sharing(rows, is_product_name[graph.name[rows]], shared_ns, alone_ns)
+    is_product = is_product_name[graph.name[rows]]
+    return _Sharing(rows, is_product, shared_ns, alone_ns, _expect_slowdown(graph, rows, is_product))
 
 
 def _same_neighbours(graph: RankGraph, rows: Int64) -> Int64:
@@ -124,7 +168,8 @@ def _same_neighbours(graph: RankGraph, rows: Int64) -> Int64:
 
 
 def _pool(ranks: Sequence[RankGraph], sharings: Sequence[_Sharing], kernels: str) -> Contention:
-    lost_ns = shared_alone_ns = 0.0
+    lost_ns = shared_alone_ns = expected_ns = 0.0
+    is_expected = True
     compared = overlapped_ns = 0
     for graph, sharing in zip(ranks, sharings, strict=True):
         is_class = sharing.is_product == (kernels == MATRIX_PRODUCTS)
@@ -135,5 +180,9 @@ def _pool(ranks: Sequence[RankGraph], sharings: Sequence[_Sharing], kernels: str
         lost_ns += float((duration_ns[used] - sharing.alone_ns[used]).sum())
         shared_alone_ns += float((sharing.alone_ns[used] * share[used]).sum())
         compared += int(used.sum())
+        is_expected = is_expected and sharing.expected is not None
+        if sharing.expected is not None:
+            expected_ns += float((sharing.expected * sharing.shared_ns)[is_class].sum())
     slowdown = max(0.0, lost_ns / shared_alone_ns) if shared_alone_ns else None
-    return Contention(kernels, slowdown, compared, overlapped_ns)
+    estimate = expected_ns / overlapped_ns if is_expected and overlapped_ns else None
+    return Contention(kernels, slowdown, compared, overlapped_ns, estimate)

@@ -13,12 +13,13 @@ host waits for the device. A trace does not state which event a stream or a call
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 
 from perfscope.analyzers.communication.calls import GroupCalls, calls_by_group, rows_by_group
+from perfscope.analyzers.replay.blocks import count_blocks
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.constants import NS_PER_US
@@ -74,6 +75,9 @@ class RankGraph:
         groups: The communication operations by group.
         group_events: For each of ``groups`` the events of its operations, in their order.
         marks: The numbers of the marked steps.
+        main_thread: The thread that marked the steps; ABSENT where none is marked.
+        blocks: For each event the blocks of its grid, as ``count_blocks`` gives them; empty where not known.
+        processors: Multiprocessors of the device; 0 where not stated.
     """
 
     path: str
@@ -100,6 +104,9 @@ class RankGraph:
     groups: tuple[GroupCalls, ...]
     group_events: tuple[Int64, ...]
     marks: tuple[int, ...]
+    main_thread: int = ABSENT
+    blocks: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    processors: int = 0
 
     @property
     def duration_ns(self) -> Int64:
@@ -154,6 +161,9 @@ def build_rank_graph(trace: Trace, device: int) -> RankGraph | None:
         groups=groups,
         group_events=tuple(row_of[by_group[group.key]] for group in groups),
         marks=tuple(int(trace.names[name].partition("#")[2]) for name in trace.steps.name),
+        main_thread=int(trace.steps.thread[0]) if len(trace.steps) else ABSENT,
+        blocks=count_blocks(events.grid[order]),
+        processors=trace.processors,
     )
 
 

@@ -224,6 +224,7 @@ class Trace:
         products: Matrix products; absent unless they were requested.
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
             kernels and their launches alone), or ``""`` where the trace does not say so.
+        processors: Multiprocessors of a GPU; 0 where not stated.
         damage: What is lost or doubtful, as sentences.
     """
 
@@ -245,6 +246,7 @@ class Trace:
     frames: HostSpans | None = None
     products: Products | None = None
     activities: str = ""
+    processors: int = 0
     damage: tuple[str, ...] = ()
 
     @cached_property

@@ -249,6 +249,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         host=_metadata(document.host, str, ""),
         backend=info.backend,
         devices=tuple(device.name for device in sorted(devices, key=lambda device: device.id)),
+        processors=max((device.processors for device in devices), default=0),
         base_ns=base_ns,
         device=device,
         calls=calls,

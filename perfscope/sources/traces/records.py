@@ -137,8 +137,9 @@ class DistributedInfo(msgspec.Struct):
     pg_config: list[Group] = []
 
 
-class Device(msgspec.Struct):
+class Device(msgspec.Struct, rename={"processors": "numSms"}):
     """A GPU of the machine."""
 
     id: int = 0
     name: str = ""
+    processors: int = 0
