@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfscope.analyzers.pipeline_bubble import measure as measure_passes
 from perfscope.analyzers.replay.contention import Contention
 from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
 from perfscope.analyzers.replay.measured import prepare
@@ -153,7 +154,8 @@ class WhatIf:
 
 def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
     """The execution graph of each device of a trace."""
-    graphs = [build_rank_graph(trace, device) for device in distinct(trace.device.device)]
+    passes = measure_passes(trace)
+    graphs = [build_rank_graph(trace, device, passes) for device in distinct(trace.device.device)]
     return tuple(graph for graph in graphs if graph is not None) or None
 
 

@@ -21,11 +21,12 @@ ASSUMPTION = (
 
 def list_measured_alternatives(bubble: MeasuredBubble) -> tuple[Alternative, ...]:
     """The alternatives of a measured pipeline; empty where its schedule has no name or a stage is missing."""
-    setup = _make_setup(bubble)
+    setup = make_setup(bubble)
     return () if setup is None else list_alternatives(setup)
 
 
-def _make_setup(bubble: MeasuredBubble) -> Setup | None:
+def make_setup(bubble: MeasuredBubble) -> Setup | None:
+    """The schedule and the times of a measured pipeline; None where it has no name or a stage is missing."""
     step = bubble.steps[0]
     if step.schedule not in set(Schedule) or step.chunks is None:
         return None

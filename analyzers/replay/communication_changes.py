@@ -14,20 +14,44 @@ from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.shared.intervals import union
-from perfscope.errors import UsageError
+from perfscope.errors import MissingInput, UsageError
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Work
 
 
 def free_communication(measured: Measured, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing beside it."""
-    ranks, rows_of_ranks = [], choose_communication(measured.job, axis)
+    rows_of_ranks = choose_communication(measured.job, axis)
+    changed = without_communication(measured, rows_of_ranks)
+    return Changed(changed, (_describe_contention(measured.contention),))
+
+
+def without_communication(measured: Measured, rows_of_ranks: Sequence[Bool]) -> JobTimes:
+    """The durations without some events of communication: they take no time, keep no rank waiting, slow nothing."""
+    ranks = []
     for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, rows_of_ranks, strict=True):
-        alone_ns = without_contention(graph, measured.contention) if axis == "" else times.event_ns
+        alone_ns = without_contention(graph, measured.contention, chosen)
         ranks.append(replace(times, event_ns=np.where(chosen, 0, alone_ns), lag_ns=np.where(chosen, 0, times.lag_ns)))
     is_free = operations_of(measured.job, rows_of_ranks)
-    changed = _without_transfers(measured, measured.times.with_ranks(ranks), is_free)
-    return Changed(changed, (_describe_contention(measured.contention) if axis == "" else _AXIS_CONTENTION,))
+    return _without_transfers(measured, measured.times.with_ranks(ranks), is_free)
+
+
+def keep_parameters(measured: Measured, _value: str) -> Changed:
+    """Sharded parameters are gathered once a step: the backward pass finds those of the forward pass still there."""
+    rows_of_ranks = []
+    for graph, chosen in zip(measured.job.ranks, choose_communication(measured.job, ""), strict=True):
+        gathers = np.zeros(len(chosen), np.bool_)
+        for group, events in zip(graph.groups, graph.group_events, strict=True):
+            is_gather = np.array([kind.operation == "all_gather" for kind in group.kinds], np.bool_)
+            gathers[events[is_gather[group.kind]]] = True
+        launched = np.flatnonzero(gathers & chosen & (graph.launch != ABSENT))
+        rows = np.zeros(len(chosen), np.bool_)
+        rows[launched[graph.call_thread[graph.launch[launched]] != graph.main_thread]] = True
+        rows_of_ranks.append(rows)
+    if not any(rows.any() for rows in rows_of_ranks):
+        raise MissingInput("no backward pass gathered parameters")
+    sentences = (_describe_contention(measured.contention), "All parameters fit into the memory of the device.")
+    return Changed(without_communication(measured, rows_of_ranks), sentences)
 
 
 def _without_transfers(measured: Measured, times: JobTimes, is_free: Bool) -> JobTimes:
@@ -74,7 +98,9 @@ def overlap_perfectly(measured: Measured, _value: str) -> Changed:
     newly_ns = exposed_communication(measured.job.ranks) / measured.steps.steps
     if lost is None:
         return Changed(changed, (_UNKNOWN_CONTENTION,), least_ns)
-    sentence = f"Kernels lose {lost:.0%} of the time that communication runs beside them, now hidden or hidden only then."
+    sentence = (
+        f"Kernels lose {lost:.0%} of the time that communication runs beside them, what is hidden only then, too."
+    )
     return Changed(changed, (sentence,), least_ns, added_ns=lost * newly_ns, doubt_ns=lost * newly_ns / 2)
 
 
@@ -118,15 +144,15 @@ def choose_communication(job: JobGraph, chosen: str) -> list[Bool]:
         groups = [group for graph in job.ranks for group in graph.groups]
         there = {group.role or group.key.name for group in groups}
         there |= {kind.operation for group in groups for kind in group.kinds}
-        raise UsageError(f"no communication of {chosen!r}", hint=f"there is: {', '.join(sorted(there - {''})) or 'none'}")
+        raise UsageError(
+            f"no communication of {chosen!r}", hint=f"there is: {', '.join(sorted(there - {''})) or 'none'}"
+        )
     return rows_of_ranks
 
 
 def operations_of(job: JobGraph, rows_of_ranks: Sequence[Bool]) -> Bool:
     """Which operations of several ranks are made of these events."""
-    return np.array(
-        [bool(rows_of_ranks[item.members[0][0]][item.members[0][1]]) for item in job.operations], np.bool_
-    )
+    return np.array([bool(rows_of_ranks[item.members[0][0]][item.members[0][1]]) for item in job.operations], np.bool_)
 
 
 def _transfers(measured: Measured, graph: RankGraph, times: RankTimes) -> Int64:
@@ -149,10 +175,12 @@ def _describe_contention(contention: Sequence[Contention]) -> str:
     sentences = (
         [f"Communication slows what runs beside it: {', '.join(known)}; without it they run alone."] if known else []
     )
-    expected = [f"{item.kernels} by {item.estimate:.0%}" for item in overlapped if item.slowdown is None and item.estimate]
+    expected = [
+        f"{item.kernels} by {item.estimate:.0%}" for item in overlapped if item.slowdown is None and item.estimate
+    ]
     if expected:
         sentences.append(
-            f"It slows {' and '.join(expected)} by the multiprocessors that it keeps for itself: none of them ran alone."
+            f"It slows {' and '.join(expected)} by the multiprocessors that it holds: none of them ever ran alone."
         )
     elif unknown:
         sentences.append(f"How much it slows {' and '.join(unknown)} is unknown: none of them ever ran alone.")

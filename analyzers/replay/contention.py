@@ -82,8 +82,8 @@ def measure_contention(ranks: Sequence[RankGraph]) -> tuple[Contention, ...]:
     return tuple(_pool(ranks, sharings, name) for name in (MATRIX_PRODUCTS, OTHER_KERNELS))
 
 
-def without_contention(graph: RankGraph, contention: Sequence[Contention]) -> Int64:
-    """For each event of a rank how long it would run without communication beside it."""
+def without_contention(graph: RankGraph, contention: Sequence[Contention], removed: Bool) -> Int64:
+    """For each event of a rank how long it would run without some of the communication beside it."""
     sharing = _compare_with_themselves(graph)
     duration_ns = graph.duration_ns.copy()
     rows = sharing.rows
@@ -91,7 +91,10 @@ def without_contention(graph: RankGraph, contention: Sequence[Contention]) -> In
     share = sharing.shared_ns / np.maximum(duration_ns[rows], 1)
     estimated_ns = np.rint(duration_ns[rows] / (1 + factor * share)).astype(np.int64)
     alone_ns = np.where(sharing.alone_ns != ABSENT, np.minimum(sharing.alone_ns, duration_ns[rows]), estimated_ns)
-    duration_ns[rows] = np.where(share >= _ALONE, alone_ns, duration_ns[rows])
+    gone = union(graph.start_ns[removed], graph.end_ns[removed])
+    gone_ns = gone.measure_within(graph.start_ns[rows], graph.end_ns[rows])
+    lost_ns = (duration_ns[rows] - alone_ns) * (gone_ns / np.maximum(sharing.shared_ns, 1))
+    duration_ns[rows] -= np.where(share >= _ALONE, np.rint(lost_ns), 0).astype(np.int64)
     return duration_ns
 
 

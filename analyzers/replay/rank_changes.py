@@ -11,8 +11,15 @@ from perfscope.analyzers.replay.changes import Changed
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.peers import durations_of_peers
+from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
+from perfscope.analyzers.shared.intervals import union
 from perfscope.errors import MissingInput, UsageError
+from perfscope.tables.columns import Bool
+from perfscope.tables.trace import Work
+
+#: Less of a difference than this is noise; the shorter one of two times would be too short on average.
+_CLEARLY_SLOWER = 1.05
 
 
 def remove_stragglers(measured: Measured, _value: str) -> Changed:
@@ -31,9 +38,12 @@ _PEERS = (
 
 
 def take_median_device(measured: Measured, value: str) -> Changed:
-    """The device of one rank is as fast as the median of the others."""
+    """The device of one rank is as fast as the median of the others, which then wait for it no longer."""
     _require_peers(measured.job)
-    return Changed(_faster_devices(measured, [_position(measured.job, value)]), (_PEERS,))
+    return Changed(_faster_devices(measured, [_position(measured.job, value)]), (_PEERS, _WAITING))
+
+
+_WAITING = "Kernels of the others that ran beside communication that waited for this rank take its time for them."
 
 
 def take_median_host(measured: Measured, value: str) -> Changed:
@@ -41,30 +51,54 @@ def take_median_host(measured: Measured, value: str) -> Changed:
     _require_peers(measured.job)
     return Changed(
         measured.times.with_ranks(_host_peers(measured, [_position(measured.job, value)])),
-        ("The host's time of a step is that of the other ranks' median, in the same proportions.",),
+        ("The host's n-th shortest time between two calls is at most that of the other ranks' median.",),
     )
 
 
 def _faster_devices(measured: Measured, positions: Sequence[int]) -> JobTimes:
+    """Devices that take their peers' times where these are clearly less.
+
+    On the other ranks that holds for kernels beside communication: what waits for a slow rank slows them.
+    """
     peers = durations_of_peers(measured.job)
     ranks = list(measured.times.ranks)
-    for position in positions:
-        times = ranks[position]
-        ranks[position] = replace(times, event_ns=np.minimum(times.event_ns, peers[position]))
+    for position, (graph, times) in enumerate(zip(measured.job.ranks, ranks, strict=True)):
+        chosen = times.event_ns > _CLEARLY_SLOWER * peers[position]
+        if position not in positions:
+            chosen &= _beside_communication(graph)
+        ranks[position] = replace(times, event_ns=np.where(chosen, peers[position], times.event_ns))
     return measured.times.with_ranks(ranks)
 
 
+def _beside_communication(graph: RankGraph) -> Bool:
+    """Which events run while their rank communicates."""
+    chosen = graph.work == Work.COMMUNICATION
+    communicating = union(graph.start_ns[chosen], graph.end_ns[chosen])
+    return np.asarray(communicating.measure_within(graph.start_ns, graph.end_ns) > 0)
+
+
 def _host_peers(measured: Measured, positions: Sequence[int]) -> list[RankTimes]:
-    """The hosts of some ranks, their time between calls scaled to the other ranks' median where that is less."""
-    totals = [int(np.maximum(times.gap_ns, 0).sum()) for times in measured.times.ranks]
+    """Hosts whose n-th shortest time between calls is that of the other ranks' median where that is less.
+
+    So a host that is slow everywhere is made faster everywhere, and one that slept once no longer does.
+    """
+    gaps = [np.sort(np.maximum(times.gap_ns, 0)) for times in measured.times.ranks]
     ranks = list(measured.times.ranks)
     for position in positions:
-        others = float(np.median(np.delete(totals, position)))
-        if totals[position] > others:
-            times = ranks[position]
-            scale = others / totals[position]
-            gap_ns = np.where(times.gap_ns > 0, np.rint(times.gap_ns * scale), times.gap_ns)
-            ranks[position] = replace(times, gap_ns=gap_ns.astype(np.int64))
+        times, own = ranks[position], gaps[position]
+        places = np.linspace(0, 1, len(own))
+        others = [
+            np.interp(places, np.linspace(0, 1, len(gap)), gap)
+            for other, gap in enumerate(gaps)
+            if other != position and len(gap)
+        ]
+        if not others or not len(own) or own.sum() <= np.median([other.sum() for other in others]):
+            continue
+        expected = np.minimum(own, np.rint(np.median(others, axis=0))).astype(np.int64)
+        order = np.argsort(np.maximum(times.gap_ns, 0), kind="stable")
+        gap_ns = times.gap_ns.copy()
+        gap_ns[order] = np.where(times.gap_ns[order] > 0, expected, times.gap_ns[order])
+        ranks[position] = replace(times, gap_ns=gap_ns)
     return ranks
 
 

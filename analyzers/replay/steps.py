@@ -73,7 +73,7 @@ def span_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> StepSpan:
         own = np.flatnonzero(graph.step != ABSENT)
         if not len(own):
             raise MissingInput("no event of the device was launched in a marked step")
-        before = _launched_before(graph)
+        before = launched_before(graph)
         begins.append(int(end_ns[before].max()) if before.any() else int(graph.start_ns[own].min() + offset_ns))
         last = int(own[np.argmax(end_ns[own])])
         lasts.append(last)
@@ -95,7 +95,7 @@ def _edges_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> tuple[int, ...]:
     return tuple(edges)
 
 
-def _launched_before(graph: RankGraph) -> Bool:
+def launched_before(graph: RankGraph) -> Bool:
     """Which events of a rank were launched before its first marked step."""
     first = graph.launch[graph.step != ABSENT].min()
     return np.asarray((graph.step == ABSENT) & (graph.launch < first))

@@ -13,10 +13,11 @@ from perfscope.analyzers.job_replay.answer import describe, to_data, to_sections
 from perfscope.analyzers.job_replay.heat_map import draw_heat_map
 from perfscope.analyzers.job_replay.slowdown import find_slowdowns
 from perfscope.analyzers.job_replay.timeline import ideal_timeline
+from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.engine.job import read_job
-from perfscope.engine.run import measure_with
+from perfscope.engine.run import Plan, measure_with
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -63,7 +64,7 @@ def whatif(
         raise UsageError("--svg and --timeline need --operations")
     if not paths:
         raise UsageError("nothing to replay", hint="name a run, the traces of all ranks, or --operations FILE")
-    measured = measure_with("whatif", tuple, paths)
+    measured = measure_with("whatif", tuple, paths, Plan(with_sequences=needs_operators(scenario or ())))
     windows = (*measured.windows.describe(), *measured.windows.notes)
     report = to_report(answer(measured.partials, scenario or ()), tuple(measured.damage), windows)
     return Outcome(

@@ -165,7 +165,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
-    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, is_default=False),
+    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, needs=BASIC_EVENTS | Events.WAITS, is_default=False),
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (

@@ -74,6 +74,7 @@ class Plan:
         execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
+        with_sequences: Whether what joins operators with their backward passes is read, too.
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
         most_files: How many files may be read; a folder that holds more is an error.
@@ -82,6 +83,7 @@ class Plan:
     execution: Execution = field(default_factory=Execution)
     only: frozenset[str] = frozenset()
     with_operators: bool = False
+    with_sequences: bool = False
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
     most_files: int = MOST_FILES
@@ -271,7 +273,8 @@ def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> li
 
 
 def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
-    extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
+    extra_events = Events.OPERATORS if plan.with_operators or plan.with_sequences else NO_EVENTS
+    extra_events |= Events.SEQUENCES if plan.with_sequences else NO_EVENTS
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     return Task(names, extra_events, plan.rank_rule, pace)

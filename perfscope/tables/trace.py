@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from perfscope.tables.activity import ThreadSpans
 from perfscope.tables.columns import Bool, Int64, to_frame
+from perfscope.tables.device_waits import DeviceWaits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +43,8 @@ class Events(Flag):
         OPERATORS: Operators of the framework, such as ``aten::mm``.
         OPERATOR_TIMES: When threads were inside operators, for ``Trace.in_operators``.
         FRAMES: Python functions, where the profiler recorded stacks.
+        WAITS: What streams and the host wait for, where the profiler recorded it.
+        SEQUENCES: With OPERATORS, the numbers by which autograd joins an operator with its backward pass.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
     """
 
@@ -52,6 +55,8 @@ class Events(Flag):
     PRODUCTS = auto()
     OPERATOR_TIMES = auto()
     FRAMES = auto()
+    WAITS = auto()
+    SEQUENCES = auto()
 
 
 NO_EVENTS = Events(0)
@@ -225,6 +230,9 @@ class Trace:
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
             kernels and their launches alone), or ``""`` where the trace does not say so.
         processors: Multiprocessors of a GPU; 0 where not stated.
+        waits: What streams and the host waited for; absent unless requested, empty where it was not recorded.
+        sequence: For each operator the number that it shares with its node of autograd, or ABSENT; absent unless these
+            numbers were requested.
         damage: What is lost or doubtful, as sentences.
     """
 
@@ -247,6 +255,8 @@ class Trace:
     products: Products | None = None
     activities: str = ""
     processors: int = 0
+    sequence: Int64 | None = None
+    waits: DeviceWaits | None = None
     damage: tuple[str, ...] = ()
 
     @cached_property

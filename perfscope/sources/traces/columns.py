@@ -22,6 +22,7 @@ from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
+from perfscope.tables.device_waits import DeviceWaits
 from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import (
     ABSENT,
@@ -43,6 +44,7 @@ _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _DECIMALS = 3
 _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
+_STREAM_WAIT = "Stream Wait Event"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
@@ -147,7 +149,22 @@ class Columns:
     def host_spans(self, kind: Events) -> HostSpans:
         """One of the host's tables, in the order of start."""
         names, *columns = _in_order(self._host[kind], width=7, by=1)
-        return HostSpans(names.astype(np.int32, copy=False), *columns)
+        return HostSpans(names.astype(np.int32, copy=False), *columns[:6])
+
+    def sequence(self) -> Int64 | None:
+        """For each operator the number that it shares with its node of autograd, where these are requested."""
+        if Events.SEQUENCES not in self.requested:
+            return None
+        return _in_order(self._host[Events.OPERATORS], width=8, by=1)[7]
+
+    def waits(self) -> DeviceWaits | None:
+        """What streams and the host waited for, where this is requested."""
+        if Events.WAITS not in self.requested:
+            return None
+        names, *columns = _in_order(self._host[Events.WAITS], width=9, by=1)
+        lets_stream_wait = np.array([text.startswith(_STREAM_WAIT) for text in self.names] or [False], np.bool_)
+        stream = np.where(lets_stream_wait[names], columns[3], ABSENT)
+        return DeviceWaits(columns[4], stream, columns[6], columns[7])
 
     def operators(self) -> HostSpans:
         """The operators, where they are requested; those that were collected for their times alone are left out."""
@@ -169,17 +186,20 @@ class Columns:
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
         args = _arguments(events, HostArgs())
-        self._host[kind].append(
-            (
-                self._numbered(events),
-                start_ns,
-                duration_ns,
-                self._identities(events, _PROCESS),
-                self._identities(events, _THREAD),
-                _integers(args, "correlation"),
-                _external_ids(args),
-            )
+        block: _Block = (
+            self._numbered(events),
+            start_ns,
+            duration_ns,
+            self._identities(events, _PROCESS),
+            self._identities(events, _THREAD),
+            _integers(args, "correlation"),
+            _external_ids(args),
         )
+        if kind is Events.OPERATORS and Events.SEQUENCES in self.requested:
+            block = (*block, _integers(args, "number"))
+        elif kind is Events.WAITS:
+            block = (*block, _integers(args, "record"), _integers(args, "record_stream"))
+        self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
         events, start_ns, duration_ns = self._times(events)

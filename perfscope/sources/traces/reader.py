@@ -255,6 +255,8 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         calls=calls,
         annotations=annotations,
         operators=columns.operators(),
+        sequence=columns.sequence(),
+        waits=columns.waits(),
         in_operators=None if hooks.activities == LIGHT else columns.in_operators(),
         frames=columns.host_spans(Events.FRAMES) if Events.FRAMES in columns.requested else None,
         groups=_groups(info, columns),

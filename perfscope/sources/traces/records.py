@@ -33,6 +33,7 @@ KIND = {
     "cpu_op": Events.OPERATORS,
     "Operator": Events.OPERATORS,
     "python_function": Events.FRAMES,
+    "cuda_sync": Events.WAITS,
 }
 
 
@@ -41,7 +42,8 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     "description": "Process Group Description", "ranks": "Process Group Ranks", "group_size": "Group size",
     "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
     "destination": "Dst Rank", "old_external_id": "external id", "in_split": "In split size",
-    "out_split": "Out split size",
+    "out_split": "Out split size", "number": "Sequence number",
+    "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
     """The arguments of an event that an analysis may need."""
 
@@ -65,16 +67,23 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     out_split: str | None = None
     grid: msgspec.Raw = msgspec.Raw(b"")
     old_external_id: int | None = ABSENT
+    number: int | None = ABSENT
+    record: int | None = ABSENT
+    record_stream: int | None = ABSENT
 
 
 class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
-    "external_id": "External id", "old_external_id": "external id",
+    "external_id": "External id", "old_external_id": "external id", "number": "Sequence number",
+    "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
     """The arguments of an event on the host."""
 
     external_id: int | None = ABSENT
     correlation: int | None = ABSENT
     old_external_id: int | None = ABSENT
+    number: int | None = ABSENT
+    record: int | None = ABSENT
+    record_stream: int | None = ABSENT
 
 
 class Event(msgspec.Struct, gc=False):

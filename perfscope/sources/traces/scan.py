@@ -26,13 +26,13 @@ from perfscope.tables.trace import Events
 
 #: Two letters of a category, its closing quote included, which no two categories of different kinds share.
 _KEY_LETTERS = 0, 5
-_HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES
+_HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES, Events.WAITS
 _IS_HOST, _IS_DECODED = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
 _IS_HOST[[kind.value for kind in _HOST_KINDS]] = True
 _IS_DECODED[[kind.value for kind in (Events.DEVICE, *_HOST_KINDS)]] = True
 #: Categories that exporters write and that are not read.
 _OTHER_CATEGORIES = (
-    "gpu_user_annotation", "ac2g", "fwdbwd", "cuda_sync", "overhead", "cpu_instant_event", "Trace",
+    "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "Trace",
 )  # fmt: skip
 _WORD = 8
 _COLON = ord(":")
@@ -288,10 +288,10 @@ class Scanner:
         return np.concatenate([[0], rows[opens]])
 
     def _shortened(self, block: _Block, rows: Int64, stops: Int64) -> list[bytes]:
-        """Operators without the shapes and types that follow their external ids."""
+        """Operators without the shapes and types that follow their external ids, and with all where those count."""
         before, braces = self.layout.before_external_id, block.braces
         starts = braces[rows]
-        if not before:
+        if not before or Events.SEQUENCES in self.requested:
             return block.cut(starts, stops)
         # The next brace opens the arguments, unless a name holds one.
         inner = braces[np.minimum(rows + 1, len(braces) - 1)] - before.index(b"{")

@@ -1,0 +1,92 @@
+"""Other pipelines: more or fewer micro-batches, another schedule.
+
+The passes of the measured pipeline give the times of forward and backward passes on each stage. The measured schedule
+and the changed one are simulated with them; what the measured section takes beyond its simulation (transfers, the host,
+unequal micro-batches) is taken to grow with it. What a step does outside the section stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfscope.analyzers.pipelines.alternatives import make_setup
+from perfscope.analyzers.pipelines.layout import find_pipelines
+from perfscope.analyzers.pipelines.measurement import measure_pipelines
+from perfscope.analyzers.replay.accumulation import accumulate, parse_count
+from perfscope.analyzers.replay.changes import Changed
+from perfscope.analyzers.replay.measured import Measured
+from perfscope.errors import MissingInput, UsageError
+from perfscope.schedules.catalog import Schedule
+from perfscope.schedules.prediction import Setup, simulate_setup
+
+_DEFAULT_CHUNKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPipeline:
+    """The pipeline of a job.
+
+    Attributes:
+        setup: Its schedule, and the times of passes.
+        section_ns: Its measured section, from the first forward pass to the end of the last backward pass.
+        simulated_ns: The section by simulation.
+    """
+
+    setup: Setup
+    section_ns: float
+    simulated_ns: float
+
+    def added_by(self, setup: Setup) -> float:
+        """What a step takes more with another setup; negative where it takes less."""
+        return float(simulate_setup(setup).section_ns) * self.section_ns / self.simulated_ns - self.section_ns
+
+
+def measure_pipeline(measured: Measured) -> MeasuredPipeline:
+    """The pipeline of a job.
+
+    Raises:
+        MissingInput: The traces show none, or its schedule has no name.
+    """
+    passes = [graph.passes for graph in measured.job.ranks if graph.passes is not None]
+    if not passes:
+        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
+    bubble = measure_pipelines(find_pipelines(passes))
+    setup = make_setup(bubble)
+    if setup is None or bubble.section_ns is None:
+        raise MissingInput("the schedule of the pipeline was not recognised, or a stage has no trace")
+    return MeasuredPipeline(setup, float(bubble.section_ns), float(simulate_setup(setup).section_ns))
+
+
+def change_micro_batches(measured: Measured, value: str) -> Changed:
+    """A step of so many micro-batches of the measured size: of the pipeline, or accumulated."""
+    if not any(graph.passes is not None for graph in measured.job.ranks):
+        return accumulate(measured, value)
+    count = parse_count("microbatches", value)
+    pipeline = measure_pipeline(measured)
+    return _change(measured, pipeline, replace(pipeline.setup, microbatches=count))
+
+
+def change_schedule(measured: Measured, value: str) -> Changed:
+    """The pipeline follows another schedule, with as many micro-batches."""
+    name, _, chunks = value.partition(":")
+    if name not in set(Schedule):
+        raise UsageError(f"schedule={value} names no schedule", hint=f"schedules: {', '.join(Schedule)}")
+    if chunks and name != Schedule.INTERLEAVED:
+        raise UsageError(f"schedule={value}: {name} has no chunks to choose", hint="schedule=interleaved:2")
+    pipeline = measure_pipeline(measured)
+    is_interleaved = name == Schedule.INTERLEAVED
+    count = parse_count("schedule", chunks) if chunks else (_DEFAULT_CHUNKS if is_interleaved else 1)
+    return _change(measured, pipeline, replace(pipeline.setup, schedule=Schedule(name), chunks=count))
+
+
+def _change(measured: Measured, pipeline: MeasuredPipeline, setup: Setup) -> Changed:
+    now = pipeline.setup
+    added_ns = pipeline.added_by(setup)
+    beyond = pipeline.section_ns / pipeline.simulated_ns - 1
+    sentences = (
+        f"Simulated with the passes of {now.schedule} with {now.microbatches} micro-batches on {now.devices} stages: "
+        f"they took {beyond:.1%} longer than their simulation, and so would the changed ones.",
+    )
+    # Half of what the simulation does not explain of the change.
+    doubt_ns = abs(beyond) / (1 + beyond) * abs(added_ns) / 2
+    return Changed(measured.times, sentences, added_ns=added_ns, doubt_ns=doubt_ns)
