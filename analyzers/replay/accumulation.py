@@ -35,9 +35,9 @@ class StepPasses:
     backward: tuple[Int64, ...]
 
 
-def accumulate(measured: Measured, value: str) -> Changed:
+def accumulate(measured: Measured, value: str, name: str = "accumulation") -> Changed:
     """A step of so many micro-batches like the measured ones, whose gradients are added up over ranks only once."""
-    count = parse_count("accumulation", value)
+    count = parse_count(name, value)
     steps = [find_micro_batches(graph) for graph in measured.job.ranks]
     current = _common_count(steps)
     reduced = [reductions_of_gradients(graph) for graph in measured.job.ranks]

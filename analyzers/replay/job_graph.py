@@ -11,6 +11,7 @@ import numpy as np
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.communication.matching import match_rows
 from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.analyzers.replay.same_run import describe_losses, select_window
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -66,9 +67,14 @@ class JobGraph:
 
 
 def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
-    """Join the graphs of the ranks of one job."""
+    """Join the graphs of the ranks of one job.
+
+    Raises:
+        MissingInput: They are of different runs.
+    """
+    ranks, notes = select_window(ranks)
     ordered = tuple(sorted(ranks, key=lambda graph: (graph.rank is None, graph.rank or 0, graph.path)))
-    notes: list[str] = []
+    notes += [note for graph in ordered for note in describe_losses(graph)]
     operations: list[Operation] = []
     for key, members in _by_group(ordered).items():
         if len(members) > 1:

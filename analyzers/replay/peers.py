@@ -14,16 +14,22 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import Work
 
 
-def durations_of_peers(job: JobGraph) -> tuple[Int64, ...]:
-    """For each rank, for each event what the same work takes on the other ranks, in nanoseconds.
+def durations_of_peers(job: JobGraph, groups: Sequence[Sequence[int]]) -> tuple[Int64, ...]:
+    """For each rank, for each event what the same work takes on the other ranks of its group, in nanoseconds.
 
     It is the median of the other ranks' durations; 0 for work that the rank with the fewest events does not do. An
     event of communication, and one outside of marked steps, keeps its own duration.
+
+    Args:
+        job: The graph.
+        groups: The positions of ranks that do the same work; ranks of no group keep their durations.
     """
     durations = [graph.duration_ns.copy() for graph in job.ranks]
-    if len(job.ranks) > 1:
-        for step in job.ranks[0].marks:
-            _compare_step(job.ranks, step, durations)
+    for group in groups:
+        if len(group) > 1:
+            ranks = [job.ranks[position] for position in group]
+            for step in ranks[0].marks:
+                _compare_step(ranks, step, [durations[position] for position in group])
     return tuple(durations)
 
 

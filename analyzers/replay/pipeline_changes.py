@@ -7,9 +7,12 @@ unequal micro-batches) is taken to grow with it. What a step does outside the se
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from statistics import median
 
 from perfscope.analyzers.pipelines.alternatives import make_setup
+from perfscope.analyzers.pipelines.bubble import MeasuredBubble
 from perfscope.analyzers.pipelines.layout import find_pipelines
 from perfscope.analyzers.pipelines.measurement import measure_pipelines
 from perfscope.analyzers.replay.accumulation import accumulate, parse_count
@@ -17,7 +20,7 @@ from perfscope.analyzers.replay.changes import Changed
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.errors import MissingInput, UsageError
 from perfscope.schedules.catalog import Schedule
-from perfscope.schedules.prediction import Setup, simulate_setup
+from perfscope.schedules.prediction import PassTimes, Setup, simulate_setup
 
 _DEFAULT_CHUNKS = 2
 
@@ -28,11 +31,13 @@ class MeasuredPipeline:
 
     Attributes:
         setup: Its schedule, and the times of passes.
+        ranks: The ranks of each stage.
         section_ns: Its measured section, from the first forward pass to the end of the last backward pass.
         simulated_ns: The section by simulation.
     """
 
     setup: Setup
+    ranks: tuple[tuple[int, ...], ...]
     section_ns: float
     simulated_ns: float
 
@@ -41,26 +46,70 @@ class MeasuredPipeline:
         return float(simulate_setup(setup).section_ns) * self.section_ns / self.simulated_ns - self.section_ns
 
 
+def _measure_bubble(measured: Measured) -> MeasuredBubble:
+    passes = [graph.passes for graph in measured.job.ranks if graph.passes is not None]
+    if not passes:
+        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
+    return measure_pipelines(find_pipelines(passes))
+
+
+def find_stages(measured: Measured) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each stage: one for each pipeline that runs side by side.
+
+    Raises:
+        MissingInput: The traces show no pipeline.
+    """
+    return _measure_bubble(measured).ranks
+
+
 def measure_pipeline(measured: Measured) -> MeasuredPipeline:
     """The pipeline of a job.
 
     Raises:
         MissingInput: The traces show none, or its schedule has no name.
     """
-    passes = [graph.passes for graph in measured.job.ranks if graph.passes is not None]
-    if not passes:
-        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
-    bubble = measure_pipelines(find_pipelines(passes))
+    bubble = _measure_bubble(measured)
     setup = make_setup(bubble)
     if setup is None or bubble.section_ns is None:
         raise MissingInput("the schedule of the pipeline was not recognised, or a stage has no trace")
-    return MeasuredPipeline(setup, float(bubble.section_ns), float(simulate_setup(setup).section_ns))
+    return MeasuredPipeline(setup, bubble.ranks, float(bubble.section_ns), float(simulate_setup(setup).section_ns))
+
+
+def equalize_stages(measured: Measured, ranks: Collection[int | None]) -> Changed:
+    """The passes of these ranks' stages take at most the median of the other stages."""
+    pipeline = measure_pipeline(measured)
+    slow = [stage for stage, members in enumerate(pipeline.ranks) if set(members) & set(ranks)]
+    times = pipeline.setup.times
+    equal = PassTimes(
+        forward=_equalize(times.forward, slow),
+        backward=_equalize(times.backward, slow),
+        weight=_equalize(times.weight, slow),
+        transfer=times.transfer,
+    )
+    added_ns = pipeline.added_by(replace(pipeline.setup, times=equal))
+    sentences = (
+        "The passes of a stage take their own time or the median of the other stages, whichever is less: a stage with "
+        "more layers counts as slow.",
+    )
+    return Changed(measured.times, sentences, added_ns=added_ns, doubt_ns=_DOUBT * abs(added_ns))
+
+
+#: How far the simulation of a change of passes may be off, as a share of what it saves.
+_DOUBT = 0.1
+
+
+def _equalize(times: tuple[int, ...], slow: Collection[int]) -> tuple[int, ...]:
+    equal = list(times)
+    for stage in slow:
+        others = [time for other, time in enumerate(times) if other != stage]
+        equal[stage] = min(times[stage], round(median(others or times)))
+    return tuple(equal)
 
 
 def change_micro_batches(measured: Measured, value: str) -> Changed:
     """A step of so many micro-batches of the measured size: of the pipeline, or accumulated."""
     if not any(graph.passes is not None for graph in measured.job.ranks):
-        return accumulate(measured, value)
+        return accumulate(measured, value, "microbatches")
     count = parse_count("microbatches", value)
     pipeline = measure_pipeline(measured)
     return _change(measured, pipeline, replace(pipeline.setup, microbatches=count))

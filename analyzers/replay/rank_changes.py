@@ -11,6 +11,7 @@ from perfscope.analyzers.replay.changes import Changed
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.peers import durations_of_peers
+from perfscope.analyzers.replay.pipeline_changes import equalize_stages, find_stages
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.shared.intervals import union
@@ -24,11 +25,11 @@ _CLEARLY_SLOWER = 1.05
 
 def remove_stragglers(measured: Measured, _value: str) -> Changed:
     """Every rank is at least as fast as the median of the others, its device and its host."""
-    _require_peers(measured.job)
-    changed = _faster_devices(measured, range(len(measured.job.ranks)))
-    hosts = _host_peers(measured, range(len(measured.job.ranks)))
-    ranks = [replace(times, gap_ns=host.gap_ns) for times, host in zip(changed.ranks, hosts, strict=True)]
-    return Changed(changed.with_ranks(ranks), (_PEERS,))
+    every_rank = range(len(measured.job.ranks))
+    changed = _equalize_devices(measured, every_rank)
+    ranks = _host_peers(measured, every_rank)
+    ranks = [replace(times, gap_ns=host.gap_ns) for times, host in zip(changed.times.ranks, ranks, strict=True)]
+    return replace(changed, times=changed.times.with_ranks(ranks))
 
 
 _PEERS = (
@@ -39,8 +40,28 @@ _PEERS = (
 
 def take_median_device(measured: Measured, value: str) -> Changed:
     """The device of one rank is as fast as the median of the others, which then wait for it no longer."""
-    _require_peers(measured.job)
-    return Changed(_faster_devices(measured, [_position(measured.job, value)]), (_PEERS, _WAITING))
+    position = _position(measured.job, value)
+    changed = _equalize_devices(measured, [position])
+    return replace(changed, assumptions=(*changed.assumptions, *(() if changed.added_ns else (_WAITING,))))
+
+
+def _equalize_devices(measured: Measured, positions: Sequence[int]) -> Changed:
+    """Devices as fast as those of ranks that do the same work; in a single pipeline, as the other stages."""
+    if len(measured.job.ranks) == 1:
+        raise MissingInput("the traces of one rank cannot be compared with other ranks'")
+    groups = _ranks_of_same_work(measured)
+    if groups:
+        return Changed(_faster_devices(measured, positions, groups), (_PEERS,))
+    return equalize_stages(measured, [measured.job.ranks[position].rank for position in positions])
+
+
+def _ranks_of_same_work(measured: Measured) -> list[list[int]]:
+    """Groups of ranks that do the same work; none where each is a stage of its own."""
+    if not measured.job.is_pipeline:
+        return [list(range(len(measured.job.ranks)))]
+    position_of = {graph.rank: position for position, graph in enumerate(measured.job.ranks)}
+    stages = [[position_of[rank] for rank in ranks if rank in position_of] for ranks in find_stages(measured)]
+    return stages if any(len(stage) > 1 for stage in stages) else []
 
 
 _WAITING = "Kernels of the others that ran beside communication that waited for this rank take its time for them."
@@ -48,19 +69,20 @@ _WAITING = "Kernels of the others that ran beside communication that waited for 
 
 def take_median_host(measured: Measured, value: str) -> Changed:
     """The host of one rank is as fast as the median of the others."""
-    _require_peers(measured.job)
+    if len(measured.job.ranks) == 1:
+        raise MissingInput("the traces of one rank cannot be compared with other ranks'")
     return Changed(
         measured.times.with_ranks(_host_peers(measured, [_position(measured.job, value)])),
         ("The host's n-th shortest time between two calls is at most that of the other ranks' median.",),
     )
 
 
-def _faster_devices(measured: Measured, positions: Sequence[int]) -> JobTimes:
+def _faster_devices(measured: Measured, positions: Sequence[int], groups: Sequence[Sequence[int]]) -> JobTimes:
     """Devices that take their peers' times where these are clearly less.
 
     On the other ranks that holds for kernels beside communication: what waits for a slow rank slows them.
     """
-    peers = durations_of_peers(measured.job)
+    peers = durations_of_peers(measured.job, groups)
     ranks = list(measured.times.ranks)
     for position, (graph, times) in enumerate(zip(measured.job.ranks, ranks, strict=True)):
         chosen = times.event_ns > _CLEARLY_SLOWER * peers[position]
@@ -100,13 +122,6 @@ def _host_peers(measured: Measured, positions: Sequence[int]) -> list[RankTimes]
         gap_ns[order] = np.where(times.gap_ns[order] > 0, expected, times.gap_ns[order])
         ranks[position] = replace(times, gap_ns=gap_ns)
     return ranks
-
-
-def _require_peers(job: JobGraph) -> None:
-    if len(job.ranks) == 1:
-        raise MissingInput("the traces of one rank cannot be compared with other ranks'")
-    if job.is_pipeline:
-        raise MissingInput("the stages of a pipeline do different work, so that their ranks are not compared")
 
 
 def _position(job: JobGraph, value: str) -> int:

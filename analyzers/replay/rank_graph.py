@@ -28,7 +28,11 @@ from perfscope.analyzers.replay.waits import (
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
-from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work
+from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, span_at
+
+_KERNEL_LAUNCHES = frozenset(
+    ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +66,8 @@ class RankGraph:
         stacks: Paths of operators and modules, outermost first; empty where operators were not read.
         stack: For each event the path around its launch, or ABSENT; empty likewise.
         passes: The passes of micro-batches; absent where the trace shows no pipeline.
+        world_size: Ranks of the job; absent where nothing states it.
+        lost_events: Launches of kernels in marked steps whose kernel is not in the trace.
     """
 
     path: str
@@ -94,6 +100,8 @@ class RankGraph:
     stacks: tuple[tuple[str, ...], ...] = ()
     stack: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     passes: RankPasses | None = None
+    world_size: int | None = None
+    lost_events: int = 0
 
     @property
     def duration_ns(self) -> Int64:
@@ -154,7 +162,17 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         stacks=stacks,
         stack=stack,
         passes=passes,
+        world_size=trace.world_size,
+        lost_events=_count_lost(trace),
     )
+
+
+def _count_lost(trace: Trace) -> int:
+    """Launches of kernels in marked steps whose kernel is not in the trace, on no device."""
+    launches = is_named(trace, _KERNEL_LAUNCHES)
+    launches[trace.launch[trace.launch != ABSENT]] = False
+    rows = np.flatnonzero(launches)
+    return int((span_at(trace.steps, trace.calls.start_ns[rows]) != ABSENT).sum())
 
 
 def _stacks(trace: Trace, launched: Int64) -> tuple[tuple[tuple[str, ...], ...], Int64]:

@@ -80,17 +80,21 @@ def parse_scenario(text: str) -> tuple[Scenario, str]:
 
 
 def offered_scenarios(job: JobGraph) -> list[tuple[Scenario, str]]:
-    """The scenarios that make sense for a job without being asked for."""
-    by_name = {scenario.name: scenario for scenario in SCENARIOS}
-    offered = [(by_name[name], "") for name in ("launch-free", "data-loading-free")]
-    roles = sorted({group.role for graph in job.ranks for group in graph.groups} - {""})
+    """The scenarios that make sense for a job without being asked for: those that leave a step's work as it is."""
+    texts = ["launch-free", "data-loading-free", "recomputation-off"]
     if any((graph.work == Work.COMMUNICATION).any() for graph in job.ranks):
-        offered += [(by_name["communication-free"], ""), (by_name["perfect-overlap"], "")]
-        offered.append((by_name["faster-communication"], "2"))
-        if len(roles) > 1:
-            offered += [(by_name["communication-free"], role) for role in roles]
-    if len(job.ranks) > 1 and not job.is_pipeline:
-        offered.append((by_name["no-stragglers"], ""))
-        for graph in job.ranks[:8]:
-            offered += [(by_name[name], str(graph.rank)) for name in ("median-device", "median-host")]
-    return offered
+        texts += ["communication-free", "perfect-overlap", "faster-communication=2", "resharding-off"]
+        texts += [f"bucket={size}" for size in _BUCKETS_MIB]
+        roles = sorted({group.role for graph in job.ranks for group in graph.groups} - {""})
+        texts += [f"communication-free={role}" for role in roles if len(roles) > 1]
+    if len(job.ranks) > 1:
+        texts.append("no-stragglers")
+        texts += [f"median-{part}={graph.rank}" for graph in job.ranks[:_MOST_RANKS] for part in ("device", "host")]
+    if job.is_pipeline:
+        texts += [f"schedule={name}" for name in _SCHEDULES]
+    return [parse_scenario(text) for text in texts]
+
+
+_BUCKETS_MIB = (5, 100)
+_SCHEDULES = ("1f1b", "interleaved:2", "zb-h1", "zbv")
+_MOST_RANKS = 8

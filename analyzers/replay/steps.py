@@ -97,5 +97,7 @@ def _edges_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> tuple[int, ...]:
 
 def launched_before(graph: RankGraph) -> Bool:
     """Which events of a rank were launched before its first marked step."""
-    first = graph.launch[graph.step != ABSENT].min()
-    return np.asarray((graph.step == ABSENT) & (graph.launch < first))
+    in_steps = graph.step != ABSENT
+    first, begin_ns = graph.launch[in_steps].min(), graph.start_ns[in_steps].min()
+    before = np.where(graph.launch == ABSENT, graph.start_ns < begin_ns, graph.launch < first)
+    return np.asarray(~in_steps & before)

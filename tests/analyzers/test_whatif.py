@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.replay.contention import measure_contention
+from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.regain import what_fixes_regain
 from perfscope.analyzers.whatif import WhatIf, answer, measure
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import BASIC_EVENTS, Trace
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Trace
 from tests.analyzers.replay.jobs import FIXTURES, real_job, truth_ms
 
 NS_PER_MS = 1e6
@@ -112,9 +114,12 @@ def test_communication_slows_the_kernels_beside_it_and_nothing_where_there_is_no
         assert (item.slowdown, item.overlapped_ns, item.compared) == (None, 0, 0)
 
 
-def test_stages_of_a_pipeline_are_not_compared() -> None:
-    (refusal,) = ask("whatif/ds_pp4", "no-stragglers").refused
-    assert "do different work" in refusal[1]
+def test_stages_of_a_single_pipeline_are_compared_by_their_passes() -> None:
+    """Its four stages are alike: no stage regains much, and the answer says how it was found."""
+    result = ask("whatif/ds_pp4", "median-device=2")
+    (outlook,) = result.outlooks
+    assert 0 <= outlook.saved_ns < 0.05 * result.replayed.step_ns
+    assert "median of the other stages" in outlook.assumptions[0]
 
 
 def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> None:
@@ -136,6 +141,12 @@ def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> No
         ("launch-free=3", "takes no value"),
         ("median-device=7", "is no rank of the traces"),
         ("communication-free=EP", "no communication of 'EP'"),
+        ("bucket=0", "must be a positive number"),
+        ("accumulation=-2", "must be a positive integer"),
+        ("microbatches=1.5", "must be a positive integer"),
+        ("nodes=0", "must be a positive integer"),
+        ("schedule=fast", "names no schedule"),
+        ("schedule=gpipe:2", "no chunks to choose"),
     ],
 )
 def test_a_scenario_that_names_nothing_is_refused(scenario: str, problem: str) -> None:
@@ -152,11 +163,48 @@ def test_traces_without_steps_are_refused() -> None:
         answer([partial], ())
 
 
+def graphs_of(folder: str) -> list[RankGraph]:
+    return [graph for trace in traces_of(folder) for graph in measure(trace) or ()]
+
+
 def test_ranks_that_marked_different_steps_are_refused() -> None:
-    first, second = traces_of("whatif/base", 0)[0], traces_of("traces/ddp4", 1)[0]
-    partials = [partial for trace in (first, second) if (partial := measure(trace))]
+    first, second = graphs_of("whatif/base")
     with pytest.raises(MissingInput, match="different steps"):
-        answer(partials, ())
+        answer([(first, replace(second, marks=(1, 2, 3)))], ())
+
+
+def test_ranks_of_different_runs_are_refused() -> None:
+    first, second = graphs_of("whatif/base")
+    with pytest.raises(MissingInput, match="jobs of 2 and 4 ranks"):
+        answer([(first,), (replace(second, world_size=4),)], ())
+    with pytest.raises(MissingInput, match="two traces are of the same steps of rank 0"):
+        answer([(first,), (replace(second, rank=0),)], ())
+    with pytest.raises(MissingInput, match="recorded 3600 s apart"):
+        answer([(first,), (replace(second, base_ns=second.base_ns + 3600 * 10**9),)], ())
+
+
+def test_of_several_windows_the_first_is_replayed_and_the_answer_says_so() -> None:
+    graphs = graphs_of("whatif/base")
+    later = [replace(graph, marks=tuple(mark + 10 for mark in graph.marks)) for graph in graphs]
+    result = answer([tuple(graphs), tuple(later)], ("launch-free",))
+    assert result.measured == ask("whatif/base", "launch-free").measured
+    assert "2 traces of other windows are left out." in result.notes
+
+
+def test_dropped_events_are_said() -> None:
+    (trace,) = traces_of("whatif/base", 0)
+    partial = measure(replace(trace, device=trace.device.take(np.arange(len(trace.device)) % 10 != 3)))
+    assert partial is not None
+    assert any("the profiler dropped events" in note for note in answer([partial], ("launch-free",)).notes)
+    assert not any("dropped" in note for note in ask("whatif/base", "launch-free").notes)
+
+
+def test_events_without_correlation_are_said() -> None:
+    (trace,) = traces_of("whatif/base", 0)
+    correlation = np.where(np.arange(len(trace.device)) % 5 == 0, ABSENT, trace.device.correlation)
+    partial = measure(replace(trace, device=replace(trace.device, correlation=correlation)))
+    assert partial is not None
+    assert any("name no launch" in note for note in answer([partial], ("launch-free",)).notes)
 
 
 def test_a_trace_without_launches_gives_nothing() -> None:
