@@ -49,6 +49,7 @@ class RankParts:
         events: Device events.
         is_damaged: A part of the trace is lost, and the numbers rest on the rest.
         activities: What its times are of: see ``Trace``.
+        world_size: Ranks of the job; absent where nothing states it.
     """
 
     rank: int | None
@@ -63,6 +64,7 @@ class RankParts:
     events: int
     is_damaged: bool
     activities: str = ""
+    world_size: int | None = None
 
     @property
     def marked(self) -> Parts | None:
@@ -256,6 +258,7 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         events=len(of_device),
         is_damaged=bool(trace.damage),
         activities=trace.activities,
+        world_size=trace.world_size,
     )
 
 
@@ -313,7 +316,7 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
             f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported. "
             "Its row is the whole window, in which the number of steps may differ from rank to rank."
         )
-    return (*notes, *_step_notes(ranks), *_doubt_compute(ranks))
+    return (*notes, *_step_notes(ranks), *_doubt_compute(ranks), *_doubt_silence(ranks))
 
 
 def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
@@ -330,6 +333,26 @@ def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
     return [
         f"Doubtful unless they are stages of a pipeline: rank {least_rank} computed for {share} of the time of "
         f"rank {most_rank} per step. Replicas do the same work, so that a window lacks kernels, or the batches differ."
+    ]
+
+
+def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:
+    """Doubt where a rank of several shows no communication."""
+    numbers = {rank.rank for rank in ranks if rank.rank is not None}
+    silent = sorted(
+        {
+            rank.rank
+            for rank in ranks
+            if rank.rank is not None
+            and not any(other.total.communication for other in ranks if other.rank == rank.rank)
+            and max(len(numbers), rank.world_size or 0) > 1
+        }
+    )
+    if not silent:
+        return []
+    return [
+        f"Doubtful: of a job of several ranks, rank {format_ranges(silent)} shows no communication. Its window may lie "
+        "between two collectives, its ranks may be independent, or its library's kernels have names that are not known."
     ]
 
 

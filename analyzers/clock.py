@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from perfscope.analyzers.communication.calls import SYNCHRONISING
+from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
 from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
 from perfscope.constants import NS_PER_S, NS_PER_US
@@ -157,13 +157,19 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int
         if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
             continue
         matched = match(numbered)
-        synchronises = np.array([kind.operation in SYNCHRONISING for kind in matched.kinds], np.bool_)
+        synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
         for row, rank in enumerate(matched.ranks[1:], 1):
             link = _link(matched.end_ns[0], matched.end_ns[row], synchronises[matched.kind])
             if link is not None:
                 _keep_better(links.setdefault(matched.ranks[0], {}), rank, link)
                 _keep_better(links.setdefault(rank, {}), matched.ranks[0], link.reversed())
     return links
+
+
+def _aligns(kind: Kind) -> bool:
+    """Whether the ends of an operation nearly coincide; who gets nothing in an exchange may leave it early."""
+    is_stated = kind.operation not in EXCHANGES or kind.bytes != ABSENT
+    return kind.operation in SYNCHRONISING and is_stated
 
 
 def _link(reference: Int64, ends: Int64, synchronises: np.ndarray) -> _Link | None:

@@ -18,6 +18,7 @@ import msgspec
 from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.ahead import Pace, paced
+from perfscope.sources.traces.annotated_calls import name_exchanges
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.files import is_url
@@ -242,7 +243,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
     base_ns = _metadata(document.base_ns, int, 0)
     calls = columns.host_spans(Events.CALLS)
     names, annotations = mark_steps(hooks, base_ns, columns.names, calls, columns.host_spans(Events.ANNOTATIONS))
-    return Trace(
+    trace = Trace(
         path=path,
         rank=_first(info.rank, hooks.rank, _apply(rank_rule, path)),
         world_size=_first(info.world_size, hooks.world_size),
@@ -266,6 +267,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         activities=hooks.activities or "",
         damage=(*content.damage, *dropped),
     )
+    return name_exchanges(trace)
 
 
 def _metadata(raw: msgspec.Raw, kind: type[_T], default: _T) -> _T:

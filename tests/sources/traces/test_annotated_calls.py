@@ -1,0 +1,81 @@
+"""Exchanges of old profilers, which state no metadata, by the annotation around their launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers import clock, collectives, stragglers
+from perfscope.sources.traces.reader import read_trace
+from tests.analyzers.flops.making import answer
+from tests.sources.traces.making import Event, call, distributed, kernel, span, write
+
+KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+AUTOGRAD = 101
+
+
+def exchange(place: int, start: int, end: int, mark: str = "nccl:all_to_all", mark_thread: int = 100) -> list[Event]:
+    """An exchange that is launched inside an annotation; times in nanoseconds."""
+    at = 1_000 * place
+    return [
+        span("user_annotation", mark, at, at + 500, tid=mark_thread),
+        call("cudaLaunchKernel", at + 100, at + 200, launch=place),
+        kernel(KERNEL, start, end, launch=place, stream=20),
+    ]
+
+
+def partials(folder: Path, *ranks: Sequence[Event]) -> Any:
+    return [
+        collectives.measure(
+            read_trace(write(folder / f"rank{rank}.json", list(events), **distributed(rank, len(ranks))))
+        )
+        for rank, events in enumerate(ranks)
+    ]
+
+
+def test_who_came_last_to_an_exchange_without_metadata_is_named(tmp_path: Path) -> None:
+    """All ranks leave at 900 us; rank 1 came 700 us after the others."""
+    late = 100_000, 800_000, 100_000
+    ranks = [exchange(place, start, 900_000) for place, start in enumerate(late)]
+    found = stragglers.analyze(partials(tmp_path, *ranks))
+    assert found.straggler == 1
+    (group,) = found.groups
+    assert not group.has_stages
+    assert [(kind.operation, caused) for kind, caused in group.causes] == [("all_to_all", 700_000)]
+    entries: Any = collectives.analyze(partials(tmp_path, *ranks)).data()
+    assert [entry["operation"] for entry in entries["operations"]] == ["all_to_all"]
+
+
+def test_who_gets_nothing_may_leave_early_so_that_no_clock_is_aligned_by_it(tmp_path: Path) -> None:
+    reduction = [kernel("ncclKernel_AllReduce_RING_LL", 950_000, 960_000, stream=20)]
+    ranks = [[*exchange(0, 100_000, end), *reduction] for end in (900_000, 600_000)]
+    found = clock.analyze(partials(tmp_path, *ranks))
+    assert (found.ranks[1].offset_ns, found.ranks[1].operations) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("mark", "thread"),
+    [("nccl:send", 100), ("nccl:coalesced", 100), ("nccl:all_to_all", AUTOGRAD), ("## all2all ##", 100)],
+)
+def test_other_transfers_stay_what_they_were(mark: str, thread: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "rank0.json", exchange(0, 100_000, 900_000, mark, thread))
+    trace = read_trace(path)
+    assert trace.collectives == ()
+    assert trace.device.collective.tolist() == [-1]
+
+
+def test_a_rank_without_communication_is_a_stated_doubt(tmp_path: Path) -> None:
+    computing = [kernel("sgemm", 0, 500_000)]
+    for rank, events in enumerate(([*computing, *exchange(0, 600_000, 700_000)], computing)):
+        write(tmp_path / f"rank{rank}.json", events, **distributed(rank, 2))
+    notes = json.dumps(answer("analyze", tmp_path, "--only", "breakdown")["results"]["breakdown"]["notes"])
+    assert "Doubtful: of a job of several ranks, rank 1 shows no communication" in notes
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    write(alone / "rank0.json", computing, **distributed(0, 1))
+    notes = json.dumps(answer("analyze", alone, "--only", "breakdown")["results"]["breakdown"]["notes"])
+    assert "no communication" not in notes
