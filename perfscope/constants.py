@@ -5,9 +5,10 @@ NS_PER_US = 10**3
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
 
-#: Microseconds and milliseconds in a second.
+#: Microseconds and milliseconds in a second, and microseconds in a millisecond.
 US_PER_S = 10**6
 MS_PER_S = 10**3
+US_PER_MS = 10**3
 
 S_PER_MINUTE = 60
 S_PER_HOUR = 3_600

@@ -19,6 +19,7 @@ from perfscope.analyzers.shared.step_selection import (
     slowest_rank_times_s,
     steps_after_export,
 )
+from perfscope.analyzers.steps.means import measure_means
 from perfscope.analyzers.steps.notes import describe_unreached_windows, write_notes
 from perfscope.analyzers.steps.result import RankSteps, StepTimes
 from perfscope.constants import NS_PER_S
@@ -76,6 +77,7 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         profiled_s=median(steps.wall_ns[profiled_steps(steps)] / NS_PER_S),
         export_s=median(steps.wall_ns[steps_after_export(steps)] / NS_PER_S),
         data_wait_s=in_unit(median(steps.data_wait_ns[steady]), NS_PER_S),
+        means=measure_means(steps, steady),
         memory_peak_bytes=maximum(steps.memory_peak_bytes),
         samples=_median_work(steps.samples, steady),
         tokens=_median_work(steps.tokens, steady),

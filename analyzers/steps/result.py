@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.analyzers.shared.window_effect import WindowEffect
+from perfscope.analyzers.steps.means import StepMeans
 from perfscope.constants import GB
 from perfscope.report import Column, Json, Section, in_unit, milliseconds
 
@@ -23,6 +24,7 @@ class RankSteps:
         profiled_s: Median of the steps inside windows; absent without a window.
         export_s: Median of the steps after an export, the export itself excluded; absent without one.
         data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was detected.
+        means: What the steps lose beside their work.
         memory_peak_bytes: Peak device memory of tensors; absent without a device.
         samples: Samples of a median steady-state step on this rank; absent where unknown.
         tokens: Tokens of it; absent where unknown.
@@ -39,6 +41,7 @@ class RankSteps:
     profiled_s: float | None
     export_s: float | None
     data_wait_s: float | None
+    means: StepMeans
     memory_peak_bytes: int | None
     samples: float | None
     tokens: float | None
@@ -58,6 +61,7 @@ class RankSteps:
             "export_s": self.export_s,
             "data_wait_s": self.data_wait_s,
             "memory_peak_bytes": self.memory_peak_bytes,
+            "means": self.means.data(),
         }
 
 

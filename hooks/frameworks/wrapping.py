@@ -12,6 +12,7 @@ therefore wrapped by hand where it is patched: nothing in such a wrapper can fai
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +57,17 @@ def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> N
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
         _replace(owner, name, _hooked(originals[name], _with_timer(hook, capture), lambda: capture.save_timer))
+        _replace_in_packages(owner, name, originals[name])
+
+
+def _replace_in_packages(module: Any, name: str, original: object) -> None:
+    """Let the packages around a module name its new function, too, where they were imported before it was wrapped."""
+    package = getattr(module, "__name__", "")
+    while "." in package:
+        package = package.rpartition(".")[0]
+        loaded = sys.modules.get(package)
+        if loaded is not None and vars(loaded).get(name) is original:
+            setattr(loaded, name, getattr(module, name))
 
 
 def report_first_call(owner: Any, name: str, report: Callable[[], object]) -> None:

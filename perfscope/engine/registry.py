@@ -130,7 +130,7 @@ class Derivation:
         name: Its key in ``results``.
         module: The full name of a module with ``derive``, which takes the results of ``needs_results`` in their order,
             and returns a Result, or None where it does not apply.
-        needs_results: Names of the analyzers.
+        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results.
     """
 
     name: str
@@ -139,15 +139,23 @@ class Derivation:
 
     def derive(self, results: Mapping[str, Result]) -> Result | None:
         """The result; None where a result that it needs is missing, or where it does not apply."""
+        derived: Result | None
+        if not self.needs_results:
+            derived = import_module(self.module).derive(results)
+            return derived
         if not all(name in results for name in self.needs_results):
             return None
-        derived: Result | None = import_module(self.module).derive(*(results[name] for name in self.needs_results))
+        derived = import_module(self.module).derive(*(results[name] for name in self.needs_results))
         return derived
 
+
+#: What stands first in every report, and follows from all other results.
+FINDINGS = "findings"
 
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
+    Analyzer("setup", "perfscope.analyzers.setup", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
     Analyzer("saves", "perfscope.analyzers.saves", Reads.RUN),
@@ -169,6 +177,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (
+    Derivation(FINDINGS, "perfscope.analyzers.findings", needs_results=()),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
 

@@ -19,7 +19,7 @@ from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
-from perfscope.engine.registry import DERIVATIONS, Analyzer, Partial, Reads, Result, analyzers
+from perfscope.engine.registry import DERIVATIONS, FINDINGS, Analyzer, Partial, Reads, Result, analyzers
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
@@ -146,10 +146,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         except MissingInput as missing:
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
-    for derivation in DERIVATIONS:
-        derived = derivation.derive(results)
-        if derived is not None:
-            results[derivation.name] = derived
+    results = _with_derived(results, plan.only)
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
         inputs=inputs.paths,
@@ -159,6 +156,20 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         run=inputs.run,
         windows=measurements.windows,
     )
+
+
+def _with_derived(results: dict[str, Result], only: frozenset[str]) -> dict[str, Result]:
+    """The results that are asked for, with those that follow from them; the findings stand first."""
+    derived: dict[str, Result] = {}
+    for derivation in DERIVATIONS:
+        if derivation.name == FINDINGS and only and FINDINGS not in only:
+            continue
+        result = derivation.derive(results)
+        if result is not None:
+            derived[derivation.name] = result
+    findings = {name: result for name, result in derived.items() if name == FINDINGS}
+    shown = {name: result for name, result in results.items() if FINDINGS not in only or name in only}
+    return findings | shown | {name: result for name, result in derived.items() if FINDINGS not in only}
 
 
 def _trained_without_gpu(run: Run | None) -> bool:
@@ -188,11 +199,12 @@ def measure_with(
 
 
 def _choose(only: frozenset[str]) -> list[Analyzer]:
-    unknown = sorted(only - {analyzer.name for analyzer in analyzers()})
+    unknown = sorted(only - {FINDINGS} - {analyzer.name for analyzer in analyzers()})
     if unknown:
-        names = ", ".join(analyzer.name for analyzer in analyzers())
+        names = ", ".join((FINDINGS, *(analyzer.name for analyzer in analyzers())))
         raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"analyzers: {names}")
-    return [analyzer for analyzer in analyzers() if (analyzer.name in only if only else analyzer.is_default)]
+    takes_default = not only or FINDINGS in only  # findings follow from all other results
+    return [analyzer for analyzer in analyzers() if analyzer.name in only or (takes_default and analyzer.is_default)]
 
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:

@@ -12,6 +12,7 @@ from perfscope.tables.saves import Saves
 from perfscope.tables.stated import Stated
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
+from perfscope.wire.setup import SetupRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Run:
         saves: Checkpoint saves that the hooks timed; None where there was none.
         stated: What the user states of it.
         timelines: The life of each process that completed a step.
+        setups: How each rank trains, of its last process; empty where that was not recorded.
         planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
     """
 
@@ -98,4 +100,5 @@ class Run:
     saves: Saves | None = None
     stated: Stated = field(default_factory=Stated)
     timelines: tuple[Timeline, ...] = ()
+    setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()

@@ -43,8 +43,12 @@ class Steps:
         gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass; masked where
             unknown.
         compile_ns: Time of torch.compile, which is a part of ``wall_ns``; masked where there was none.
+        garbage_ns: Time of full collections of Python's garbage, which is a part of ``wall_ns``; masked where there was
+            none.
         hook_ns: Time that perfscope's hooks took; masked where unknown.
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
+        alloc_retries: How often the allocator freed its cache and tried again so far; masked where unknown.
+        device_allocs: How often it asked the device for memory so far; masked where unknown.
     """
 
     rank: int
@@ -66,8 +70,11 @@ class Steps:
     no_grad_ns: MaskedInt64
     gap_ns: MaskedInt64
     compile_ns: MaskedInt64
+    garbage_ns: MaskedInt64
     hook_ns: MaskedInt64
     memory_peak_bytes: MaskedInt64
+    alloc_retries: MaskedInt64
+    device_allocs: MaskedInt64
 
     def __len__(self) -> int:
         return len(self.step)

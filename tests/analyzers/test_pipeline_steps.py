@@ -109,7 +109,7 @@ def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
         windows == "x",
         *(nothing,) * 6,
         *(windows == "x",) * 2,
-        *(nothing,) * 5,
+        *(nothing,) * 8,
     )
     found = analyze(_run(records, (steps,)))
     assert found.steps == (2, 3)

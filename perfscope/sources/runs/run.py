@@ -20,6 +20,7 @@ from perfscope.sources.runs.records import (
     read_records,
 )
 from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
+from perfscope.sources.runs.setup_record import read_setup
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.sources.runs.timeline import to_timeline
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
@@ -30,6 +31,7 @@ from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
+from perfscope.wire.setup import SetupRecord
 
 _MOST_RANGES_SHOWN = 16
 #: A window is written as its first and its last step.
@@ -45,6 +47,7 @@ class _Process:
     """What one process of a rank wrote.
 
     Attributes:
+        number: Its rank's number.
         rank: Its rank; None where ``rank.json`` cannot be read.
         steps: Its steps; None where it completed none.
         windows: Its finished windows.
@@ -52,8 +55,10 @@ class _Process:
         timeline: Its life; None where it completed no step.
         model: Its model; None where it recorded none.
         saves: Its checkpoint saves.
+        setup: How it trains; None where that was not recorded.
     """
 
+    number: int
     rank: Rank | None
     steps: Steps | None
     windows: tuple[Window, ...]
@@ -61,6 +66,7 @@ class _Process:
     timeline: Timeline | None
     model: Model | None
     saves: ProcessSaves
+    setup: SetupRecord | None
 
 
 def read_run(path: Path) -> Run:
@@ -96,6 +102,7 @@ def read_run(path: Path) -> Run:
         saves=to_saves([process.saves for process in processes], steps),
         planned_windows=_planned_windows(facts),
         timelines=tuple(process.timeline for process in processes if process.timeline is not None),
+        setups={process.number: process.setup for process in processes if process.setup is not None},
     )
 
 
@@ -144,6 +151,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
     notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
     timeline = to_timeline((rank, attempt), read_rank_record(folder), steps, events, saves.records)
     return _Process(
+        number=rank,
         rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
         steps=to_steps(rank, attempt, steps) if steps else None,
         windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
@@ -151,6 +159,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         timeline=timeline if steps else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
+        setup=read_setup(folder, damage),
     )
 
 

@@ -37,9 +37,12 @@ def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Ste
         stalled_elsewhere=np.zeros(len(records), np.bool_),
         no_grad_ns=masked(no_grad_ns),
         gap_ns=masked([record.gap_ns for record in records]),
-        compile_ns=masked([_compile_ns(record) for record in records]),
+        compile_ns=masked([_span_ns(record, wire.COMPILATION) for record in records]),
+        garbage_ns=masked([_span_ns(record, wire.GARBAGE) for record in records]),
         hook_ns=masked([record.hook_ns for record in records]),
         memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
+        alloc_retries=masked([record.alloc_retries for record in records]),
+        device_allocs=masked([record.device_allocs for record in records]),
     )
 
 
@@ -52,5 +55,5 @@ def _own_ns(record: wire.StepRecord) -> int | None:
     return None if record.wall_ns is None else record.wall_ns + (record.no_grad_ns or 0)
 
 
-def _compile_ns(record: wire.StepRecord) -> int | None:
-    return sum(span.end_ns - span.start_ns for span in record.spans or () if span.kind == wire.COMPILATION) or None
+def _span_ns(record: wire.StepRecord, kind: str) -> int | None:
+    return sum(span.end_ns - span.start_ns for span in record.spans or () if span.kind == kind) or None

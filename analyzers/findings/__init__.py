@@ -1,0 +1,80 @@
+"""What costs the most in a run, and what to try: causes that other results show, each with what a fix would regain.
+
+A rule is a function of the results of the other analyzers (``perfscope.analyzers.findings.registry``). It computes no
+time of its own: it reads figures, and says where they are. A cost is what a fix regains of a step: by the replay where
+the scenario was replayed, as measured where nothing else can take its place, or a bound. Causes share accounts: what
+one of them claims of a step counts for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from perfscope.analyzers.findings.facts import Facts
+from perfscope.analyzers.findings.finding import Finding
+from perfscope.analyzers.findings.ranking import SMALLEST_SHARE, rank_findings
+from perfscope.analyzers.findings.registry import all_rules
+from perfscope.analyzers.findings.training import Training
+from perfscope.constants import US_PER_MS
+from perfscope.report import Json, Section, percent
+from perfscope.units import format_ranges
+
+_MOST_LINES = 9
+_MOST_RANGES = 8
+
+
+class HasData(Protocol):
+    """A result of an analyzer."""
+
+    def data(self) -> Json:
+        """Its value in JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """The findings of a run.
+
+    Attributes:
+        findings: The one that regains most first.
+    """
+
+    findings: tuple[Finding, ...]
+
+    def data(self) -> Json:
+        """The value of ``results.findings``."""
+        return [finding.data() for finding in self.findings]
+
+    def sections(self) -> tuple[Section, ...]:
+        """One line a finding."""
+        lines = [describe(finding) for finding in self.findings[:_MOST_LINES]]
+        left_out = len(self.findings) - len(lines)
+        if left_out:
+            lines.append(f"{left_out} more are in --format json.")
+        if not lines:
+            lines = [
+                f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} % of a step."
+            ]
+        return (Section("Findings", notes=tuple(lines)),)
+
+
+def describe(finding: Finding) -> str:
+    """A finding in one line."""
+    low, high = (us / US_PER_MS for us in finding.cause.interval_us)
+    ranks = finding.cause.ranks
+    where = f", rank {format_ranges(ranks, _MOST_RANGES)}" if ranks else ""
+    return (
+        f"**{finding.title}** (`{finding.id}`): {finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share):.1f} % "
+        f"of a step ({finding.cause.basis}: {low:.2f} to {high:.2f} ms){where}. {finding.cause.evidence[0].text} "
+        f"{finding.cause.advice}"
+    )
+
+
+def derive(results: Mapping[str, HasData]) -> Findings | None:
+    """The findings of all results; None where no result has the time of a step."""
+    training = Training(Facts({name: result.data() for name, result in results.items()}))
+    if not training.step_us:
+        return None
+    return Findings(rank_findings(training, all_rules()))

@@ -1,0 +1,72 @@
+"""Orders causes by what a fix regains, and counts each part of a step once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from perfscope.analyzers.findings.finding import Account, Basis, Cause, Finding, Rule
+from perfscope.analyzers.findings.training import Training
+
+#: A finding that regains a smaller share of a step is not worth a line.
+SMALLEST_SHARE = 0.01
+
+
+def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+    """The findings of a run, the one that regains most first.
+
+    Each rule claims its time from its accounts in the order of the rules, so that a cause that explains others comes
+    before them: what it claims is gone for them.
+    """
+    step_us = training.step_us
+    if not step_us:
+        return ()
+    left = _balances(training)
+    findings = []
+    for rule in rules:
+        cause = rule.find(training)
+        if cause is None:
+            continue
+        cause = _replayed(training, cause)
+        first = left.get(rule.accounts[0])
+        cost_us = cause.cost_us if first is None else min(cause.cost_us, first)
+        if cost_us < SMALLEST_SHARE * step_us:
+            continue
+        for account in rule.accounts:
+            if account in left:
+                left[account] = max(left[account] - cost_us, 0.0)
+        low, high = cause.interval_us
+        cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, cost_us), cost_us)))
+        whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
+        findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))
+    return tuple(sorted(findings, key=lambda finding: (-finding.cost_us, finding.id)))
+
+
+def _balances(training: Training) -> dict[Account, float]:
+    """What each account of the profiled steps holds; accounts without traces are not limited."""
+    ranks = training.ranks
+    if not ranks:
+        return {}
+    return {
+        Account.HOST: max(rank.waits_for_host for rank in ranks),
+        Account.COMMUNICATION: max(rank.communication for rank in ranks),
+        Account.COMPUTE: max(rank.compute for rank in ranks),
+    }
+
+
+def _replayed(training: Training, cause: Cause) -> Cause:
+    """The cause with what the replay says that a fix saves, where its scenario was replayed."""
+    for row in training.facts.rows("/whatif/scenarios") if cause.scenario else ():
+        saved_us = training.facts.number(f"{row}/saved_us")
+        if training.facts.text(f"{row}/name") == cause.scenario and saved_us is not None:
+            measured, low, high = (
+                training.facts.amount(pointer)
+                for pointer in ("/whatif/measured_step_us", f"{row}/interval_us/0", f"{row}/interval_us/1")
+            )
+            return replace(
+                cause,
+                cost_us=max(saved_us, 0.0),
+                interval_us=(max(measured - high, 0.0), max(measured - low, 0.0)),
+                basis=Basis.REPLAY,
+            )
+    return cause

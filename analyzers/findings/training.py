@@ -1,0 +1,160 @@
+"""What rules ask of a run: the time of its steps by rank, how it is set up, and the framework that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfscope.analyzers.findings.facts import Facts
+from perfscope.constants import US_PER_S
+
+_HOST_CAUSES = (
+    "data_loading", "synchronisation", "cuda_call", "operator", "between_operators", "not_shown", "host_launch",
+    "launch_latency",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
+
+    Attributes:
+        rank: The rank.
+        pointer: Where its times are.
+        idle_pointer: Where its idle time by cause is; the same on a processor.
+        compute: Computation.
+        communication: Exposed communication.
+        copy: Exposed copies.
+        host: Idle time while the host was late, by cause.
+        steps: How many steps the times are of.
+    """
+
+    rank: int
+    pointer: str
+    idle_pointer: str
+    compute: float
+    communication: float
+    copy: float
+    host: Mapping[str, float]
+    steps: int
+
+    @property
+    def waits_for_host(self) -> float:
+        """Idle time while the host was late."""
+        return sum(self.host.values())
+
+
+class Training:
+    """One run, or some traces.
+
+    Args:
+        facts: The results of the analyzers.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether the traces show work on a GPU."""
+        return bool(self.facts.rows("/breakdown/ranks"))
+
+    @cached_property
+    def step_us(self) -> float | None:
+        """The mean undisturbed step of the slowest rank, or without records the mean profiled one."""
+        means = [self.facts.number(f"{row}/means/step_s") for row in self.facts.rows("/steps/ranks")]
+        seconds = max((mean for mean in means if mean), default=None) or self.facts.number("/steps/profiled_s")
+        if seconds:
+            return seconds * US_PER_S
+        return max((_profiled_us(self.facts, row) for row in self._profiled_rows), default=0.0) or None
+
+    @cached_property
+    def median_us(self) -> float | None:
+        """The median undisturbed step; without records the mean profiled one."""
+        seconds = self.facts.number("/steps/median_s")
+        return seconds * US_PER_S if seconds else self.step_us
+
+    @cached_property
+    def ranks(self) -> tuple[RankStep, ...]:
+        """The profiled steps of each rank; none without traces."""
+        if self.has_device:
+            return tuple(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
+        return tuple(self._host_step(row) for row in self.facts.rows("/host/ranks"))
+
+    @cached_property
+    def largest(self) -> RankStep | None:
+        """The rank whose device waits longest for its host."""
+        return max(self.ranks, key=lambda rank: rank.waits_for_host, default=None)
+
+    @property
+    def _profiled_rows(self) -> list[str]:
+        return self.facts.rows("/breakdown/ranks") or self.facts.rows("/host/ranks")
+
+    def _device_step(self, pointer: str) -> RankStep:
+        facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)
+        times = f"{pointer}/marked" if facts.value(f"{pointer}/marked") else pointer
+        compute, communication, copy = (
+            facts.amount(f"{times}/{name}_us") / count for name in ("compute", "exposed_communication", "exposed_copy")
+        )
+        idle_pointer = self._idle_pointer(pointer)
+        host = self._late_host(pointer, idle_pointer, count)
+        spare = (self.median_us or 0.0) - compute - communication - copy
+        measured = sum(host.values())
+        # The profiler slows the host: a step that nobody profiled has no more time left for it than this.
+        scale = min(max(spare, 0.0) / measured, 1.0) if measured and facts.number("/steps/median_s") else 1.0
+        return RankStep(
+            rank=facts.rank(pointer),
+            pointer=times,
+            idle_pointer=idle_pointer,
+            compute=compute,
+            communication=communication,
+            copy=copy,
+            host={cause: us * scale for cause, us in host.items()},
+            steps=count,
+        )
+
+    def _late_host(self, pointer: str, idle_pointer: str, count: int) -> dict[str, float]:
+        """Idle time in a step by what the host did: within steps, and between them, where nothing else ran."""
+        facts = self.facts
+        gaps = max(count - 1, 1) + facts.amount(f"{pointer}/outside/steps")
+        host = {}
+        for cause in _HOST_CAUSES:
+            whole = facts.amount(f"{idle_pointer}/causes/{cause}_us")
+            marked = facts.number(f"{idle_pointer}/marked/{cause}_us")
+            host[cause] = whole / count if marked is None else marked / count + max(whole - marked, 0.0) / gaps
+        return host
+
+    def _idle_pointer(self, pointer: str) -> str:
+        trace = self.facts.value(f"{pointer}/trace")
+        device = self.facts.value(f"{pointer}/device")
+        for row in self.facts.rows("/idle/ranks"):
+            if (self.facts.value(f"{row}/trace"), self.facts.value(f"{row}/device")) == (trace, device):
+                return row
+        return ""
+
+    def _host_step(self, pointer: str) -> RankStep:
+        facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)
+        return RankStep(
+            rank=facts.rank(pointer),
+            pointer=pointer,
+            idle_pointer=pointer,
+            compute=facts.amount(f"{pointer}/compute_us") / count,
+            communication=facts.amount(f"{pointer}/exposed_communication_us") / count,
+            copy=0.0,
+            host={
+                "data_loading": facts.amount(f"{pointer}/exposed_data_loading_us") / count,
+                "outside_operators": facts.amount(f"{pointer}/other_us") / count,
+            },
+            steps=count,
+        )
+
+
+def _profiled_us(facts: Facts, pointer: str) -> float:
+    """A mean profiled step, with the time between the steps."""
+    steps = facts.rows(f"{pointer}/steps")
+    if not steps:
+        return 0.0
+    window = facts.amount(f"{pointer}/marked/window_us") or facts.amount(f"{pointer}/window_us")
+    between = facts.amount(f"{pointer}/between_steps_us") / max(len(steps) - 1, 1) if len(steps) > 1 else 0.0
+    return window / len(steps) + between
