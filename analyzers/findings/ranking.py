@@ -9,7 +9,8 @@ from perfscope.analyzers.findings.finding import Account, Basis, Cause, Finding,
 from perfscope.analyzers.findings.training import Training
 
 #: A finding that regains a smaller share of a step is not worth a line.
-SMALLEST_SHARE = 0.01
+SMALLEST_SHARE = 0.02
+_SMALLEST_US = 50.0
 
 
 def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -30,7 +31,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         cause = _replayed(training, cause)
         first = left.get(rule.accounts[0])
         cost_us = cause.cost_us if first is None else min(cause.cost_us, first)
-        if cost_us < SMALLEST_SHARE * step_us:
+        if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
         for account in rule.accounts:
             if account in left:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.findings import batches, beside
+from perfscope.analyzers.findings import batches, beside, host
 from perfscope.analyzers.findings.finding import Rule
 
-_FAMILIES = (batches, beside)
+_FAMILIES = (batches, beside, host)
 
 
 def all_rules() -> tuple[Rule, ...]:

@@ -68,8 +68,7 @@ class HostActivity:
         self._threads = distinct(trace.calls.thread[launches])
         loads = names_with(trace, _LOADS_DATA)[trace.annotations.name]
         self._loading = union(trace.annotations.start_ns[loads], trace.annotations.end_ns[loads])
-        waits = names_with(trace, _WAITS_FOR_DEVICE) & ~names_with(trace, _NEVER_BLOCKS)
-        self._waits = waits[trace.calls.name]
+        self._waits = waits_for_device(trace)
         self._states: dict[int, _Thread] = {}
 
     @property
@@ -151,6 +150,12 @@ class HostActivity:
             return Intervals()
         rows = spans.thread == thread
         return Intervals(spans.start_ns[rows], spans.end_ns[rows])
+
+
+def waits_for_device(trace: Trace) -> Bool:
+    """Which calls of a trace wait for the device."""
+    waits = names_with(trace, _WAITS_FOR_DEVICE) & ~names_with(trace, _NEVER_BLOCKS)
+    return np.asarray(waits[trace.calls.name], np.bool_)
 
 
 def names_with(trace: Trace, pattern: re.Pattern[str]) -> Bool:

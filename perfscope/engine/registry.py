@@ -166,6 +166,8 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("host", "perfscope.analyzers.host", Reads.TRACES, needs_without_device=Events.OPERATORS | Events.FRAMES),
     Analyzer("overlap", "perfscope.analyzers.overlap", Reads.TRACES),
     Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES),
+    Analyzer("calls", "perfscope.analyzers.calls", Reads.TRACES, needs=BASIC_EVENTS | Events.CALLERS),
+    Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),

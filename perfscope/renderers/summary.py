@@ -12,6 +12,7 @@ from perfscope.units import format_seconds
 _MOST_RANKS = 8
 #: What the test of a window's effect says where the steps behind it are slower.
 _SLOWED = "slower"
+_MOST_FINDINGS = 3
 #: Parts of the wall clock that are named; the smaller ones are added up.
 _MOST_PARTS = 8
 #: Results that every run on GPUs has; the report itself lists everything that was not computed.
@@ -21,7 +22,8 @@ _EXPECTED_RESULTS = ("steps", "gpus", "breakdown")
 def summarize(analysis: Mapping[str, Any]) -> list[str]:
     """Summarize the steps, the shares of the profiled time, and what could not be computed."""
     results = analysis["results"]
-    lines = [*_describe_steps(results.get("steps")), *results.get("steps", {}).get("unreached_windows", ())]
+    lines = _describe_findings(results.get("findings"))
+    lines += [*_describe_steps(results.get("steps")), *results.get("steps", {}).get("unreached_windows", ())]
     lines += _describe_window_effect(results.get("steps"))
     lines += _describe_wall_clock(results.get("wall_clock"))
     lines += _describe_corrected(results.get("corrected")) or _describe_shares(
@@ -36,6 +38,23 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     ]
     lines += [f"warning: {text}" for text in dict.fromkeys(analysis["warnings"])]
     return lines
+
+
+def _describe_findings(findings: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """The findings that regain most, one line each."""
+    if findings is None:
+        return []
+    lines = [
+        f"finding {number}: {finding['title'].lower()}, {format_seconds(finding['cost_us'] / US_PER_S)} "
+        f"({percent(finding['share_of_step']):.0f} % of a step): {finding['advice']}"
+        for number, finding in enumerate(findings[:_MOST_FINDINGS], 1)
+    ]
+    left_out = len(findings) - len(lines)
+    return (
+        [*lines, f"{left_out} more findings are in the report"]
+        if left_out
+        else lines or ["findings: nothing stands out"]
+    )
 
 
 def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:

@@ -45,6 +45,7 @@ class Events(Flag):
         FRAMES: Python functions, where the profiler recorded stacks.
         WAITS: What streams and the host wait for, where the profiler recorded it.
         SEQUENCES: With OPERATORS, the numbers by which autograd joins an operator with its backward pass.
+        CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
     """
 
@@ -57,6 +58,7 @@ class Events(Flag):
     FRAMES = auto()
     WAITS = auto()
     SEQUENCES = auto()
+    CALLERS = auto()
 
 
 NO_EVENTS = Events(0)
@@ -107,6 +109,11 @@ class HostSpans:
     def take(self, index: Int64 | Bool) -> HostSpans:
         """Some of the rows."""
         return HostSpans(*(getattr(self, name)[index] for name in self.__slots__))
+
+
+def no_spans() -> HostSpans:
+    """A table without rows."""
+    return HostSpans(np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(6)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,6 +232,8 @@ class Trace:
         groups: Process groups, by name.
         collectives: The profiler's metadata of communication kernels.
         in_operators: When threads were inside operators; absent unless they or the operators were requested.
+        callers: Operators that may wait for the device, and the script's own functions where stacks were recorded;
+            empty unless they were requested.
         frames: Python functions as they ran; absent unless they were requested, empty without recorded stacks.
         products: Matrix products; absent unless they were requested.
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
@@ -251,6 +260,7 @@ class Trace:
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     in_operators: ThreadSpans | None = None
+    callers: HostSpans = field(default_factory=no_spans)
     frames: HostSpans | None = None
     products: Products | None = None
     activities: str = ""

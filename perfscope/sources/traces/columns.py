@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
+from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
@@ -35,6 +36,8 @@ from perfscope.tables.trace import (
     Int32,
     Work,
     distinct,
+    joined,
+    no_spans,
 )
 
 #: Below this a double of microseconds keeps every nanosecond.
@@ -47,6 +50,7 @@ _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _STREAM_WAIT = "Stream Wait Event"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
+_OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 
@@ -101,6 +105,8 @@ class Columns:
             kind = KIND.get(category)
             is_requested = kind in self.requested if kind else False
             if kind is None or not (is_requested or (kind is Events.OPERATORS and self._needs_operator_times)):
+                if kind in _OF_CALLERS and Events.CALLERS in self.requested:
+                    self._add_host([event for event in members if is_caller(event.name, kind)], kind)
                 continue
             if kind is Events.DEVICE:
                 self._add_device(members, DEVICE_CATEGORIES[category])
@@ -170,6 +176,18 @@ class Columns:
         """The operators, where they are requested; those that were collected for their times alone are left out."""
         operators = self.host_spans(Events.OPERATORS)
         return operators if Events.OPERATORS in self.requested else operators.take(np.zeros(0, np.int64))
+
+    def callers(self) -> HostSpans:
+        """What tells who made a call; empty where it is not requested."""
+        if Events.CALLERS not in self.requested:
+            return no_spans()
+        names = list(self.names)
+        chosen = []
+        for kind in _OF_CALLERS:
+            spans = self.host_spans(kind)
+            is_of_kind = np.array([is_caller(name, kind) for name in names], np.bool_)
+            chosen.append(spans.take(is_of_kind[spans.name]))
+        return joined(*chosen)
 
     def add_operator_times(self, spans: ThreadSpans) -> None:
         """Add when threads were inside operators."""

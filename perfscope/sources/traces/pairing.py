@@ -43,6 +43,9 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
         operators=joined(
             light.operators, *(stretch.move(operators.operators, number_of, largest_id) for stretch in stretches)
         ),
+        callers=joined(
+            light.callers, *(stretch.move(operators.callers, number_of, largest_id) for stretch in stretches)
+        ),
         in_operators=_move_times(operators.in_operators, stretches),
         groups={**light.groups, **operators.groups},
         collectives=(*operators.collectives, *light.collectives),

@@ -258,6 +258,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         operators=columns.operators(),
         sequence=columns.sequence(),
         waits=columns.waits(),
+        callers=columns.callers(),
         in_operators=None if hooks.activities == LIGHT else columns.in_operators(),
         frames=columns.host_spans(Events.FRAMES) if Events.FRAMES in columns.requested else None,
         groups=_groups(info, columns),

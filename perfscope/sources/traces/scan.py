@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.sources.traces.callers import CallerFilter
 from perfscope.sources.traces.layout import Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.plausibility import PHASES
@@ -179,6 +180,7 @@ class Scanner:
     operator_times: OperatorTimes | None = None
     rest: bytes = b""
     events: int = 0
+    _callers: CallerFilter = field(default_factory=CallerFilter)
     _kinds: npt.NDArray[np.uint8] = field(init=False)
     _words: _CategoryWords = field(init=False)
 
@@ -186,13 +188,19 @@ class Scanner:
         self._kinds = np.zeros(1 << 16, np.uint8)
         self._words = _CategoryWords()
         for name, kind in KIND.items():
-            if kind in self.requested or (kind is Events.OPERATORS and self._looks_at_operators()):
+            is_looked_at = kind is Events.OPERATORS and self._looks_at_operators()
+            if kind in self.requested or is_looked_at or (kind is Events.FRAMES and Events.CALLERS in self.requested):
                 first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
                 self._kinds[first << 8 | second] = kind.value
 
     def _looks_at_operators(self) -> bool:
         """Whether something of the operators is requested besides them."""
-        return self.products is not None or Events.OPERATOR_TIMES in self.requested
+        return self.products is not None or bool(self.requested & (Events.OPERATOR_TIMES | Events.CALLERS))
+
+    @property
+    def _cuts_operators(self) -> bool:
+        """Whether all operators are cut out, and not only looked at."""
+        return self.operator_times is None and bool(self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES))
 
     def scan(self, blocks: Iterable[bytes]) -> Iterator[EventTexts]:
         """Yield the requested events, those of many blocks together.
@@ -252,14 +260,21 @@ class Scanner:
         odd = np.flatnonzero(~is_as_expected)
         device = np.flatnonzero(kinds == Events.DEVICE.value)
         host = np.flatnonzero(_IS_HOST[kinds])
+        if Events.CALLERS in self.requested and Events.FRAMES not in self.requested:
+            frames = np.flatnonzero(kinds == Events.FRAMES.value)
+            callers = frames[self._callers.choose(block.text, starts[frames] + category, Events.FRAMES)]
+            host = np.sort(np.concatenate([host[kinds[host] != Events.FRAMES.value], callers]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         if self.products is not None:
             self.products.scan(block.text, starts[operators] + category, stops[operators])
         host_texts = block.cut(starts[host], stops[host])
+        if Events.CALLERS in self.requested and not self._cuts_operators:
+            callers = operators[self._callers.choose(block.text, starts[operators] + category, Events.OPERATORS)]
+            host_texts += block.cut(starts[callers], stops[callers])
         if self.operator_times is not None:
             inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
             self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
-        elif len(operators) and self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
+        elif len(operators) and self._cuts_operators:
             host_texts += self._shortened(block, rows[operators], stops[operators])
         return EventTexts(block.cut(starts[device], stops[device]), host_texts, block.cut(starts[odd], stops[odd]))
 

@@ -1,0 +1,235 @@
+"""Calls of the CUDA runtime that hold the host up, by who makes them, and what a step would gain without them.
+
+While a call waits, the host launches nothing. What a step loses is the idle time that follows until the next such call:
+the device has run out of work. It is at most as long as the call blocked, because that far the host would otherwise
+have been ahead. A *synchronisation* waits for the device; a *pageable* copy waits for the copy of memory that is not
+pinned; an *allocation* asks the driver for memory or returns it.
+
+Who calls is the outermost operator that may wait (``aten::item``), and, where stacks were recorded, the innermost
+function of the script. All figures are of the marked steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.shared.host_activity import names_with, waits_for_device
+from perfscope.analyzers.shared.idle_gaps import gaps_of_device
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.errors import MissingInput, NoDevice
+from perfscope.report import Column, Json, Section, first_rows
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
+
+SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "allocation"
+_ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$")
+_PAGEABLE = re.compile(r"Pageable -> Device")
+_MOST_ROWS = 20
+_SCRIPT = ".py("
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Calls of one kind by one caller, in nanoseconds over all marked steps.
+
+    Attributes:
+        kind: One of KINDS.
+        operator: The operator that called; ``""`` where none did that the trace names.
+        function: The function of the script, with file and line; ``""`` without stacks.
+        calls: How many.
+        blocked: How long they took.
+        regained: The idle time that a step would not have without them.
+    """
+
+    kind: str
+    operator: str
+    function: str
+    calls: int
+    blocked: int
+    regained: int
+
+    def data(self, steps: int) -> dict[str, Json]:
+        """One entry of ``callers``, of a mean step."""
+        return {
+            "kind": self.kind,
+            "operator": self.operator or None,
+            "function": self.function or None,
+            "calls": self.calls / steps,
+            "blocked_us": self.blocked / steps / NS_PER_US,
+            "regained_us": self.regained / steps / NS_PER_US,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankCalls:
+    """The calls of one device of one rank.
+
+    Attributes:
+        rank: The rank; absent where nothing states it.
+        device: Index of its GPU.
+        steps: How many steps are marked.
+        callers: What a step loses most by first.
+        pageable_bytes: What is copied from memory that is not pinned, over all marked steps.
+    """
+
+    rank: int | None
+    device: int
+    steps: int
+    callers: tuple[Caller, ...]
+    pageable_bytes: int
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.calls.ranks``, of a mean step."""
+        return {
+            "rank": self.rank,
+            "device": self.device,
+            "steps": self.steps,
+            **{kind: self._sums(kind) for kind in KINDS},
+            "callers": [caller.data(self.steps) for caller in self.callers],
+        }
+
+    def _sums(self, kind: str) -> dict[str, Json]:
+        members = [caller for caller in self.callers if caller.kind == kind]
+        sums: dict[str, Json] = {
+            "calls": sum(caller.calls for caller in members) / self.steps,
+            "blocked_us": sum(caller.blocked for caller in members) / self.steps / NS_PER_US,
+            "regained_us": sum(caller.regained for caller in members) / self.steps / NS_PER_US,
+        }
+        return {**sums, "bytes": self.pageable_bytes / self.steps} if kind == PAGEABLE else sums
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of every rank that hold its host up."""
+
+    ranks: tuple[RankCalls, ...]
+
+    def data(self) -> Json:
+        """The value of ``results.calls``."""
+        return {"ranks": [rank.data() for rank in self.ranks]}
+
+    def sections(self) -> tuple[Section, ...]:
+        """A row a rank and caller."""
+        columns = (
+            Column("Rank"), Column("Kind"), Column("Operator"), Column("Function"), Column("Calls"),
+            Column("Blocked (ms)", 3), Column("Lost (ms)", 3),
+        )  # fmt: skip
+        rows = [
+            (
+                None if rank.rank is None else str(rank.rank),
+                caller.kind,
+                caller.operator or None,
+                caller.function or None,
+                caller.calls / rank.steps,
+                caller.blocked / rank.steps / NS_PER_MS,
+                caller.regained / rank.steps / NS_PER_MS,
+            )
+            for rank in self.ranks
+            for caller in rank.callers
+        ]
+        shown, left_out = first_rows(rows, _MOST_ROWS)
+        note = (
+            "Of a mean step. Lost: the idle time that follows a call until the next one, at most as long as it blocked."
+        )
+        return (Section("Calls that hold the host up", columns, shown, (note, *left_out)),)
+
+
+def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
+    """The calls of each device of one trace; None where it marks no step with device events."""
+    if not len(trace.device) or not len(trace.calls) or not len(trace.steps):
+        return None
+    return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
+
+
+def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Calls:
+    """Put the ranks in order.
+
+    Raises:
+        NoDevice: No trace holds device events in marked steps.
+        MissingInput: No call holds a host up.
+    """
+    ranks = [rank for partial in partials for rank in partial]
+    if not ranks:
+        raise NoDevice("the traces contain no GPU events in marked steps")
+    if not any(rank.callers for rank in ranks):
+        raise MissingInput("no call in the marked steps holds the host up")
+    return Calls(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))))
+
+
+def _measure_device(trace: Trace, device: int) -> RankCalls:
+    kinds, copied = _kinds(trace, device)
+    in_steps = span_at(trace.steps, trace.calls.start_ns) != ABSENT
+    launches = trace.launch[(trace.device.device == device) & (trace.launch != ABSENT)]
+    threads = distinct(trace.calls.thread[launches]) if len(launches) else []
+    rows = np.flatnonzero((kinds != ABSENT) & in_steps & np.isin(trace.calls.thread, threads))
+    blocking = trace.calls.take(rows)
+    regained = _regained(trace, device, blocking)
+    callers = _name_callers(trace, blocking)
+    sums: dict[tuple[int, str, str], list[int]] = {}
+    for kind, caller, blocked_ns, regained_ns in zip(
+        kinds[rows].tolist(), callers, blocking.duration_ns.tolist(), regained.tolist(), strict=True
+    ):
+        entry = sums.setdefault((kind, *caller), [0, 0, 0])
+        for index, amount in enumerate((1, blocked_ns, regained_ns)):
+            entry[index] += amount
+    found = [Caller(KINDS[kind], operator, function, *entry) for (kind, operator, function), entry in sums.items()]
+    return RankCalls(
+        rank=trace.rank,
+        device=device,
+        steps=len(trace.steps),
+        callers=tuple(sorted(found, key=lambda caller: (-caller.regained, -caller.blocked, caller.operator))),
+        pageable_bytes=int(copied[rows].sum()),
+    )
+
+
+def _kinds(trace: Trace, device: int) -> tuple[Int64, Int64]:
+    """For each call the index of its kind in KINDS, or ABSENT, and the bytes that a pageable copy copies."""
+    calls = trace.calls
+    kinds = np.full(len(calls), ABSENT, np.int64)
+    kinds[waits_for_device(trace)] = KINDS.index(SYNCHRONISATION)
+    kinds[names_with(trace, _ALLOCATES)[calls.name]] = KINDS.index(ALLOCATION)
+    is_copy = names_with(trace, _PAGEABLE)[trace.device.name] & (trace.device.device == device)
+    events = np.flatnonzero(is_copy & (trace.launch != ABSENT))
+    copied = np.zeros(len(calls), np.int64)
+    kinds[trace.launch[events]] = KINDS.index(PAGEABLE)
+    copied[trace.launch[events]] = np.maximum(trace.device.bytes[events], 0)
+    return kinds, copied
+
+
+def _regained(trace: Trace, device: int, blocking: HostSpans) -> Int64:
+    """For each call the idle time from its beginning to the next one's, at most as long as it took."""
+    if not len(blocking):
+        return np.zeros(0, np.int64)
+    gaps = gaps_of_device(trace, device).gaps
+    last = max(int(trace.device.end_ns.max()), int(blocking.end_ns.max()))
+    until = np.maximum(np.append(blocking.start_ns[1:], last), blocking.start_ns)
+    return np.minimum(gaps.measure_within(blocking.start_ns, until), blocking.duration_ns)
+
+
+def _name_callers(trace: Trace, blocking: HostSpans) -> list[tuple[str, str]]:
+    """For each call the outermost operator that may wait, and the innermost function of the script, around it."""
+    is_function = np.array([_SCRIPT in name for name in trace.names], np.bool_)[trace.callers.name]
+    operators, functions = trace.callers.take(~is_function), trace.callers.take(is_function)
+    return [
+        (_outermost(trace, operators, start, thread), _innermost(trace, functions, start, thread))
+        for start, thread in zip(blocking.start_ns.tolist(), blocking.thread.tolist(), strict=True)
+    ]
+
+
+def _around(spans: HostSpans, moment: int, thread: int) -> Bool:
+    """Which spans of a thread contain a moment."""
+    return np.asarray((spans.start_ns <= moment) & (spans.end_ns > moment) & (spans.thread == thread))
+
+
+def _outermost(trace: Trace, operators: HostSpans, moment: int, thread: int) -> str:
+    rows = np.flatnonzero(_around(operators, moment, thread))
+    return trace.names[operators.name[rows[0]]] if len(rows) else ""
+
+
+def _innermost(trace: Trace, functions: HostSpans, moment: int, thread: int) -> str:
+    rows = np.flatnonzero(_around(functions, moment, thread))
+    return trace.names[functions.name[rows[-1]]] if len(rows) else ""

@@ -1,0 +1,134 @@
+"""What the optimizer's step costs the device, and in which way it updates the parameters.
+
+torch marks each step of an optimizer (``Optimizer.step#AdamW.step``). The kernels that are launched inside the mark are
+the optimizer's. *fused*: one kernel reads and writes parameter, gradient and state once. *foreach*: one kernel an
+operation, for many parameters at once. *loop*: one kernel an operation and parameter. All figures are of the marked
+steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.errors import NoDevice
+from perfscope.report import Column, Json, Section
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
+
+FUSED, FOREACH, LOOP = "fused", "foreach", "loop"
+MARK = "Optimizer.step#"
+_IS_FUSED = re.compile(r"fused|AdamFunctor|LAMBStage|SGDFunctor", re.IGNORECASE)
+_IS_FOREACH = re.compile(r"multi_tensor_apply")
+#: The share of the optimizer's time that decides.
+_DECISIVE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """The optimizer of one device of one rank, over all marked steps.
+
+    Attributes:
+        rank: The rank; absent where nothing states it.
+        device: Index of its GPU.
+        name: The optimizer's class.
+        steps: How many steps are marked.
+        kernels: How many kernels it launched.
+        duration: Their time, in nanoseconds.
+        way: FUSED, FOREACH or LOOP.
+    """
+
+    rank: int | None
+    device: int
+    name: str
+    steps: int
+    kernels: int
+    duration: int
+    way: str
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.optimizer.ranks``, of a mean step."""
+        return {
+            "rank": self.rank,
+            "device": self.device,
+            "name": self.name,
+            "steps": self.steps,
+            "kernels": self.kernels / self.steps,
+            "device_us": self.duration / self.steps / NS_PER_US,
+            "way": self.way,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerTime:
+    """The optimizers of every rank."""
+
+    ranks: tuple[OptimizerStep, ...]
+
+    def data(self) -> Json:
+        """The value of ``results.optimizer``."""
+        return {"ranks": [rank.data() for rank in self.ranks]}
+
+    def sections(self) -> tuple[Section, ...]:
+        """A row a rank."""
+        columns = (
+            Column("Rank"), Column("Optimizer"), Column("Way"), Column("Kernels"), Column("Device (ms)", 3),
+        )  # fmt: skip
+        rows = tuple(
+            (
+                None if rank.rank is None else str(rank.rank),
+                rank.name,
+                rank.way,
+                rank.kernels / rank.steps,
+                rank.duration / rank.steps / NS_PER_MS,
+            )
+            for rank in self.ranks
+        )
+        note = "Of a mean step: the kernels that were launched inside the marks of the optimizer's steps."
+        return (Section("Optimizer", columns, rows, (note,)),)
+
+
+def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
+    """The optimizer of each device of one trace; None where no kernel was launched by one in a marked step."""
+    marks = trace.annotated(MARK)
+    if not len(trace.device) or not len(marks) or not len(trace.steps):
+        return None
+    launch = trace.launch
+    launched_ns = trace.calls.start_ns[launch] if len(trace.calls) else np.zeros(len(launch), np.int64)
+    is_inside = (launch != ABSENT) & (span_at(marks, launched_ns) != ABSENT) & (trace.step != ABSENT)
+    is_inside &= trace.device.is_work(Work.COMPUTE)
+    name = trace.names[marks.name[0]].removeprefix(MARK).partition(".")[0]
+    found = []
+    for device in distinct(trace.device.device):
+        rows = np.flatnonzero(is_inside & (trace.device.device == device))
+        if len(rows):
+            duration = trace.device.duration_ns[rows]
+            names = trace.device.name[rows]
+            way = _way(trace, names, duration)
+            found.append(OptimizerStep(trace.rank, device, name, len(trace.steps), len(rows), int(duration.sum()), way))
+    return tuple(found) or None
+
+
+def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
+    """How most of the time is spent."""
+    whole = max(int(duration.sum()), 1)
+    for way, pattern in ((FUSED, _IS_FUSED), (FOREACH, _IS_FOREACH)):
+        matches = np.array([bool(pattern.search(text)) for text in trace.names], np.bool_)[names]
+        if duration[matches].sum() >= _DECISIVE * whole:
+            return way
+    return LOOP
+
+
+def analyze(partials: Sequence[tuple[OptimizerStep, ...]]) -> OptimizerTime:
+    """Put the ranks in order.
+
+    Raises:
+        NoDevice: No trace shows kernels of an optimizer.
+    """
+    ranks = [rank for partial in partials for rank in partial]
+    if not ranks:
+        raise NoDevice("no trace marks the steps of an optimizer and shows its kernels")
+    return OptimizerTime(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))))
