@@ -349,20 +349,22 @@ def start(name, folder, rank, gpu):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--at-once", type=int, default=1, help="cases of one rank that train at once")
+    parser.add_argument("--at-once", type=int, default=1, help="ranks that train at once, each on a GPU of its own")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     names = [name for name in options.cases if CASES[name].ranks == 1]
     groups = [names[start : start + options.at_once] for start in range(0, len(names), options.at_once)]
-    groups += [[name] for name in options.cases if CASES[name].ranks > 1]
+    pairs = [name for name in options.cases if CASES[name].ranks > 1]
+    side_by_side = max(options.at_once // 2, 1)
+    groups += [pairs[start : start + side_by_side] for start in range(0, len(pairs), side_by_side)]
     for group in groups:
         began = time.monotonic()
         children = {}
         for name in group:
             shutil.rmtree(options.out / name, ignore_errors=True)
             for rank in range(CASES[name].ranks):
-                children[start(name, options.out, rank, rank if CASES[name].ranks > 1 else group.index(name))] = name
+                children[start(name, options.out, rank, group.index(name) * CASES[name].ranks + rank)] = name
         failed = set()
         for _ in range(len(children)):
             pid, status = os.wait()

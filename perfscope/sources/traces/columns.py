@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from decimal import Decimal, InvalidOperation
 from functools import partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
@@ -16,10 +15,10 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import is_caller
+from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
@@ -44,7 +43,6 @@ from perfscope.tables.trace import (
 _EXACT_BELOW_US = 2.0**43
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
-_DECIMALS = 3
 _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _STREAM_WAIT = "Stream Wait Event"
@@ -242,24 +240,24 @@ class Columns:
         """The events with a possible time and duration, and these in nanoseconds."""
         timed = [event for event in events if event.ts is not None and event.dur is not None]
         if timed and isinstance(timed[0].ts, msgspec.Raw):
-            times = [_digits_to_ns(_TS(event)) for event in timed]
+            times = [digits_to_ns(_TS(event)) for event in timed]
             timed = [event for event, ns in zip(timed, times, strict=True) if ns is not None]
             start_ns = np.array([ns for ns in times if ns is not None], np.int64)
         else:
             start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
             if len(start_us) and np.abs(start_us).max() >= _EXACT_BELOW_US:
                 raise TimesDoNotFit
-            start_ns = _to_ns(start_us)
+            start_ns = to_ns(start_us)
         self.dropped["no time"] += len(events) - len(timed)
         duration_us = np.fromiter(map(_DURATION, timed), np.float64, len(timed))
         negative, endless = duration_us < 0, duration_us > _LONGEST_NS / NS_PER_US
         if not negative.any() and not endless.any():
-            return timed, start_ns, _to_ns(duration_us)
+            return timed, start_ns, to_ns(duration_us)
         self.dropped["a negative duration"] += int(negative.sum())
         self.dropped["a duration of more than seven days"] += int(endless.sum())
         is_possible = ~(negative | endless)
         possible = [timed[index] for index in np.flatnonzero(is_possible)]
-        return possible, start_ns[is_possible], _to_ns(duration_us[is_possible])
+        return possible, start_ns[is_possible], to_ns(duration_us[is_possible])
 
     def _numbered(self, events: Sequence[AnyEvent]) -> Int32:
         names = self.names
@@ -390,24 +388,3 @@ def _with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
     """A column, with the values of another one where it is ABSENT."""
     absent = column == ABSENT
     return np.where(absent, fallback(), column) if absent.any() else column
-
-
-def _to_ns(times_us: npt.NDArray[np.float64]) -> Int64:
-    """Doubles of microseconds to nanoseconds; the fraction is taken off first, so that no product is rounded."""
-    microseconds = np.floor(times_us)
-    fraction = np.rint((times_us - microseconds) * NS_PER_US)
-    return np.asarray(microseconds.astype(np.int64) * NS_PER_US + fraction.astype(np.int64))
-
-
-def _digits_to_ns(raw: msgspec.Raw) -> int | None:
-    """Microseconds as they are written to nanoseconds; None where they are no number, or beyond 146 years."""
-    text = bytes(raw).strip(b'"')
-    microseconds, _, fraction = text.partition(b".")
-    if microseconds.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= _DECIMALS:
-        value = int(microseconds) * NS_PER_US + int(fraction.ljust(_DECIMALS, b"0"))
-    else:
-        try:
-            value = int((Decimal(text.decode("ascii", "replace")) * NS_PER_US).to_integral_value())
-        except (InvalidOperation, OverflowError, ValueError):
-            return None
-    return value if abs(value) < 1 << 62 else None
