@@ -9,6 +9,8 @@ from pathlib import Path
 from perfscope.errors import SourceError
 
 _ENDINGS = {".out", ".log", ".txt", ".err"}
+#: Logs that trainers keep under a name of their own.
+_NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl"}
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -40,4 +42,4 @@ def natural_order(path: Path) -> list[tuple[int, int | str]]:
 
 def _is_log(file: Path) -> bool:
     name = file.with_suffix("") if file.suffix == ".gz" else file
-    return name.suffix in _ENDINGS and file.is_file()
+    return (name.suffix in _ENDINGS or name.name in _NAMES) and file.is_file()

@@ -47,6 +47,7 @@ class IterationSeries:
         records_kept: How many records are kept one by one.
         clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
         covers_gaps: A record is the mean since the record before it, however many iterations lie between.
+        expects_gaps: Lines are counted anew in every epoch, so that gaps at its end are no missing records.
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
         copies: Records that repeated another rank's.
@@ -59,6 +60,7 @@ class IterationSeries:
         self.records_kept = records_kept
         self.clock_runs_on = False
         self.covers_gaps = False
+        self.expects_gaps = False
         self.starts_over = False
         self.stated_interval: int | None = None
         self.copies = 0
@@ -146,7 +148,7 @@ class IterationSeries:
     @property
     def irregular_gaps(self) -> int:
         """Places where more iterations lie between two records than elsewhere, and no record covers them."""
-        if self.covers_gaps:
+        if self.covers_gaps or self.expects_gaps:
             return 0
         usual = self.interval()
         return sum(count for gap, count in self._gaps.items() if gap > usual)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from perfscope.constants import NS_PER_S
+from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.progress_bars import BAR_LINES, BAR_REACH, ProgressBars
@@ -54,6 +54,7 @@ class _State(FormatState):
         vocabulary: Of the configuration that was printed last.
         bars: The progress bars without a name.
         imitates: Another framework prints the Trainer's lines.
+        name: The trainer, which may be built on the Trainer.
     """
 
     runtime_s: float | None = None
@@ -65,6 +66,7 @@ class _State(FormatState):
     vocabulary: int | None = None
     bars: ProgressBars = field(default_factory=ProgressBars)
     imitates: bool = False
+    name: str = _FRAMEWORK
 
 
 def _on_start(state: FormatState, _line: LineMatch) -> None:
@@ -109,6 +111,21 @@ def _on_save(state: _State, _line: LineMatch) -> None:
 
 def _on_imitation(state: _State, _line: LineMatch) -> None:
     state.imitates = True
+
+
+def _on_axolotl(state: _State, _line: LineMatch) -> None:
+    state.name = "axolotl"
+
+
+def _on_memory(state: FormatState, line: LineMatch) -> None:
+    """Figures of one process, in axolotl's dictionaries."""
+    size = parse_number(line[2])
+    if size is not None:
+        state.log.add_memory(**{"allocated" if line[1] == b"max" else "used": size * GIB})
+
+
+def _framework_of(state: _State) -> str:
+    return state.name
 
 
 def _on_losses(state: _State, line: LineMatch) -> None:
@@ -244,6 +261,13 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
     Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
     Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
+    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False),
+    Rule(
+        b"'memory/",
+        re.compile(rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})"),
+        _on_memory,
+        identifies=False,
+    ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
     Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
     Rule(b"interval_runtime: ", re.compile(rb"interval_runtime: "), _on_imitation, identifies=False),
@@ -268,4 +292,5 @@ FORMAT = Format(
     rules=_RULES,
     sources=(StepTimeSource(RUN), StepTimeSource(BAR)),
     close=_close,
+    framework_of=_framework_of,
 )

@@ -3,8 +3,8 @@
     iter 100: loss 3.2101, time 250.31ms, mfu 30.12%
     100 | loss 5.1234 | lr 1.000000e-04 | 150.23ms | mfu 20.10%
 
-Iterations count from 0. The clock runs on through an evaluation, whose line comes before that of the iteration:
-``step 250: train loss 2.0012, val loss 2.1203``.
+The MFU came in February 2023. Iterations count from 0. The clock runs on through an evaluation, whose line comes
+before that of the iteration: ``step 250: train loss 2.0012, val loss 2.1203``.
 """
 
 from __future__ import annotations
@@ -73,17 +73,21 @@ def _framework_of(state: _State) -> str:
     return state.framework
 
 
-_NANOGPT = re.compile(rb"\biter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms, mfu ")
+_NANOGPT = re.compile(
+    rb"\biter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms(?:, mfu |\s*$)", re.M
+)
 _LLAMA2_C = re.compile(
-    rb"(?<!\S)(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| (?P<ms>[\d.]{1,30})ms \| mfu "
+    rb"(?<![^\s:])(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| "
+    rb"(?P<ms>[\d.]{1,30})ms(?: \| mfu |\s*$)",
+    re.M,
 )
 
 FORMAT = Format(
     framework="nanogpt",
     state=_State,
     rules=(
-        Rule(b"ms, mfu ", _NANOGPT, _on_iteration),
-        Rule(b"ms | mfu ", _LLAMA2_C, _on_iteration),
+        Rule(b", time ", _NANOGPT, _on_iteration),
+        Rule(b" | lr ", _LLAMA2_C, _on_iteration),
         Rule(
             b": train loss ",
             re.compile(rb"\bstep \d{1,15}: train loss \S{1,30}, val loss "),

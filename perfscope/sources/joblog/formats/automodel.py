@@ -1,0 +1,78 @@
+"""NeMo Automodel: a line a step, counted from 0.
+
+    2026-08-10 15:55:20 | INFO | root | step 9 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | mem ...
+    tps 11278.56(1409.82/gpu) | num_label_tokens 21541
+
+The line states no time, and its tokens include padding that it does not count. Step times follow from the dates, whole
+seconds, and include evaluations and saves; ``tps`` is tokens a second of the job and of a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+DATES = "dates of Automodel's lines"
+SPEED = "Automodel's tps"
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The dates."""
+
+    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(DATES))
+
+
+def _on_step(state: _State, line: LineMatch) -> None:
+    log, step = state.log, int(line["step"]) + 1
+    total, single = parse_number(line["total"]), parse_number(line["single"])
+    record = Record(step, tokens_per_s=total, tokens_per_s_per_gpu=single, loss=parse_number(line["loss"]))
+    series = log.series_of(SPEED)
+    series.clock_runs_on = True
+    if not series.add(record, line.label):
+        return
+    memory = parse_number(line["memory"])
+    log.add_memory(allocated=None if memory is None else memory * GIB)
+    if total and single:
+        gpus = round(total / single)
+        if gpus and abs(total / single / gpus - 1) < 0.01 / total + 0.01 / single < 0.5 / gpus:
+            log.set_fact("gpus", gpus, "records")
+    stamp_ns = line.timestamp_ns
+    if stamp_ns is not None:
+        timed = Record(step, loss=record.loss, tokens_per_s=total, tokens_per_s_per_gpu=single)
+        state.clock.add(log, timed, stamp_ns, NS_PER_S, label=line.label)
+
+
+def _on_validation(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.EVALUATION)
+
+
+def _close(state: _State) -> None:
+    state.clock.close(state.log)
+
+
+FORMAT = Format(
+    framework="nemo-automodel",
+    state=_State,
+    rules=(
+        Rule(
+            b"/gpu)",
+            re.compile(
+                rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
+                rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)"
+            ),
+            _on_step,
+        ),
+        Rule(b"[val] ", re.compile(rb"\[val\] (?:name|step)"), _on_validation, identifies=False),
+    ),
+    sources=(StepTimeSource(DATES), StepTimeSource(SPEED)),
+    close=_close,
+)

@@ -1,0 +1,89 @@
+"""Detectron2: a line every 20 iterations, counted from 0.
+
+    [11/01 11:27:04 d2.utils.events]:  eta: 8:05:12  iter: 1259  total_loss: 1.012  time: 0.3322  data_time: ...
+
+``time`` is the mean since the start without its first three iterations; the clock stands still during evaluations and
+saves. Where the start is known, the time since the line before follows from two means; else it is used as printed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+BETWEEN = "between two of Detectron2's mean times"
+MEAN = "Detectron2's mean time since the start"
+
+_UNTIMED = 3
+_LATEST_FIRST = 100
+_CELL = re.compile(rb"(?<![\w_])(total_loss|time|max_mem): ([\d.eE+naif-]{1,20})")
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The iteration of the start, and a clock of the iterations since."""
+
+    start: int | None = None
+    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(BETWEEN, runs_on=False))
+    last: int = -1
+
+
+def _on_start(state: _State, line: LineMatch) -> None:
+    state.start = int(line[1])
+    state.clock.close(state.log)
+    state.log.on_restart()
+
+
+def _on_iteration(state: _State, line: LineMatch) -> None:
+    step, cells = int(line["step"]), dict(_CELL.findall(line["cells"]))
+    text = cells.get(b"time", b"")
+    seconds, log = parse_number(text), state.log
+    memory = parse_number(cells.get(b"max_mem", b""))
+    log.add_memory(allocated=None if memory is None else memory * MIB)
+    if state.start is None and state.last < 0 and step < _LATEST_FIRST:
+        state.start = 0
+    state.last = max(state.last, step)
+    record = Record(step + 1, loss=parse_number(cells.get(b"total_loss", b"")))
+    if seconds is None or seconds <= 0:
+        log.series_of(MEAN).add(record, line.label)
+        return
+    resolution_s = parse_resolution(text)
+    mean = Record(step + 1, round(seconds * NS_PER_S), loss=record.loss)
+    mean.wall_resolution_ns = round(resolution_s * NS_PER_S)
+    log.series_of(MEAN).add(mean, line.label)
+    timed = step + 1 - (state.start or 0) - _UNTIMED
+    if state.start is not None and timed > 0:
+        elapsed_ns, resolution_ns = round(seconds * timed * NS_PER_S), round(resolution_s * timed * NS_PER_S)
+        state.clock.add(log, record, elapsed_ns, max(resolution_ns, 1), label=line.label)
+
+
+def _close(state: _State) -> None:
+    state.clock.close(state.log)
+
+
+FORMAT = Format(
+    framework="detectron2",
+    state=_State,
+    rules=(
+        Rule(
+            b"total_loss: ",
+            re.compile(
+                rb"(?:d2\.utils\.events\]:|detectron2\.utils\.events\b)[^\n]{0,40}? iter: (?P<step>\d{1,9}) "
+                rb"(?P<cells>[^\n]{0,1500})"
+            ),
+            _on_iteration,
+        ),
+        Rule(
+            b"Starting training from iteration ", re.compile(rb"Starting training from iteration (\d{1,9})"), _on_start
+        ),
+    ),
+    sources=(StepTimeSource(BETWEEN), StepTimeSource(MEAN)),
+    close=_close,
+)

@@ -1,0 +1,121 @@
+"""fairseq: a line every ``--log-interval`` updates, as text or as JSON.
+
+    2020-07-17 07:11:02 | INFO | train_inner | epoch 001:   2800 / 160368 loss=9.255, wps=57.3, ups=0.04, wpb=1613, ...
+    {"epoch": 27, "update": 26.267, "wps": "1195.4", "wpb": "738.1", "num_updates": "33700", "train_wall": "61", ...}
+
+Words a batch over words a second is the mean time of an update since the line before, more precise than ``ups``. On
+TPUs its meters count only the updates that are logged, so the figure is compared with ``wall``, whole seconds since
+the start. Before 2020 the meters ran from the beginning of an epoch. Both clocks run on through validation and saves.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.epochs import EpochCounter
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+WORDS = "fairseq's words a batch / words a second"
+WALL = "fairseq's wall clock"
+
+_CELL = re.compile(
+    rb"(?<![\w_])\"?(loss|wps|wpb|bsz|num_updates|wall)\"?(?:=|: ) ?\"?([\d.eE+naif,-]{1,30}?)(?=[\", (}\]\n]|$)"
+)
+_ALIKE = 0.05
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The wall clock, and updates over all epochs where lines do not number them."""
+
+    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(WALL))
+    epochs: EpochCounter = field(default_factory=EpochCounter)
+
+
+def _on_update(state: _State, line: LineMatch) -> None:
+    cells = {name: parse_number(text) for name, text in _CELL.findall(line[0])}
+    words, speed, updates = cells.get(b"wpb"), cells.get(b"wps"), cells.get(b"num_updates")
+    log = state.log
+    if not words or not speed or words <= 0 or speed <= 0:
+        log.unreadable += 1
+        return
+    if updates is not None:
+        step = int(updates)
+    elif line["epoch"] and line["step"]:
+        step = state.epochs.add(int(line["epoch"]), int(line["step"]), int(line["total"]))
+    else:
+        return
+    seconds = words / speed
+    record = Record(step, round(seconds * NS_PER_S), tokens_per_s=speed, loss=cells.get(b"loss"))
+    if cells.get(b"bsz"):
+        record.samples_per_s = (cells[b"bsz"] or 0.0) / seconds
+    series = log.series_of(WORDS)
+    series.clock_runs_on = series.covers_gaps = True
+    if not series.add(record, line.label):
+        return
+    wall_s = cells.get(b"wall")
+    if wall_s is not None:
+        second = Record(step, samples_per_s=None, loss=record.loss)
+        state.clock.add(log, second, round(wall_s * NS_PER_S), NS_PER_S, label=line.label)
+
+
+def _on_validation(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.EVALUATION)
+
+
+def _on_save(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.SAVE)
+
+
+def _on_parameters(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("parameters", line[1], "log")
+
+
+def _on_workers(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("gpus", line[1], "log")
+
+
+def _close(state: _State) -> None:
+    """Do not trust the meters where the wall clock contradicts them."""
+    state.clock.close(state.log)
+    medians = state.log.median_times()
+    words, wall = medians.get(WORDS), medians.get(WALL)
+    if words is not None and wall is not None and abs(words - wall) > _ALIKE * wall:
+        state.log.distrust(WORDS)
+
+
+FORMAT = Format(
+    framework="fairseq",
+    state=_State,
+    rules=(
+        Rule(
+            b" wps=",
+            re.compile(
+                rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
+                rb" wps=[^\n]{1,400}"
+            ),
+            _on_update,
+        ),
+        Rule(
+            b'"wps": ',
+            re.compile(rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}'),
+            _on_update,
+        ),
+        Rule(b"valid on '", re.compile(rb"\| valid on '"), _on_validation, identifies=False),
+        Rule(b"| INFO | valid | epoch", re.compile(rb"\| INFO \| valid \| epoch"), _on_validation, identifies=False),
+        Rule(b"aved checkpoint ", re.compile(rb"\| [Ss]aved checkpoint \S"), _on_save, identifies=False),
+        Rule(
+            b"num. model params: ", re.compile(rb"num\. model params: ([\d,]{1,20})"), _on_parameters, identifies=False
+        ),
+        Rule(b"training on ", re.compile(rb"\| training on (\d{1,6}) (?:GPUs|devices)"), _on_workers, identifies=False),
+    ),
+    sources=(StepTimeSource(WORDS), StepTimeSource(WALL)),
+    close=_close,
+)

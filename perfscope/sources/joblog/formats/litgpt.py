@@ -1,0 +1,80 @@
+"""LitGPT and lit-gpt: a line a micro-batch, with its time.
+
+    Epoch 1 | iter 4 step 1 | loss train: 1.585, val: n/a | iter time: 181.34 ms (step) remaining time: 0:10:00
+    iter 77 step 39: loss 10.8259, iter time: 214.40ms (optimizer.step)
+
+The time of a step is the sum over its micro-batches, where every one of them is printed. Pre-training starts the clock
+behind the loading of a micro-batch, fine-tuning before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+SOURCE = "LitGPT's iter time, summed over a step"
+
+_LOSS = re.compile(rb"loss(?: train)?(?: \(curr\))?:? ([\d.eE+naif-]{1,20})")
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The micro-batches of the step that is printed: the last one, their time, and how many there are."""
+
+    last: int | None = None
+    wall_ns: int | None = None
+    batches: int = 0
+
+
+def _on_batch(state: _State, line: LineMatch) -> None:
+    number, time_ms = int(line["iter"]), parse_number(line["ms"])
+    if state.last == number:
+        return  # another rank's copy
+    follows = state.last is not None and number == state.last + 1
+    if state.last is not None and number < state.last:
+        state.log.on_restart()
+    is_whole = follows or number <= 1
+    state.last = number
+    if time_ms is None or time_ms <= 0:
+        state.log.unreadable += 1
+        state.wall_ns = None
+    elif not is_whole:
+        state.wall_ns = None
+    elif state.wall_ns is not None or state.batches == 0:
+        state.wall_ns = (state.wall_ns or 0) + round(time_ms * NS_PER_MS)
+    state.batches += 1
+    if not line["ends"]:
+        return
+    loss = _LOSS.search(line[0])
+    record = Record(int(line["step"]), state.wall_ns, loss=parse_number(loss[1]) if loss else None)
+    if record.wall_ns is not None:
+        record.wall_resolution_ns = round(parse_resolution(line["ms"]) * NS_PER_MS)
+        state.log.set_fact("gas", state.batches, "records")
+    series = state.log.series_of(SOURCE)
+    series.stated_interval = 1
+    series.add(record, line.label)
+    state.wall_ns, state.batches = 0, 0
+
+
+FORMAT = Format(
+    framework="litgpt",
+    state=_State,
+    rules=(
+        Rule(
+            b"iter time: ",
+            re.compile(
+                rb"\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
+                rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends> \((?:optimizer\.step|opt\.step|step)\))?",
+                re.IGNORECASE,
+            ),
+            _on_batch,
+        ),
+    ),
+    sources=(StepTimeSource(SOURCE),),
+)

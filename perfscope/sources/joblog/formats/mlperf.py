@@ -1,0 +1,117 @@
+"""MLPerf Training: one JSON object an event, in the log of any framework.
+
+    :::MLLOG {"namespace": "", "time_ms": 1695795023840, "event_type": "POINT_IN_TIME", "key": "tracked_stats",
+    "value": {"throughput": 7936.63}, "metadata": {"file": "run_pretraining.py", "lineno": 1, "epoch_num": 150635}}
+
+The benchmarks define what they track: a step time (``train_step_timing``, ``train_step_time``, Mask R-CNN's ``time``)
+is used as it is, else the global batch over ``throughput``, the samples a second of the whole job over an interval of
+the benchmark's choice. Their ``step`` counts epochs, samples or tokens, so iterations have no number. The time of the
+run is ``run_stop`` less ``run_start``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+STEP = "MLPerf's tracked step time"
+THROUGHPUT = "batch / MLPerf's throughput"
+
+_SETTINGS = {
+    b"global_batch_size": "gbs",
+    b"gradient_accumulation_steps": "gas",
+    b"max_sequence_length": "seq_len",
+    b"d_batch_size": "mbs",
+}
+_STEP_TIMES = (b"train_step_timing", b"train_step_time")
+_SPEEDS = (b"throughput", b"imgs_sec")
+_STAT = re.compile(rb'"(\w{1,40})": ([\d.eE+-]{1,40})(?=[,}])')
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The last throughput, which some benchmarks log twice, and the time of the start."""
+
+    last: bytes | None = None
+
+
+def _on_setting(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count(_SETTINGS[line[1]], line[2], "log")
+
+
+def _on_stats(state: _State, line: LineMatch) -> None:
+    texts = dict(_STAT.findall(line[1]))
+    stats = {name: parse_number(text) for name, text in texts.items()}
+    seconds = next((stats[name] for name in _STEP_TIMES if stats.get(name)), None)
+    if seconds is None and b"data" in stats:
+        seconds = stats.get(b"time")
+    loss = stats.get(b"reduced_train_loss", stats.get(b"loss"))
+    if seconds is not None and seconds > 0:
+        state.log.series_of(STEP).add(Record(wall_ns=round(seconds * NS_PER_S), loss=loss))
+    name = next((name for name in _SPEEDS if stats.get(name)), None)
+    if name is not None:
+        state.last = texts[name]
+        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=stats[name], loss=loss))
+
+
+def _on_throughput(state: _State, line: LineMatch) -> None:
+    """The same figure once more where it follows the tracked statistics."""
+    last, state.last = state.last, None
+    if line[1] != last:
+        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=parse_number(line[1])))
+
+
+def _on_stop(state: FormatState, line: LineMatch) -> None:
+    if line[1] != b"success":
+        state.log.add_remark("target-missed", "the run ended without reaching its target quality")
+
+
+def _close(state: _State) -> None:
+    log = state.log
+    batch = log.count("gbs")
+    if THROUGHPUT in log.series and batch is not None:
+        log.series[THROUGHPUT].set_times_by_throughput(batch)
+    if STEP in log.series or THROUGHPUT in log.series:
+        log.set_fact("unnumbered_runs", 1, "records")
+
+
+_HEAD = rb':::MLLOG \{[^\n]{0,120}?"key": '
+
+FORMAT = Format(
+    framework="mlperf",
+    state=_State,
+    rules=(
+        *(
+            Rule(
+                b'"' + name + b'", "value": ',
+                re.compile(_HEAD + rb'"(' + name + rb')", "value": (\d[\d.]{0,15})'),
+                _on_setting,
+            )
+            for name in _SETTINGS
+        ),
+        Rule(
+            b'"tracked_stats", "value": {',
+            re.compile(_HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})'),
+            _on_stats,
+        ),
+        Rule(
+            b'"throughput", "value": ',
+            re.compile(_HEAD + rb'"throughput", "value": ([\d.eE+]{1,40})'),
+            _on_throughput,
+        ),
+        Rule(
+            b'"run_stop", "value": ',
+            re.compile(_HEAD + rb'"run_stop", "value": [^\n]{0,300}?"status": "(\w{1,20})"'),
+            _on_stop,
+        ),
+        Rule(b'"run_start", "value": ', re.compile(_HEAD + rb'"run_start"'), ignore_line),
+    ),
+    sources=(StepTimeSource(STEP), StepTimeSource(THROUGHPUT)),
+    close=_close,
+)

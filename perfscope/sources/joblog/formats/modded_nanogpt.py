@@ -1,0 +1,83 @@
+"""modded-nanogpt and what was made of it: the training time since the start, in milliseconds.
+
+    step:125/1480 val_loss:4.3719 train_time:29736ms step_avg:258.57ms
+    step:2550/20000 train_loss:2.1367 train_time:164917ms step_avg:64.67ms
+
+The clock stands still during validation; many versions set it to 0 once, after the first ten steps, which
+``train_time / step_avg`` shows. The time of a step is a difference of two clocks, never ``step_avg``, a mean since the
+start. Only the lines of validations wait for the GPU: a line of a step shows how far the host is, which can be a dozen
+steps ahead, and is used where there are no two validations.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+VALIDATIONS = "modded-nanogpt's train_time at validations"
+STEPS = "modded-nanogpt's train_time"
+
+_LATEST_RESET = 1000  # later the rounded mean does not tell
+
+
+@dataclass(slots=True)
+class _Clock:
+    """A clock, and how many steps it leaves out."""
+
+    clock: ElapsedClock
+    untimed: int = 0
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The clock at validations, and the clock at steps."""
+
+    validations: _Clock = field(default_factory=lambda: _Clock(ElapsedClock(VALIDATIONS, runs_on=False)))
+    steps: _Clock = field(default_factory=lambda: _Clock(ElapsedClock(STEPS, runs_on=False)))
+
+
+def _on_step(state: _State, line: LineMatch) -> None:
+    log, step = state.log, int(line["step"])
+    log.set_count("train_iterations", line["total"], "records")
+    clock = state.validations if b"val_loss:" in line[0] else state.steps
+    time_ms, mean_ms = float(line["ms"]), parse_number(line["mean"])
+    if step <= _LATEST_RESET:
+        untimed = step - round(time_ms / mean_ms) if mean_ms else 0
+        if abs(untimed - clock.untimed) > 1:
+            clock.clock.restart(log)
+        clock.untimed = untimed
+    record = Record(step, loss=parse_number(line["loss"]) if line["loss"] else None)
+    clock.clock.add(log, record, round(time_ms * NS_PER_MS), NS_PER_MS, label=line.label)
+
+
+def _close(state: _State) -> None:
+    state.validations.clock.close(state.log)
+    state.steps.clock.close(state.log)
+    if VALIDATIONS in state.log.median_times():
+        state.log.series.pop(STEPS, None)  # the host's clock contradicts nothing
+
+
+FORMAT = Format(
+    framework="modded-nanogpt",
+    state=_State,
+    rules=(
+        Rule(
+            b" step_avg:",
+            re.compile(
+                rb"(?<!\w)s(?:tep)?:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
+                rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
+                rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms"
+            ),
+            _on_step,
+        ),
+    ),
+    sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),
+    close=_close,
+)

@@ -1,0 +1,71 @@
+"""OLMo and OLMo-core: a heading a step, then one indented line a figure.
+
+    2025-01-09 18:01:02.123 ... console_logger:76 rank0 INFO [step=10/1000,epoch=1,eta=0:10:00]
+        train/CE loss=10.94
+        throughput/device/TPS=16,384
+        throughput/device/BPS=0.2500
+
+``BPS`` is steps a second since the step before; evaluations and saves lie outside of it only in part. ``TPS`` is
+tokens a second of a device. Figures have four or five digits.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+SOURCE = "1 / OLMo-core's BPS"
+
+_REACH = 4000
+_FIGURE = re.compile(
+    rb"^ {2,8}(train/CE ?[lL]oss|train/CrossEntropyLoss|gpu_memory/GPU reserved mem \(GiB\)|"
+    rb"throughput/device/(?:TPS|BPS|tokens_per_second|batches_per_second))=([\d,.eE+-]{1,20})$",
+    re.MULTILINE,
+)
+_SPEEDS = (b"throughput/device/BPS", b"throughput/device/batches_per_second")
+_TOKENS = (b"throughput/device/TPS", b"throughput/device/tokens_per_second")
+
+
+def _on_step(state: FormatState, line: LineMatch) -> None:
+    figures = {name: parse_number(text) for name, text in _FIGURE.findall(line["figures"])}
+    speed = next((figures[name] for name in _SPEEDS if figures.get(name)), None)
+    tokens = next((figures[name] for name in _TOKENS if figures.get(name)), None)
+    if speed is None and tokens is None:
+        return
+    losses = [value for name, value in figures.items() if name.startswith(b"train/")]
+    record = Record(
+        iteration=int(line["step"]),
+        wall_ns=None if speed is None else round(NS_PER_S / speed),
+        tokens_per_s_per_gpu=tokens,
+        loss=losses[0] if losses else None,
+    )
+    series = state.log.series_of(SOURCE)
+    series.stated_interval = 1
+    if not series.add(record, line.label):
+        return
+    state.log.set_count("train_iterations", line["total"], "records")
+    reserved = figures.get(b"gpu_memory/GPU reserved mem (GiB)")
+    state.log.add_memory(reserved=None if reserved is None else reserved * GIB)
+
+
+FORMAT = Format(
+    framework="olmo",
+    state=FormatState,
+    rules=(
+        Rule(
+            b"[step=",
+            re.compile(
+                rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\]"
+                rb"(?P<figures>(?:\n {2,8}[^\n=]{1,120}=[^\n]{1,40})+)"
+            ),
+            _on_step,
+            reach=_REACH,
+        ),
+    ),
+    sources=(StepTimeSource(SOURCE),),
+)

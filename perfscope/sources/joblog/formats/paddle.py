@@ -1,0 +1,108 @@
+"""Paddle: PaddleNLP's Trainer, and the training scripts of PaddleNLP, PaddleOCR, PaddleMIX and PaddleSeg.
+
+    [    INFO] - loss: 2.0, learning_rate: 2.1e-06, global_step: 20, interval_runtime: 26.3106, ...
+    [2024/08/06 18:03:31] INFO: epoch: [1/2], global_step: 100, loss: 69.3, avg_batch_cost: 0.18023 s, ...
+
+Both are means since the line before. The Trainer's clock runs on through evaluations and saves; its samples a second
+are those of the whole job. ``ips`` and ``avg_samples`` of the scripts are of one card.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+TRAINER = "PaddleNLP's interval_runtime / steps"
+SCRIPT = "Paddle's batch cost"
+
+_CELL = re.compile(rb"(?<![\w_])(\w{1,50})[:=] ?([\d.eE+-]{1,30})")
+_HALF = 0.01
+
+
+def _on_interval(state: FormatState, line: LineMatch) -> None:
+    """Steps of the interval are run time x steps a second, a whole number."""
+    texts = dict(_CELL.findall(line[0]))
+    cells = {name: parse_number(text) for name, text in texts.items()}
+    step, seconds, speed = (
+        cells.get(key) for key in (b"global_step", b"interval_runtime", b"interval_steps_per_second")
+    )
+    if step is None or not seconds or not speed or seconds <= 0 or speed <= 0:
+        state.log.unreadable += 1
+        return
+    samples_per_s = cells.get(b"interval_samples_per_second")
+    steps = round(seconds * speed)
+    is_whole = steps > 0 and abs(seconds * speed - steps) <= max(_HALF * steps, _HALF)
+    wall_s = seconds / steps if is_whole else 1 / speed
+    record = Record(int(step), round(wall_s * NS_PER_S), samples_per_s=samples_per_s, loss=cells.get(b"loss"))
+    per_gpu = cells.get(b"interval_tokens_per_second_per_device")
+    record.tokens_per_s_per_gpu = per_gpu
+    series = state.log.series_of(TRAINER)
+    series.clock_runs_on = True
+    if is_whole:
+        series.stated_interval = steps
+    if not series.add(record, line.label):
+        return
+    if samples_per_s is not None and is_whole:
+        batch = round(samples_per_s / speed)
+        if batch > 0 and abs(samples_per_s / speed - batch) < _HALF * batch and not state.log.has_fact("gbs"):
+            state.log.set_fact("gbs", batch, "records")
+
+
+def _on_batch_cost(state: FormatState, line: LineMatch) -> None:
+    cells = {name: parse_number(text) for name, text in _CELL.findall(line["cells"])}
+    seconds, step = parse_number(line["seconds"]), line["global"] or line["iter"]
+    if seconds is None or seconds <= 0:
+        state.log.unreadable += 1
+        return
+    record = Record(int(step) if step else None, round(seconds * NS_PER_S), loss=cells.get(b"loss"))
+    record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
+    if not state.log.series_of(SCRIPT).add(record, line.label):
+        return
+    samples = cells.get(b"avg_samples")
+    if samples is not None and samples == int(samples) and samples > 0:
+        state.log.set_fact("mbs", int(samples), "records")
+    reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
+    state.log.add_memory(
+        reserved=None if reserved is None else reserved * MIB, allocated=None if allocated is None else allocated * MIB
+    )
+
+
+def _on_evaluation(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.EVALUATION)
+
+
+def _on_save(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.SAVE)
+
+
+_SCRIPT = re.compile(
+    rb"(?P<cells>(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter=(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
+    rb"(?:avg_)?batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
+)
+
+FORMAT = Format(
+    framework="paddle",
+    state=FormatState,
+    rules=(
+        Rule(
+            b"interval_runtime: ",
+            re.compile(rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}"),
+            _on_interval,
+        ),
+        Rule(b"batch_cost", _SCRIPT, _on_batch_cost),
+        Rule(
+            b"***** Running Evaluation",
+            re.compile(rb"\*{5} Running Evaluation \*{5}"),
+            _on_evaluation,
+            identifies=False,
+        ),
+        Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
+    ),
+    sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
+)

@@ -1,0 +1,147 @@
+"""The files that the Trainer keeps, ``trainer_state.json``, and LLaMA-Factory on top of it, ``trainer_log.jsonl``.
+
+    "log_history": [ { "epoch": 1.0, "loss": 0.9, "step": 10 }, { "train_runtime": 183.4, "step": 94 } ], ...
+    {"current_steps": 10, "total_steps": 1000, "loss": 1.2, "elapsed_time": "0:00:34", "throughput": 1234.5, ...}
+
+The state has no time but ``train_runtime``, written once at the end: over all steps, warm-up and evaluations included,
+of the last start only. The log has a clock of whole seconds since the start, which runs on through evaluations; its
+throughput is a mean since the start, so tokens a second follow from ``total_tokens`` instead.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+CLOCK = "trainer_log.jsonl's elapsed_time"
+RUN = "trainer_state.json's train_runtime / steps"
+
+_ELAPSED = re.compile(rb"(?:(\d{1,4}) days?, )?(\d{1,3}):(\d\d):(\d\d)")
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """Which file it is, its clock, and what the state says of the whole run."""
+
+    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(CLOCK))
+    is_log: bool = False
+    runtime_s: float | None = None
+    samples_per_s: float | None = None
+    steps: int | None = None
+    max_steps: int | None = None
+    micro_batch: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+
+
+def _on_line(state: _State, line: LineMatch) -> None:
+    state.is_log = True
+    elapsed = _ELAPSED.match(line["elapsed"])
+    if elapsed is None:
+        state.log.unreadable += 1
+        return
+    if line["evaluation"]:
+        state.log.on_disturbance(Disturbance.EVALUATION)
+        return
+    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
+    elapsed_s = days * S_PER_DAY + hours * S_PER_HOUR + minutes * S_PER_MINUTE + seconds
+    state.log.set_count("train_iterations", line["total"], "records")
+    tokens = parse_number(line["tokens"]) if line["tokens"] else None
+    record = Record(int(line["step"]), loss=parse_number(line["loss"]) if line["loss"] else None)
+    state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, tokens=None if tokens is None else int(tokens))
+
+
+def _on_loss(state: _State, line: LineMatch) -> None:
+    value = parse_number(line[1])
+    state.first_loss = value if state.first_loss is None else state.first_loss
+    state.last_loss = value
+
+
+def _on_figure(state: _State, line: LineMatch) -> None:
+    value = parse_number(line[2])
+    if value is None or value <= 0:
+        return
+    if line[1] == b"train_runtime":
+        state.runtime_s = value
+    elif line[1] == b"train_samples_per_second":
+        state.samples_per_s = value
+    elif line[1] == b"global_step":
+        state.steps = int(value)
+    elif line[1] == b"max_steps":
+        state.max_steps = int(value)
+    else:
+        state.micro_batch = int(value)
+
+
+def _framework_of(state: _State) -> str:
+    return "llama-factory" if state.is_log else "hf-trainer"
+
+
+def _close(state: _State) -> None:
+    log = state.log
+    state.clock.close(log)
+    if _FRAMEWORK not in log.frameworks or state.is_log:
+        return
+    log.drop_fact("gbs")  # ``train_batch_size`` is the global batch of DeepSpeed's configuration, here that of a device
+    for fact, value in (
+        ("train_iterations", state.max_steps),
+        ("mbs", state.micro_batch),
+        ("first_loss", state.first_loss),
+    ):
+        if value is not None:
+            log.set_fact(fact, value, "log")
+    if state.steps is None:
+        return
+    record = Record(state.steps, samples_per_s=state.samples_per_s, loss=state.last_loss)
+    if state.runtime_s is not None:
+        record.wall_ns = round(state.runtime_s / state.steps * NS_PER_S)
+    series = log.series_of(RUN)
+    series.add(record)
+    series.stated_interval = state.steps
+
+
+_FRAMEWORK = "hf-trainer-files"
+
+FORMAT = Format(
+    framework=_FRAMEWORK,
+    state=_State,
+    rules=(
+        Rule(
+            b'{"current_steps": ',
+            re.compile(
+                rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
+                rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
+                rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?'
+            ),
+            _on_line,
+        ),
+        Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
+        Rule(b'"loss": ', re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE), _on_loss, identifies=False),
+        *(
+            Rule(
+                b'"' + name + b'": ',
+                re.compile(rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', re.MULTILINE),
+                _on_figure,
+                identifies=False,
+            )
+            for name in (
+                b"train_runtime",
+                b"train_samples_per_second",
+                b"global_step",
+                b"max_steps",
+                b"train_batch_size",
+            )
+        ),
+    ),
+    sources=(StepTimeSource(CLOCK), StepTimeSource(RUN)),
+    close=_close,
+    framework_of=_framework_of,
+)

@@ -1,0 +1,228 @@
+"""What the published excerpts do not show: restarts, evaluations, saves and set-up of the newer formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.sources.joblog import find_logs
+from tests.sources.joblog.lines import read, seconds
+
+
+def verl(step: int, step_s: float, cells: str = "") -> str:
+    return (
+        f"(TaskRunner pid=7) step:{step} - actor/pg_loss:0.1 - timing_s/gen:{step_s / 2} - timing_s/step:{step_s}{cells} "
+        "- perf/throughput:np.float64(1234.5) - perf/max_memory_allocated_gb:10.0\n"
+    )
+
+
+def test_verls_step_with_a_test_or_a_save_is_disturbed(tmp_path: Path) -> None:
+    saved, tested = " - timing_s/save_checkpoint:30.0", " - timing_s/testing:60.0"
+    log = read(tmp_path, *(verl(n, 10.0) for n in range(1, 4)), verl(4, 40.0, saved), verl(5, 70.0, tested))
+    assert log.iterations.disturbed.tolist() == ["", "", "", "save", "evaluation"]
+    assert [(save.iteration, save.wall_ns) for save in log.saves] == [(4, 30 * 10**9)]
+    summary = summarize_log(log)
+    assert (summary.times.median_s, summary.times.max_s) == (10.0, 10.0)
+    assert summary.data()["logged"] == {"samples_per_s": None, "tokens_per_s_per_gpu": 1234.5, "tflops_per_gpu": None}
+    assert log.memory.allocated_bytes == 10 * 2**30
+    assert {timer.name: timer.lines for timer in log.timers} == {"gen": 5}
+
+
+def test_verls_validation_before_training_is_no_step(tmp_path: Path) -> None:
+    log = read(tmp_path, "step:0 - val-core/openai/gsm8k/acc/mean@1:0.508\n", verl(1, 10.0), verl(2, 11.0))
+    assert log.iterations.iteration.tolist() == [1, 2]
+
+
+def maxtext(step: int, step_s: float, tokens: int = 4096) -> str:
+    return (
+        f"completed step: {step}, seconds: {step_s:.3f}, TFLOP/s/device: 100.0, "
+        f"Tokens/s/device: {tokens / 4 / step_s:.3f}, total_weights: {tokens}, loss: 10.000\n"
+    )
+
+
+def test_maxtexts_steps_that_are_only_dispatched_have_no_time(tmp_path: Path) -> None:
+    times = [1.353, 12.444, 0.002, 11.715, 11.645, 11.700]
+    log = read(tmp_path, *(maxtext(n, time) for n, time in enumerate(times)))
+    assert seconds(log) == [None, None, None, 11.715, 11.645, 11.7]
+    assert (log.number("gpus"), log.iterations.iteration.tolist()) == (4, [1, 2, 3, 4, 5, 6])
+
+
+def test_padded_batches_of_maxtext_say_nothing_about_devices(tmp_path: Path) -> None:
+    log = read(
+        tmp_path, *(maxtext(n, 5.0).replace("total_weights: 4096", f"total_weights: {3400 + n}") for n in range(9))
+    )
+    assert log.number("gpus") is None
+
+
+def paddle(step: int, interval_s: float, steps: int = 10) -> str:
+    speed = steps / interval_s
+    return (
+        f"[2024-05-22 08:03:27,373] [    INFO] - loss: 9.5, learning_rate: 1e-05, global_step: {step}, interval_runtime: "
+        f"{interval_s}, interval_samples_per_second: {64 * speed}, interval_steps_per_second: {speed}, epoch: 0.1\n"
+    )
+
+
+def test_an_evaluation_is_in_paddlenlps_next_interval(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        "[2024-05-22 08:03:27,373] [    INFO] - ***** Running training *****\n",
+        *(paddle(10 * n, 20.0) for n in (1, 2, 3)),
+        "[2024-05-22 08:04:27,373] [    INFO] - ***** Running Evaluation *****\n",
+        paddle(40, 90.0),
+    )
+    assert (log.framework, log.number("gbs")) == ("paddle", 64)
+    assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation"]
+    assert summarize_log(log).samples_per_s == 32.0
+
+
+def mmcv(step: int, step_s: float) -> str:
+    return (
+        f"2022-01-01 10:00:00,000 - mmseg - INFO - Iter [{step}/160000]\tlr: 9.0e-05, eta: 1 day, 2:00:00, "
+        f"time: {step_s:.3f}, data_time: 0.005, memory: 3000, decode.loss_ce: 1.0, loss: 1.0\n"
+    )
+
+
+def test_a_save_is_in_mmcvs_next_mean_where_it_counts_iterations(tmp_path: Path) -> None:
+    save = "2022-01-01 10:00:00,000 - mmseg - INFO - Saving checkpoint at 200 iterations\n"
+    log = read(tmp_path, *(mmcv(50 * n, 0.5) for n in (1, 2, 3, 4)), save, mmcv(250, 0.9), mmcv(300, 0.5))
+    assert log.iterations.disturbed.tolist() == ["", "", "", "", "save", ""]
+    assert (log.number("train_iterations"), summarize_log(log).iterations) == (160000, 300)
+    assert log.memory.allocated_bytes == 3000 * 2**20
+
+
+def test_epochs_of_mmengine_are_counted_through(tmp_path: Path) -> None:
+    line = "2023/05/24 20:17:36 - mmengine - INFO - Epoch(train)  [{}][{:4d}/ 250]  lr: 1.0e-3  time: 0.5000  data_time: 0.1\n"
+    log = read(tmp_path, *(line.format(epoch, step) for epoch in (1, 2) for step in (100, 200)))
+    assert log.iterations.iteration.tolist() == [100, 200, 350, 450]
+    assert (log.iterations.span.tolist(), log.gaps) == ([10] * 4, 0)
+
+
+def detectron(step: int, mean_s: float) -> str:
+    return (
+        f"[01/02 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: {step}  total_loss: 1.0  time: {mean_s:.4f}  "
+        "last_time: 0.9999  data_time: 0.0100  last_data_time: 0.0200  lr: 0.001  max_mem: 2000M\n"
+    )
+
+
+def test_a_resumed_detectron2_counts_its_mean_from_the_start_that_it_states(tmp_path: Path) -> None:
+    start = "[01/02 10:00:00 d2.engine.train_loop]: Starting training from iteration 1000\n"
+    # 17 iterations of 1 s, then 20 of 2 s: means 1 and 57 / 37.
+    log = read(tmp_path, start, detectron(1019, 1.0), detectron(1039, 57 / 37))
+    assert log.iterations.iteration.tolist() == [1020, 1040]
+    assert seconds(log) == [None, pytest.approx(2.0, abs=2e-4)]
+
+
+def test_fairseqs_validation_and_save_disturb_the_next_mean(tmp_path: Path) -> None:
+    def line(updates: int, wall_s: int, words: float = 1000.0) -> str:
+        return (
+            f"2020-07-17 07:11:02 | INFO | train_inner | epoch 001: {updates} / 9000 loss=9.2, ppl=6.1, wps={words:.1f}, "
+            f"ups=0.5, wpb=2000.0, bsz=64, num_updates={updates}, lr=1e-05, gnorm=1.0, train_wall=100, wall={wall_s}\n"
+        )
+
+    valid = "2020-07-17 07:11:02 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 9.1\n"
+    log = read(tmp_path, line(100, 200), line(200, 400), line(300, 600), valid, line(400, 900, 2000 / 3))
+    assert log.time_source == "fairseq's words a batch / words a second"
+    assert seconds(log) == pytest.approx([2.0, 2.0, 2.0, 3.0], rel=1e-4)
+    assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation"]
+    assert log.iterations.span.tolist() == [100] * 4
+
+
+def test_lightnings_epochs_count_on_and_validation_is_left_out(tmp_path: Path) -> None:
+    def bar(epoch: int, step: int, clock_s: int) -> str:
+        clock = f"{clock_s // 60:02d}:{clock_s % 60:02d}"
+        return f"Epoch {epoch}:  50%|#####     | {step}/20 [{clock}<00:10,  2.00s/it, v_num=0, train_loss=1.0]\n"
+
+    epoch_0 = [bar(0, n, 2 * n) for n in range(1, 17)]
+    validation = ["Validation DataLoader 0:  50%|#####     | 2/4 [00:01<00:01,  4.00it/s]\n", bar(0, 20, 100)]
+    epoch_1 = [bar(1, n, 2 * n) for n in range(1, 17)]
+    log = read(tmp_path, "".join((*epoch_0, *validation, *epoch_1)).replace("\n", "\r"), "\n")
+    assert log.framework == "lightning"
+    assert log.iterations.iteration.tolist() == [1, 11, 16, 21, 31, 36]
+    assert seconds(log) == [None, 2.0, None, None, 2.0, None]
+
+
+def test_mlperf_without_success_says_so(tmp_path: Path) -> None:
+    stop = ':::MLLOG {"namespace": "", "time_ms": 5, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, '
+    head = (
+        ':::MLLOG {"namespace": "", "time_ms": 1, "event_type": "INTERVAL_START", "key": "run_start", "value": null}\n'
+    )
+    log = read(tmp_path, head, stop + '"metadata": {"file": "a.py", "lineno": 1, "status": "aborted"}}\n')
+    assert log.framework == "mlperf"
+    assert log.remarks == ("target-missed: the run ended without reaching its target quality",)
+
+
+def test_colossalais_benchmark_states_a_throughput_without_a_step_time(tmp_path: Path) -> None:
+    end = "Throughput: 3.30 samples/sec, TFLOPS per GPU by Megatron: 181.20, TFLOPS per GPU: 175.90\n"
+    log = read(tmp_path, "num_samples: 24, dp_world_size: 8, flop_megatron: 1e15, avg_duration: 58.2\n", end)
+    summary = summarize_log(log)
+    assert (summary.samples_per_s, summary.times.median_s, summary.logged_tflops_per_gpu) == (3.3, None, 175.9)
+    assert (log.number("dp"), summary.iterations) == (8, None)
+
+
+def test_colossalais_demo_prints_a_line_a_step(tmp_path: Path) -> None:
+    line = "[{}/10] Loss:9.123, Step time: {:.3f}s, TFLOPS: 45.600, FWD time: 0.3s, BWD time: 0.8s, OPTIM time: 0.1s\n"
+    log = read(tmp_path, *(line.format(n, time) for n, time in enumerate((9.0, 1.25, 1.5, 1.75), 1)))
+    assert seconds(log) == [9.0, 1.25, 1.5, 1.75]
+    assert summarize_log(log).logged_tflops_per_gpu == 45.6
+
+
+class TestTrainersFiles:
+    STATE: ClassVar = {
+        "best_metric": None,
+        "epoch": 1.0,
+        "global_step": 94,
+        "log_history": [
+            {"epoch": 0.5, "loss": 2.5, "learning_rate": 1e-5, "step": 47},
+            {"epoch": 0.5, "eval_loss": 2.0, "eval_runtime": 3.0, "step": 47},
+            {"epoch": 1.0, "loss": 1.5, "learning_rate": 0.0, "step": 94},
+            {"epoch": 1.0, "step": 94, "total_flos": 1e18, "train_loss": 2.0, "train_runtime": 188.0},
+        ],
+        "max_steps": 94,
+        "train_batch_size": 4,
+    }
+
+    def test_the_state_of_a_finished_run_gives_run_time_over_steps(self, tmp_path: Path) -> None:
+        log = read(tmp_path, json.dumps(self.STATE, indent=2), name="trainer_state.json")
+        summary = summarize_log(log)
+        assert (summary.framework, summary.status, summary.iterations) == ("hf-trainer", "ok", 94)
+        assert (summary.times.median_s, summary.loss) == (2.0, (2.5, 1.5))
+        assert [log.number(name) for name in ("train_iterations", "mbs", "gbs")] == [94, 4, None]
+
+    def test_the_state_of_a_checkpoint_has_no_time(self, tmp_path: Path) -> None:
+        state = {**self.STATE, "log_history": [{"epoch": 0.5, "loss": 2.5, "step": 47}]}
+        summary = summarize_log(read(tmp_path, json.dumps(state, indent=2), name="trainer_state.json"))
+        assert (summary.status, summary.times.median_s) == ("ok", None)
+        assert summary.reason == "the log does not state the time of an iteration"
+
+    def test_a_deepspeed_configuration_with_the_same_keys_is_no_state(self, tmp_path: Path) -> None:
+        log = read(tmp_path, '{\n  "train_batch_size": 128,\n  "max_steps": 7,\n  "global_step": 3\n}\n')
+        assert (log.framework, log.number("mbs"), log.number("gbs")) == (None, None, 128)
+
+    def test_tokens_a_second_of_llama_factory_are_those_between_lines(self, tmp_path: Path) -> None:
+        def line(step: int, clock_s: int, tokens: int) -> str:
+            clock = f"{clock_s // 3600}:{clock_s // 60 % 60:02d}:{clock_s % 60:02d}"
+            return (
+                f'{{"current_steps": {step}, "total_steps": 40, "loss": 1.5, "lr": 1e-05, "epoch": 0.1, "percentage": 1.0, '
+                f'"elapsed_time": "{clock}", "remaining_time": "0:10:00", "throughput": 9999.9, "total_tokens": {tokens}}}\n'
+            )
+
+        evaluation = (
+            '{"current_steps": 20, "total_steps": 40, "eval_loss": 1.4, "epoch": 0.2, "elapsed_time": "0:03:20"}\n'
+        )
+        log = read(
+            tmp_path,
+            *(line(10, 100, 1000), line(20, 180, 9000), evaluation, line(30, 300, 17000), line(40, 380, 25000)),
+            name="trainer_log.jsonl",
+        )
+        assert (log.framework, seconds(log)) == ("llama-factory", [None, 8.0, 12.0, 8.0])
+        assert log.iterations.disturbed.tolist() == ["", "", "evaluation", ""]
+        assert log.iterations.tokens_per_s.tolist()[1] == 100.0
+
+    def test_they_are_found_in_a_folder(self, tmp_path: Path) -> None:
+        for name in ("trainer_state.json", "trainer_log.jsonl", "config.json", "data.jsonl"):
+            (tmp_path / name).write_text("{}")
+        assert [path.name for path in find_logs([tmp_path])] == ["trainer_log.jsonl", "trainer_state.json"]
