@@ -31,7 +31,10 @@ def analyze(run: Run) -> Cost:
     tables, effect = undisturbed.tables, undisturbed.effect
     if not tables:
         raise MissingInput("no training step was recorded")
-    steady_s = median(undisturbed.times_s())
+    times_s = undisturbed.times_s()
+    steady_s = median(times_s)
+    # The time of a single step says nothing of how much slower another one is.
+    compared_s = steady_s if len(times_s) > 1 else None
     ranges = sorted({(window.first_step, window.last_step) for window in run.windows})
     hook_ns = np.concatenate([table.hook_ns[undisturbed.mask(table)].compressed() for table in tables])
     return Cost(
@@ -41,7 +44,7 @@ def analyze(run: Run) -> Cost:
         hooks_s=in_unit(median(hook_ns), NS_PER_S),
         windows=tuple(
             _summarize_window(
-                [window for window in run.windows if (window.first_step, window.last_step) == steps], tables, steady_s
+                [window for window in run.windows if (window.first_step, window.last_step) == steps], tables, compared_s
             )
             for steps in ranges
         ),

@@ -22,6 +22,9 @@ from perfscope.wire import LIGHT
 #: A light window that slowed its steps by less changed no share by more than two points.
 _LARGEST_LIGHT_SLOWDOWN = 0.02
 
+#: Less compute beside communication hardly changes its share.
+_LEAST_BESIDE = 0.01
+
 _CAUSES = "steady-state steps that did less than the profiled ones"
 
 
@@ -36,6 +39,7 @@ class CorrectedShares:
         exposed_communication: Likewise; absent where the profiler changed it.
         rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
             so that the correction does not hold.
+        beside: The part of the compute time of the profiled steps that communication ran beside.
     """
 
     rank: int
@@ -45,6 +49,7 @@ class CorrectedShares:
     exposed_copy: float | None
     exposed_communication: float | None
     rest: float | None
+    beside: float = 0.0
 
     @property
     def idle(self) -> float | None:
@@ -74,6 +79,7 @@ class Corrected:
                     "exposed_communication_and_idle": rank.rest,
                     "exposed_communication": rank.exposed_communication,
                     "idle": rank.idle,
+                    "compute_beside_communication": rank.beside,
                 }
                 for rank in self.ranks
             ]
@@ -113,6 +119,12 @@ class Corrected:
             notes[0] += (
                 " Exposed communication and idle time cannot be separated: in slowed steps collectives also wait for "
                 "slowed ranks."
+            )
+        beside = max((rank.beside for rank in self.ranks), default=0.0)
+        if not self.has_communication and beside >= _LEAST_BESIDE:
+            notes.append(
+                f"Compute is an upper bound: up to {beside:.0%} of it ran beside communication, and beside a "
+                "collective that waits for slowed ranks a kernel takes up to twice its time."
             )
         if any(rank.rest is None for rank in self.ranks):
             notes.append("n/a: the device was busy for longer than a steady-state step, so the correction fails.")
@@ -157,4 +169,12 @@ def _correct(parts: RankParts, rank: int, step_s: float, *, has_communication: b
         exposed_copy=check_share(copy, "exposed copies", _CAUSES).value,
         exposed_communication=exposed.value if has_communication else None,
         rest=rest if holds else None,
+        beside=_share_beside(parts),
     )
+
+
+def _share_beside(parts: RankParts) -> float:
+    """The part of the compute time beside which the device communicated."""
+    compute = sum(step.parts.compute for step in parts.steps)
+    hidden = sum(step.parts.communication - step.parts.exposed_communication for step in parts.steps)
+    return hidden / compute if compute else 0.0

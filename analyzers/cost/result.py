@@ -8,7 +8,7 @@ from perfscope.analyzers.shared.window_effect import SMALLEST_EFFECT, Verdict, W
 from perfscope.constants import MB, MS_PER_S, US_PER_S
 from perfscope.report import Column, Json, Section, in_unit, milliseconds, percent
 from perfscope.tables.steps import FEWEST_STEPS
-from perfscope.units import format_ranges
+from perfscope.units import format_count, format_ranges
 
 #: A window that slowed its steps by more is not representative of training.
 LARGEST_REPRESENTATIVE_SLOWDOWN = 0.10
@@ -168,16 +168,23 @@ class Cost:
             is_noise = self.effect is not None and self.effect.verdict is Verdict.NO_DIFFERENCE
             return f"{change:+.1%}{noise if is_noise and abs(change) >= SMALLEST_EFFECT else ''}"
         if min(self.effect.before, self.effect.after) < FEWEST_STEPS:
-            return f"of {self.effect.before:,} and {self.effect.after:,} steps: too few to compare"
+            return "too few to compare"
         return f"not compared: {self.effect.reason}"
+
+    def _count(self, *, before: bool) -> str:
+        """How many steps a median is of."""
+        if self.effect is None:
+            return ""
+        return f" ({format_count(self.effect.before if before else self.effect.after, 'step')})"
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self.before_s is not None and self.after_s is not None:
             change = self._describe_change(self.after_s / self.before_s - 1)
             notes.append(
-                f"Median steady-state step: {self.before_s * MS_PER_S:.2f} ms before the first window, "
-                f"{self.after_s * MS_PER_S:.2f} ms after it ({change})."
+                f"Median steady-state step: {self.before_s * MS_PER_S:.2f} ms before the first window"
+                f"{self._count(before=True)}, {self.after_s * MS_PER_S:.2f} ms after it{self._count(before=False)}: "
+                f"{change}."
             )
         elif self.windows and self.steady_s is not None:
             side = "after" if self.before_s is None else "before"

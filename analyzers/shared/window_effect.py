@@ -68,8 +68,10 @@ class WindowEffect:
 
     @property
     def change(self) -> float | None:
-        """The median behind the window over the one before it, less 1; absent where there is none of either."""
-        return self.after_s / self.before_s - 1 if self.before_s and self.after_s is not None else None
+        """The median behind the window over the one before it, less 1; absent where there is none, or of one step."""
+        if not self.before_s or self.after_s is None or min(self.before, self.after) <= 1:
+            return None
+        return self.after_s / self.before_s - 1
 
     def data(self) -> dict[str, Json]:
         """The comparison for JSON."""

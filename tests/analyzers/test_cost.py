@@ -65,7 +65,7 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     assert window.stall_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was stalled longest
     assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
     text = " ".join(note for section in found.sections() for note in section.notes)
-    assert "100.00 ms before the first window, 104.00 ms after it (of 3 and 3 steps: too few to compare)" in text
+    assert "100.00 ms before the first window (3 steps), 104.00 ms after it (3 steps): too few to compare." in text
     assert "50 us per median step" in text
     assert "6-7" in text
 
@@ -73,16 +73,16 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "after_s", "words"),
     [
-        (Verdict.SLOWER, 0.104, "(+4.0%)"),
-        (Verdict.NO_DIFFERENCE, 0.104, "(+4.0%, within the noise of the steps)"),
-        (Verdict.NO_DIFFERENCE, 0.101, "(+1.0%)"),
+        (Verdict.SLOWER, 0.104, "+4.0%"),
+        (Verdict.NO_DIFFERENCE, 0.104, "+4.0%, within the noise of the steps"),
+        (Verdict.NO_DIFFERENCE, 0.101, "+1.0%"),
     ],
 )
 def test_the_change_behind_a_window_is_what_its_test_says(verdict: Verdict, after_s: float, words: str) -> None:
     effect = WindowEffect(verdict, 20, 20, 0.1, after_s, low=-0.01, high=0.05)
     found = Cost(0.1, after_s, 0.1, None, (), effect=effect)
     (section,) = found.sections()
-    change = f"100.00 ms before the first window, {after_s * 1000:.2f} ms after it {words}."
+    change = f"100.00 ms before the first window (20 steps), {after_s * 1000:.2f} ms after it (20 steps): {words}."
     assert any(change in note for note in section.notes)
 
 
@@ -205,3 +205,27 @@ def test_a_light_window_that_slowed_its_steps_much_leaves_communication_with_idl
     (rank,) = shares("light", found).ranks
     assert (rank.compute, rank.rest) == pytest.approx((0.5, 0.4))
     assert (rank.exposed_communication, rank.idle) == (None, None)
+
+
+def test_compute_beside_communication_makes_the_corrected_share_an_upper_bound(tmp_path: Path) -> None:
+    """9.6 ms of the communication were hidden behind 51 ms of compute, where kernels are slower."""
+    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
+    corrected = shares("operators", found)
+    assert corrected.ranks[0].beside == pytest.approx(9.6 / 51)
+    text = " ".join(corrected.sections()[0].notes)
+    assert "Compute is an upper bound: up to 19% of it ran beside communication" in text
+    assert corrected.data()["ranks"][0]["compute_beside_communication"] == pytest.approx(9.6 / 51)
+    # A light window slows no rank that a collective would wait for.
+    assert "upper bound" not in " ".join(shares("light", found).sections()[0].notes)
+
+
+def test_a_single_step_has_no_percent(tmp_path: Path) -> None:
+    steps = {number: values for number, values in STEPS.items() if number not in (2, 3, 4, 8, 9, 10)}
+    found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], steps)))
+    assert found.windows[0].slowdown is None
+    assert found.windows[0].is_representative is None
+    effect = WindowEffect(Verdict.UNTESTED, 1, 30, 0.1, 0.104, reason="1 step before the window")
+    assert effect.change is None
+    (section,) = Cost(0.1, 0.104, 0.1, None, (), effect=effect).sections()
+    change = "100.00 ms before the first window (1 step), 104.00 ms after it (30 steps): too few to compare."
+    assert any(change in note for note in section.notes)
