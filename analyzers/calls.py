@@ -1,8 +1,8 @@
 """Calls of the CUDA runtime that hold the host up, by who makes them, and what a step would gain without them.
 
-While a call waits, the host launches nothing. What a step loses is the idle time that follows until the next such call:
-the device has run out of work. It is at most as long as the call blocked, because that far the host would otherwise
-have been ahead. A *synchronisation* waits for the device; a *pageable* copy waits for the copy of memory that is not
+While a call waits, the host launches nothing. What steps lose is the idle time that follows until the next such call:
+the device has run out of work. Over all steps it is at most as long as the calls blocked, because that far the host
+would otherwise have got ahead. A *synchronisation* waits for the device; a *pageable* copy waits for the copy of memory that is not
 pinned; an *allocation* asks the driver for memory or returns it.
 
 Who calls is the outermost operator that may wait (``aten::item``), and, where stacks were recorded, the innermost
@@ -28,7 +28,10 @@ from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "allocation"
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$")
 _PAGEABLE = re.compile(r"Pageable -> Device")
+_TO_PAGEABLE = re.compile(r"Device -> Pageable")
 _MOST_ROWS = 20
+#: The host does nothing else between two calls that are so near.
+_AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
 
 
@@ -42,7 +45,7 @@ class Caller:
         function: The function of the script, with file and line; ``""`` without stacks.
         calls: How many.
         blocked: How long they took.
-        regained: The idle time that a step would not have without them.
+        idle: Idle time from each call's beginning to the next one's.
     """
 
     kind: str
@@ -50,7 +53,12 @@ class Caller:
     function: str
     calls: int
     blocked: int
-    regained: int
+    idle: int
+
+    @property
+    def regained(self) -> int:
+        """The idle time that the steps would not have without them."""
+        return min(self.blocked, self.idle)
 
     def data(self, steps: int) -> dict[str, Json]:
         """One entry of ``callers``, of a mean step."""
@@ -60,6 +68,7 @@ class Caller:
             "function": self.function or None,
             "calls": self.calls / steps,
             "blocked_us": self.blocked / steps / NS_PER_US,
+            "idle_us": self.idle / steps / NS_PER_US,
             "regained_us": self.regained / steps / NS_PER_US,
         }
 
@@ -97,7 +106,9 @@ class RankCalls:
         sums: dict[str, Json] = {
             "calls": sum(caller.calls for caller in members) / self.steps,
             "blocked_us": sum(caller.blocked for caller in members) / self.steps / NS_PER_US,
-            "regained_us": sum(caller.regained for caller in members) / self.steps / NS_PER_US,
+            "regained_us": min(sum(caller.blocked for caller in members), sum(caller.idle for caller in members))
+            / self.steps
+            / NS_PER_US,
         }
         return {**sums, "bytes": self.pageable_bytes / self.steps} if kind == PAGEABLE else sums
 
@@ -132,9 +143,7 @@ class Calls:
             for caller in rank.callers
         ]
         shown, left_out = first_rows(rows, _MOST_ROWS)
-        note = (
-            "Of a mean step. Lost: the idle time that follows a call until the next one, at most as long as it blocked."
-        )
+        note = "Of a mean step. Lost: the idle time that follows a call until the next one, at most as long as they blocked."
         return (Section("Calls that hold the host up", columns, shown, (note, *left_out)),)
 
 
@@ -167,14 +176,14 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
     threads = distinct(trace.calls.thread[launches]) if len(launches) else []
     rows = np.flatnonzero((kinds != ABSENT) & in_steps & np.isin(trace.calls.thread, threads))
     blocking = trace.calls.take(rows)
-    regained = _regained(trace, device, blocking)
+    idle = _idle_behind(trace, device, blocking)
     callers = _name_callers(trace, blocking)
     sums: dict[tuple[int, str, str], list[int]] = {}
-    for kind, caller, blocked_ns, regained_ns in zip(
-        kinds[rows].tolist(), callers, blocking.duration_ns.tolist(), regained.tolist(), strict=True
+    for kind, caller, blocked_ns, idle_ns in zip(
+        kinds[rows].tolist(), callers, blocking.duration_ns.tolist(), idle.tolist(), strict=True
     ):
         entry = sums.setdefault((kind, *caller), [0, 0, 0])
-        for index, amount in enumerate((1, blocked_ns, regained_ns)):
+        for index, amount in enumerate((1, blocked_ns, idle_ns)):
             entry[index] += amount
     found = [Caller(KINDS[kind], operator, function, *entry) for (kind, operator, function), entry in sums.items()]
     return RankCalls(
@@ -192,22 +201,39 @@ def _kinds(trace: Trace, device: int) -> tuple[Int64, Int64]:
     kinds = np.full(len(calls), ABSENT, np.int64)
     kinds[waits_for_device(trace)] = KINDS.index(SYNCHRONISATION)
     kinds[names_with(trace, _ALLOCATES)[calls.name]] = KINDS.index(ALLOCATION)
-    is_copy = names_with(trace, _PAGEABLE)[trace.device.name] & (trace.device.device == device)
-    events = np.flatnonzero(is_copy & (trace.launch != ABSENT))
+    is_of_device = (trace.device.device == device) & (trace.launch != ABSENT)
+    # A copy into memory that is not pinned returns when it has ended.
+    waits = names_with(trace, _TO_PAGEABLE)[trace.device.name] & is_of_device
+    kinds[trace.launch[waits]] = KINDS.index(SYNCHRONISATION)
+    is_copy = names_with(trace, _PAGEABLE)[trace.device.name] & is_of_device
+    events = np.flatnonzero(is_copy)
     copied = np.zeros(len(calls), np.int64)
     kinds[trace.launch[events]] = KINDS.index(PAGEABLE)
     copied[trace.launch[events]] = np.maximum(trace.device.bytes[events], 0)
     return kinds, copied
 
 
-def _regained(trace: Trace, device: int, blocking: HostSpans) -> Int64:
-    """For each call the idle time from its beginning to the next one's, at most as long as it took."""
+def _idle_behind(trace: Trace, device: int, blocking: HostSpans) -> Int64:
+    """For each call the idle time from its beginning to the next one's.
+
+    Calls that follow each other at once, as the copy and the wait of one ``aten::item``, are one: it counts for the
+    longest of them.
+    """
+    idle = np.zeros(len(blocking), np.int64)
     if not len(blocking):
-        return np.zeros(0, np.int64)
+        return idle
     gaps = gaps_of_device(trace, device).gaps
+    is_first = np.ones(len(blocking), np.bool_)
+    is_first[1:] = (blocking.start_ns[1:] - blocking.end_ns[:-1] > _AT_ONCE_NS) | (np.diff(blocking.thread) != 0)
+    group = np.cumsum(is_first) - 1
+    start = blocking.start_ns[is_first]
     last = max(int(trace.device.end_ns.max()), int(blocking.end_ns.max()))
-    until = np.maximum(np.append(blocking.start_ns[1:], last), blocking.start_ns)
-    return np.minimum(gaps.measure_within(blocking.start_ns, until), blocking.duration_ns)
+    until = np.maximum(np.append(start[1:], last), start)
+    of_group = gaps.measure_within(start, until)
+    for number in range(len(start)):
+        members = np.flatnonzero(group == number)
+        idle[members[int(blocking.duration_ns[members].argmax())]] = of_group[number]
+    return idle
 
 
 def _name_callers(trace: Trace, blocking: HostSpans) -> list[tuple[str, str]]:

@@ -41,7 +41,13 @@ def find_slow_loading(training: Training) -> Cause | None:
             high = max(facts.amount(f"{row}/means/data_wait_high_s") * US_PER_S, cost_us)
     workers = facts.number("/setup/ranks/0/loaders/0/workers")
     return Cause(
-        cost_us, (low, high), ranks, tuple(evidence), _loading_advice(training, workers), scenario="data-loading-free"
+        cost_us,
+        (low, high),
+        ranks,
+        tuple(evidence),
+        _loading_advice(training, workers),
+        scenario="data-loading-free",
+        is_of_all_steps=bool(facts.rows("/steps/ranks")),
     )
 
 
@@ -49,7 +55,7 @@ def _wait_us(training: Training, row: str) -> float:
     """The mean wait of a rank, as far as its device has nothing else to do meanwhile."""
     facts = training.facts
     wait_us = facts.amount(f"{row}/means/data_wait_s") * US_PER_S
-    step_us = facts.amount(f"{row}/means/step_s") * US_PER_S
+    step_us = training.step_us or 0.0
     for rank in training.ranks:
         if rank.rank == facts.rank(row) and training.has_device:
             wait_us = min(wait_us, max(step_us - rank.compute - rank.copy, 0.0))

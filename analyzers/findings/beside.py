@@ -36,7 +36,8 @@ def find_garbage_collection(training: Training) -> Cause | None:
         },
     )
     ranks = tuple(facts.rank(other) for other in rows)
-    return Cause(cost_us, (cost_us, cost_us * max(len(rows), 1)), ranks, (evidence,), advice)
+    interval = cost_us, cost_us * max(len(rows), 1)
+    return Cause(cost_us, interval, ranks, (evidence,), advice, is_of_all_steps=True)
 
 
 def find_recompilation(training: Training) -> Cause | None:

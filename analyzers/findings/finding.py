@@ -52,6 +52,8 @@ class Cause:
         confidence: How sure it is.
         basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
+        is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
+            limit for it.
         is_beside: Whether it comes on top of the steps whose mean the shares are of.
     """
 
@@ -64,6 +66,7 @@ class Cause:
     basis: Basis = Basis.MEASURED
     scenario: str = ""
     is_beside: bool = False
+    is_of_all_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             continue
         cause = _replayed(training, cause)
         first = left.get(rule.accounts[0])
-        cost_us = cause.cost_us if first is None else min(cause.cost_us, first)
+        cost_us = cause.cost_us if first is None or cause.is_of_all_steps else min(cause.cost_us, first)
         if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
         for account in rule.accounts:

@@ -62,18 +62,26 @@ class Training:
 
     @cached_property
     def step_us(self) -> float | None:
-        """The mean undisturbed step of the slowest rank, or without records the mean profiled one."""
-        means = [self.facts.number(f"{row}/means/step_s") for row in self.facts.rows("/steps/ranks")]
-        seconds = max((mean for mean in means if mean), default=None) or self.facts.number("/steps/profiled_s")
+        """The mean undisturbed step of the slowest rank, or without records the mean profiled one.
+
+        The host's steps are short while it runs ahead of its device, which a short training may do all the time: a step
+        is not shorter than what the device does in it.
+        """
+        facts = self.facts
+        means = [facts.amount(f"{row}/means/step_s") for row in facts.rows("/steps/ranks")]
+        seconds = max(*means, facts.amount("/steps/median_s"), 0.0) if means else 0.0
+        seconds = seconds or facts.amount("/steps/profiled_s")
         if seconds:
-            return seconds * US_PER_S
+            return max(seconds * US_PER_S, *(self._busy_us(row) for row in facts.rows("/breakdown/ranks")), 0.0)
         return max((_profiled_us(self.facts, row) for row in self._profiled_rows), default=0.0) or None
 
     @cached_property
     def median_us(self) -> float | None:
-        """The median undisturbed step; without records the mean profiled one."""
+        """The median undisturbed step, or what the device does in one; without records the mean profiled one."""
         seconds = self.facts.number("/steps/median_s")
-        return seconds * US_PER_S if seconds else self.step_us
+        if not seconds:
+            return self.step_us
+        return max(seconds * US_PER_S, *(self._busy_us(row) for row in self.facts.rows("/breakdown/ranks")), 0.0)
 
     @cached_property
     def ranks(self) -> tuple[RankStep, ...]:
@@ -90,6 +98,12 @@ class Training:
     @property
     def _profiled_rows(self) -> list[str]:
         return self.facts.rows("/breakdown/ranks") or self.facts.rows("/host/ranks")
+
+    def _busy_us(self, pointer: str) -> float:
+        """How long a rank's device computes and copies in a profiled step."""
+        times = f"{pointer}/marked" if self.facts.value(f"{pointer}/marked") else pointer
+        count = max(len(self.facts.rows(f"{pointer}/steps")), 1)
+        return sum(self.facts.amount(f"{times}/{name}_us") for name in ("compute", "exposed_copy")) / count
 
     def _device_step(self, pointer: str) -> RankStep:
         facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)

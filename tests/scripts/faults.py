@@ -12,7 +12,6 @@ import dataclasses
 import gc
 import math
 import os
-import random
 import shutil
 import sys
 import time
@@ -56,7 +55,7 @@ class Case:
     sample_s: float = 0.0
     workers: int = 0
     pin_memory: bool = True
-    pixels: int = 0  # bytes of another input
+    feed: int = 0  # bytes that are copied to the device beside each batch
     padding: float = 0.0
     lengths: tuple = ()
     compiles: bool = False
@@ -111,17 +110,6 @@ def empty_cache(*_):
     torch.cuda.empty_cache()
 
 
-def squeeze(step, _loss, _model):
-    """Leave the allocator hardly more than a step needs, and ask for buffers of other sizes in each step."""
-    if step == 5:
-        free = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.max_memory_allocated() + (1200 << 20)) / free)
-    if step > 5:
-        for _ in range(3):
-            torch.empty((300 + random.randrange(500)) << 20, dtype=torch.uint8, device="cuda")
-
-
 def reduce_each(model):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -142,23 +130,23 @@ NEVER = "1000"
 CASES = {
     "clean": Case(),
     "clean_small": Case(**SMALL),
+    "clean_8": Case(batch=8),
     "eager_attention": Case(eager_attention=True),
     "recomputation": Case(recompute=True),
     "optimizer_loop": Case(**SMALL, optimizer={"foreach": False}),
     "optimizer_foreach": Case(**SMALL, optimizer={}),
-    "item": Case(**SMALL, in_block=log_norm, stack=True),
-    "nonzero": Case(**SMALL, in_block=select),
-    "to_cpu": Case(**SMALL, in_block=to_host),
+    "item": Case(batch=8, in_block=log_norm, stack=True),
+    "nonzero": Case(batch=8, in_block=select),
+    "to_cpu": Case(batch=8, in_block=to_host),
     "host_bound": Case(MIDDLE, batch=4, in_block=count(4000)),
     "batch_too_small": Case(TINY, batch=2, steps=40),
     "pause": Case(**SMALL, in_step=pause(0.012)),
     "garbage": Case(**SMALL, in_step=collect, prepare=hold_objects),
     "slow_data": Case(**SMALL, sample_s=0.005),
     "few_workers": Case(**SMALL, sample_s=0.012, workers=2, steps=60),
-    "unpinned": Case(**SMALL, pixels=6 << 20, pin_memory=False),
-    "pinned": Case(**SMALL, pixels=6 << 20),
+    "unpinned": Case(**SMALL, feed=64 << 20, pin_memory=False),
+    "pinned": Case(**SMALL, feed=64 << 20),
     "empty_cache": Case(**SMALL, in_step=empty_cache),
-    "retries": Case(in_step=squeeze, steps=60),
     "recompilation": Case(MIDDLE, batch=4, compiles=True, lengths=tuple(range(32, 257, 8)), steps=40),
     "saves": Case(**SMALL, save_every=6, steps=48),
     "padding": Case(padding=0.6),
@@ -184,7 +172,7 @@ CASES = {
 def on_cpu(name, case):
     """The case as it trains on a processor, smaller and with longer faults."""
     changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 22, "batch": min(case.batch, 8)}
-    changes |= {"optimizer": {"foreach": False}, "pixels": 0, "stack": False, "pin_memory": False}
+    changes |= {"optimizer": {"foreach": False}, "feed": 0, "stack": False, "pin_memory": False}
     if case.sample_s:
         changes |= {"sample_s": 0.02}
     if case.stages:
@@ -215,8 +203,6 @@ class Tokens(Dataset):
         if self.case.padding:
             kept = round(self.case.config.seq_len * (1 - self.case.padding))
             sample["attention_mask"] = (torch.arange(self.case.config.seq_len) < kept).long()
-        if self.case.pixels:
-            sample["pixels"] = torch.zeros(self.case.pixels, dtype=torch.uint8)
         return sample
 
 
@@ -259,9 +245,11 @@ def train(case, device, folder):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **case.optimizer)
     loader = DataLoader(Tokens(case), case.batch, num_workers=case.workers, pin_memory=case.pin_memory)
     batches = iter(loader)
+    feed = torch.zeros(case.feed, dtype=torch.uint8, pin_memory=case.pin_memory and GPU)
     for step in range(1, case.steps + 1):
         for part in range(case.accumulation):
             batch = {name: tensor.to(device, non_blocking=True) for name, tensor in next(batches).items()}
+            feed.to(device, non_blocking=True)
             tokens = batch["input_ids"]
             if case.lengths:
                 tokens = tokens[:, : case.lengths[step % len(case.lengths)]]
