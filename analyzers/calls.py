@@ -2,8 +2,8 @@
 
 While a call waits, the host launches nothing. What steps lose is the idle time that follows until the next such call:
 the device has run out of work. Over all steps it is at most as long as the calls blocked, because that far the host
-would otherwise have got ahead. A *synchronisation* waits for the device; a *pageable* copy waits for the copy of memory that is not
-pinned; an *allocation* asks the driver for memory or returns it.
+would otherwise have got ahead. A *synchronisation* waits for the device; a *pageable* copy waits for the copy of
+memory that is not pinned; an *allocation* asks the driver for memory or returns it.
 
 Who calls is the outermost operator that may wait (``aten::item``), and, where stacks were recorded, the innermost
 function of the script. All figures are of the marked steps.

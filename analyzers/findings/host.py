@@ -14,6 +14,7 @@ _LAUNCHING = ("cuda_call", "operator", "between_operators", "host_launch", "laun
 _SHORTEST_KERNEL_US = 8.0
 _MOST_MEMORY = 0.5
 _OUTSIDE = "outside_operators"
+_TO_HOST = "Device -> Pageable"
 #: Python that every loop has between its operators, as a share of a step.
 _USUAL_PYTHON = 0.4
 _MOST_NAMED = 3
@@ -27,7 +28,7 @@ def find_synchronisations(training: Training) -> Cause | None:
     row = max(rows, key=lambda row: facts.amount(f"{row}/synchronisation/regained_us"), default=None)
     if row is None:
         return None
-    cost_us = facts.amount(f"{row}/synchronisation/regained_us")
+    cost_us = facts.amount(f"{row}/synchronisation/regained_us") + _copied_us(training)
     callers = [
         other
         for other in facts.rows(f"{row}/callers")
@@ -68,6 +69,16 @@ def find_synchronisations(training: Training) -> Cause | None:
         )
     ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
     return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
+
+
+def _copied_us(training: Training) -> float:
+    """The exposed part of a step's copies into memory of the host that is not pinned, for which the host waits."""
+    facts = training.facts
+    rows = facts.rows("/kernels/names")
+    copies = [row for row in rows if facts.text(f"{row}/work") == "copy"]
+    to_host_us = sum(facts.amount(f"{row}/total_us") for row in copies if _TO_HOST in facts.text(f"{row}/name"))
+    whole_us = sum(facts.amount(f"{row}/total_us") for row in copies)
+    return max((rank.copy for rank in training.ranks), default=0.0) * to_host_us / whole_us if whole_us else 0.0
 
 
 def _also(training: Training, rows: str, name: str, cost_us: float) -> tuple[int, ...]:
