@@ -143,7 +143,7 @@ class Calls:
             for caller in rank.callers
         ]
         shown, left_out = first_rows(rows, _MOST_ROWS)
-        note = "Of a mean step. Lost: the idle time that follows a call until the next one, at most as long as they blocked."
+        note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
         return (Section("Calls that hold the host up", columns, shown, (note, *left_out)),)
 
 

@@ -15,10 +15,9 @@ from perfscope.report import Json
 class Account(Enum):
     """Times of a step that several causes may claim a part of; each part counts for one of them."""
 
-    HOST = "the device waits for the host"
+    HOST = "the device waits for the host, or copies"
     COMMUNICATION = "exposed communication"
     COMPUTE = "computation"
-    COPY = "exposed copies"
     PIPELINE = "idle stages"
     BESIDE = "time beside the steps"
 

@@ -49,7 +49,7 @@ def _balances(training: Training) -> dict[Account, float]:
     if not ranks:
         return {}
     return {
-        Account.HOST: max(rank.waits_for_host for rank in ranks),
+        Account.HOST: max(rank.waits_for_host + rank.copy for rank in ranks),
         Account.COMMUNICATION: max(rank.communication for rank in ranks),
         Account.COMPUTE: max(rank.compute for rank in ranks),
     }
