@@ -202,10 +202,7 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
     if not len(trace.operators):
         return None
     is_communication = _names_starting(trace, _COMMUNICATION)
-    spans = trace.operators, trace.annotations
-    communication = _covered(spans, is_communication)
-    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
-    loading = _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
+    compute, communication, loading = host_intervals(trace)
     windows = [
         (trace.names[name], int(start), int(end))
         for name, start, end in zip(trace.steps.name, trace.steps.start_ns, trace.steps.end_ns, strict=True)
@@ -225,6 +222,20 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             is_damaged=bool(trace.damage),
         ),
     )
+
+
+def host_intervals(trace: Trace) -> tuple[Intervals, Intervals, Intervals]:
+    """When the host computed, when it communicated, and when it did neither and loaded data."""
+    is_communication = _names_starting(trace, _COMMUNICATION)
+    spans = trace.operators, trace.annotations
+    communication = _covered(spans, is_communication)
+    compute = _compute(trace.operators, spans, is_communication, _names_starting(trace, _WRAPPERS))
+    return compute, communication, _covered(spans, _names_starting(trace, _LOADING)) - (compute | communication)
+
+
+def computing_operators(trace: Trace) -> HostSpans:
+    """The operators that compute: neither communication nor the engine's wrappers."""
+    return trace.operators.take(~_names_starting(trace, _COMMUNICATION + _WRAPPERS)[trace.operators.name])
 
 
 def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:

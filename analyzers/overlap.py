@@ -178,7 +178,8 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
     return Overlap(groups, tuple(axes[role] for role in PRIORITY if role in axes))
 
 
-def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
+def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool]]:
+    """The process groups of a device, the most urgent first, without times; and which device events are theirs."""
     events = trace.device
     rows = events.device == device
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
@@ -190,19 +191,28 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     # Transfers that a framework batches carry no metadata; only their kernel's name identifies them.
     transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
     number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
-    present = [(kind, communicates & (number_of == number)) for kind, number in numbers.items()]
-    described = [_describe(trace, device, kind, events.collective[members]) for kind, members in present]
-    order = sorted(range(len(present)), key=lambda index: PRIORITY.index(described[index].role))
-    members = [present[index][1] for index in order]
+    groups = []
+    for kind, number in numbers.items():
+        members = communicates & (number_of == number)
+        groups.append((_describe(trace, device, kind, events.collective[members]), members))
+    return sorted(groups, key=lambda group: PRIORITY.index(group[0].role))
+
+
+def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
+    groups = members_by_group(trace, device)
+    if not groups:
+        return []
+    rows = trace.device.device == device
+    members = [of_group for _, of_group in groups]
     step_of = np.where(rows, trace.step, ABSENT)
     steps = distinct(step_of[step_of != ABSENT])
     marked = [_measure_rows(trace, members, step_of == step) for step in steps]
     overlaps = []
-    for position, (index, times) in enumerate(zip(order, _measure_rows(trace, members, rows), strict=True)):
-        communication, hidden, exposed = times
+    times = _measure_rows(trace, members, rows)
+    for position, ((group, _), (communication, hidden, exposed)) in enumerate(zip(groups, times, strict=True)):
         if communication:
             of_steps = _sums(*(of_step[position] for of_step in marked)) if steps else None
-            entry = replace(described[index], communication=communication, hidden=hidden, exposed=exposed)
+            entry = replace(group, communication=communication, hidden=hidden, exposed=exposed)
             overlaps.append(replace(entry, marked=of_steps))
     return overlaps
 

@@ -39,6 +39,7 @@ COMMANDS = (
     "profile",
     "collect",
     "analyze",
+    "compare",
     "whatif",
     "tflops",
     "logs",

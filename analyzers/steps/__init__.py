@@ -43,6 +43,7 @@ def analyze(run: Run) -> StepTimes:
     if not tables:
         raise MissingInput("no training step was recorded")
     ranks = tuple(_summarize_rank(table, undisturbed) for table in tables)
+    times_ns = undisturbed.times_ns()
     times_s = undisturbed.times_s()
     median_s = median(times_s)
     samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
@@ -57,6 +58,7 @@ def analyze(run: Run) -> StepTimes:
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
+        undisturbed_ns=tuple(times_ns[step] for step in sorted(times_ns)),
         effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),

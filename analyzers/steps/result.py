@@ -77,6 +77,7 @@ class StepTimes:
         profiled_s, export_s: Median of profiled steps and of those after an export, the slowest rank of each.
         samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
         ranks: Each rank by itself.
+        undisturbed_ns: The times of the undisturbed steps, in their order, the slowest rank of each.
         effect: The steps before the first window and behind it; absent without a window.
         unreached_windows: Which windows training ended too early for, in words.
         notes: What a reader must know.
@@ -92,6 +93,7 @@ class StepTimes:
     samples_per_s: float | None
     tokens_per_s: float | None
     ranks: tuple[RankSteps, ...]
+    undisturbed_ns: tuple[int, ...]
     effect: WindowEffect | None
     unreached_windows: tuple[str, ...]
     notes: tuple[str, ...]
@@ -108,6 +110,7 @@ class StepTimes:
             "export_s": self.export_s,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
+            "undisturbed_ns": list(self.undisturbed_ns),
             "window_effect": None if self.effect is None else self.effect.data(),
             "unreached_windows": list(self.unreached_windows),
             "ranks": [rank.data() for rank in self.ranks],

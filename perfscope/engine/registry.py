@@ -176,6 +176,14 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
     Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, needs=BASIC_EVENTS | Events.WAITS, is_default=False),
+    Analyzer(
+        "budget",
+        "perfscope.analyzers.budget",
+        Reads.TRACES,
+        needs=BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS | Events.GRIDS,
+        needs_without_device=Events.OPERATORS | Events.FRAMES,
+        is_default=False,
+    ),
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (

@@ -47,6 +47,7 @@ class Events(Flag):
         SEQUENCES: With OPERATORS, the numbers by which autograd joins an operator with its backward pass.
         CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
+        GRIDS: The grids of kernels, also in the trace of a single rank; traces of several ranks have them anyway.
     """
 
     DEVICE = auto()
@@ -59,6 +60,7 @@ class Events(Flag):
     WAITS = auto()
     SEQUENCES = auto()
     CALLERS = auto()
+    GRIDS = auto()
 
 
 NO_EVENTS = Events(0)

@@ -124,7 +124,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
         times = OperatorTimes() if fits and needs_times_alone else None
         scanner = Scanner(layout, events, finder, times)
-        columns = Columns(events, needs_grids=_IS_ALONE.search(head[:start]) is None)
+        needs_grids = Events.GRIDS in events or _IS_ALONE.search(head[:start]) is None
+        columns = Columns(events, needs_grids=needs_grids)
         of_device: EventDecoder[AnyEvent] = EventDecoder(
             Event if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )

@@ -1,0 +1,174 @@
+"""The budget of a device's steps: every moment of a step belongs to one term.
+
+A step lasts from its first device event to the first one of the next step, so that the time between steps is counted.
+The last marked step has no next one, unless what follows it is in the trace: it is left out then, and where it is the
+only one, it ends with its last event or with its mark, whichever is later. A moment in which kernels compute belongs to
+the one of them that began first; without compute to the most urgent axis that communicates, then to a copy, and else
+it is idle, by cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.analyzers.budget.terms import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    IDLE,
+    Kernel,
+    Launches,
+    Operation,
+    StepBudget,
+    Term,
+)
+from perfscope.analyzers.overlap import members_by_group
+from perfscope.analyzers.shared.idle_gaps import CAUSES, gaps_of_device
+from perfscope.analyzers.shared.intervals import Intervals, covered, union
+from perfscope.analyzers.shared.marked_steps import step_number
+from perfscope.tables.columns import Int64
+from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct, join
+
+END_OF_STEP = "end of step"
+_PER_MILLE = 1000
+_GRID_BITS = 33
+
+
+def measure_device(trace: Trace, device: int) -> StepBudget:
+    """The budget of the steps of one device."""
+    rows = np.flatnonzero(trace.device.device == device)
+    numbers, starts, ends = _find_steps(trace, rows)
+    terms: dict[Term, Int64] = {}
+    for term, times in _terms(trace, device, rows, starts, ends):
+        if times.any():
+            terms[term] = terms[term] + times if term in terms else times
+    return StepBudget(
+        rank=trace.rank,
+        device=device,
+        trace=trace.path,
+        activities=trace.activities,
+        steps=numbers,
+        period_ns=ends - starts,
+        terms=terms,
+        kernels=_kernels(trace, rows, numbers),
+        operations=_operations(trace),
+    )
+
+
+def _find_steps(trace: Trace, rows: Int64) -> tuple[tuple[int, ...], Int64, Int64]:
+    """The numbers of the steps that are counted, when each begins and ends."""
+    events, step = trace.device, trace.step[rows]
+    marks = distinct(step[step != ABSENT])
+    if not marks:
+        bounds = np.array([events.start_ns[rows].min(), events.end_ns[rows].max()])
+        return (), bounds[:1], bounds[1:]
+    begins = np.array([events.start_ns[rows[step == mark]].min() for mark in marks])
+    last = rows[step == marks[-1]]
+    behind = rows[(step == ABSENT) & (trace.launch[rows] > trace.launch[last].max())]
+    numbers = [step_number(trace.names[trace.steps.name[mark]]) for mark in marks]
+    if len(behind):
+        edges = np.append(begins, max(events.start_ns[behind].min(), begins[-1]))
+    elif len(marks) > 1:
+        edges, numbers = begins, numbers[:-1]
+    else:
+        end = events.end_ns[last].max()
+        is_last = not (events.start_ns[rows] > end).any()
+        edges = np.append(begins, max(end, trace.steps.end_ns[marks[-1]]) if is_last else end)
+    edges = np.maximum.accumulate(edges)
+    return tuple(numbers), edges[:-1], edges[1:]
+
+
+def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -> Iterator[tuple[Term, Int64]]:
+    """Each term's time in each step; a term may come more than once."""
+    events = trace.device
+    computing = rows[events.is_work(Work.COMPUTE, Work.FUSED)[rows]]
+    yield from _compute_terms(trace, computing, starts, ends)
+    accounted = covered(events, computing)
+    for group, members in members_by_group(trace, device):
+        communication = covered(events, members)
+        axis = Term(COMMUNICATION, group.role or "axis not stated")
+        yield axis, (communication - accounted).measure_within(starts, ends)
+        accounted = accounted | communication
+    copying = rows[events.work[rows] == Work.COPY]
+    for name in distinct(events.name[copying]):
+        copies = covered(events, copying[events.name[copying] == name])
+        yield Term(COPY, trace.names[name]), (copies - accounted).measure_within(starts, ends)
+        accounted = accounted | copies
+    busy_within = accounted.measure_within(starts, ends)
+    idle = gaps_of_device(trace, device)
+    causes = np.zeros(len(starts), np.int64)
+    for row, cause in enumerate(CAUSES):
+        times = idle.within(starts, ends)[row]
+        causes += times
+        yield Term(IDLE, cause.replace("_", " ")), times
+    # A step that ends with its mark is idle behind its last event, which is no gap between events.
+    yield Term(IDLE, END_OF_STEP), ends - starts - busy_within - causes
+
+
+def _compute_terms(trace: Trace, rows: Int64, starts: Int64, ends: Int64) -> Iterator[tuple[Term, Int64]]:
+    """The time of each kernel that no kernel covers which began before it."""
+    events = trace.device
+    own = _without_earlier(events, rows)
+    operators = _operator_names(trace)
+    keys = events.name[rows].astype(np.int64) * (len(trace.names) + 1) + operators[rows] + 1
+    order = np.argsort(keys, kind="stable")
+    bounds = np.flatnonzero(np.diff(keys[order], prepend=-1, append=-1))
+    for first, behind in pairwise(bounds.tolist()):
+        members = order[first:behind]
+        pieces = Intervals(own.start[members], own.end[members])
+        event = rows[members[0]]
+        operator = "" if operators[event] == ABSENT else trace.names[operators[event]]
+        yield Term(COMPUTE, trace.names[events.name[event]], operator), _within(pieces, starts, ends)
+
+
+def _without_earlier(events: DeviceEvents, rows: Int64) -> Intervals:
+    """For each event, in the order of start, the part of it behind the ends of all before it; it may be empty."""
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    reach = np.maximum.accumulate(end)
+    before = np.concatenate([start[:1], reach[:-1]]) if len(rows) else reach
+    begins = np.maximum(start, before)
+    return Intervals(begins, np.maximum(begins, end))
+
+
+def _within(pieces: Intervals, starts: Int64, ends: Int64) -> Int64:
+    """How much of pieces that share no moment lies in each step."""
+    return union(pieces.start, pieces.end).measure_within(starts, ends)
+
+
+def _operator_names(trace: Trace) -> Int64:
+    """For each device event the name of the operator that launched it, or ABSENT."""
+    if not len(trace.operators):
+        return np.full(len(trace.device), ABSENT, np.int64)
+    row = join(trace.device.external_id, trace.operators.external_id)
+    return np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
+
+
+def _kernels(trace: Trace, rows: Int64, numbers: tuple[int, ...]) -> dict[Kernel, Launches]:
+    """The kernels of the counted steps, or of the window where no step is marked."""
+    events, step = trace.device, trace.step[rows]
+    if numbers:
+        row_of = {step_number(trace.names[name]): row for row, name in enumerate(trace.steps.name)}
+        rows = rows[np.isin(step, [row_of[number] for number in numbers])]
+    keys = (events.name[rows].astype(np.int64) << _GRID_BITS) | (events.grid[rows] + 1)
+    kinds, inverse, calls = np.unique(keys, return_inverse=True, return_counts=True)
+    totals = np.zeros(len(kinds), np.int64)
+    np.add.at(totals, inverse, events.duration_ns[rows])
+    return {
+        Kernel(trace.names[kind >> _GRID_BITS], (kind & ((1 << _GRID_BITS) - 1)) - 1): Launches(count, total)
+        for kind, count, total in zip(kinds.tolist(), calls.tolist(), totals.tolist(), strict=True)
+    }
+
+
+def _operations(trace: Trace) -> dict[Operation, int]:
+    """Matrix products a step, times 1000."""
+    if trace.products is None:
+        return {}
+    steps = trace.products.steps or len(trace.steps) or 1
+    counts: dict[Operation, int] = {}
+    for product in trace.products.products:
+        operation = Operation(product.operator, product.shapes, product.elements)
+        counts[operation] = counts.get(operation, 0) + product.count * _PER_MILLE // steps
+    return counts

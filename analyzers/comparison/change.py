@@ -1,0 +1,200 @@
+"""The change of a figure from one side to the other, and an interval that says which variation it covers.
+
+One run against one run
+    Steps of a process tell how steps vary, not how processes vary: another start of the same code has other addresses,
+    clocks and neighbours. The interval is that of the difference of the medians by a stationary bootstrap
+    (``perfscope.analyzers.comparison.bootstrap``), widened by three variances: the drift that the steps show beyond it
+    (medians of eighths of a run differ by more than their own error), that of few steps (Student's t), and an allowance
+    for runs of the same code, ``BETWEEN_RUNS`` and a share of how much steps spread, because two processes cannot show
+    how much processes differ.
+Several runs of a side
+    The run is the unit, as in benchstat and pyperf: the interval is Welch's for the runs' medians (B. Welch, Biometrika
+    34, 1947); steps within a run count for its median alone. Where one side has a single run, the other side's spread
+    between runs stands for both.
+
+All of it is on logarithms, so that A against B is the reverse of B against A. With several comparisons each interval is
+wider (C. Bonferroni), so that all of them hold together with the stated confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, expm1, log, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from scipy.special import stdtrit
+
+from perfscope.analyzers.comparison.bootstrap import resampled_medians
+from perfscope.report import Json
+from perfscope.tables.columns import Float64
+
+CONFIDENCE = 0.95
+#: Standard deviation of a median between runs of the same code on a quiet machine, as a share.
+BETWEEN_RUNS = 0.002
+#: The same, as a share of the standard deviation of steps.
+_BETWEEN_RUNS_OF_SPREAD = 0.15
+#: Fewer steps cannot tell.
+FEWEST_VALUES = 3
+_EIGHTHS = 8
+_FEWEST_FOR_DRIFT = 4 * _EIGHTHS
+_MAD_TO_DEVIATION = 1.4826
+_SEVERAL = 2
+
+
+class Variation(StrEnum):
+    """What an interval covers."""
+
+    STEPS = "steps"
+    RUNS = "runs"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """A figure on one side.
+
+    Attributes:
+        runs: One series a run: the value of each step, all positive, in the order of time. One value alone is a figure
+            that the run has once.
+    """
+
+    runs: tuple[Float64, ...]
+
+    @property
+    def count(self) -> int:
+        """All values."""
+        return sum(map(len, self.runs))
+
+    @property
+    def median(self) -> float:
+        """The median of a run, or the geometric mean of the runs' medians."""
+        return exp(float(np.mean([log(float(np.median(run))) for run in self.runs])))
+
+    def scaled(self, factor: float) -> Samples:
+        """Every value times a factor."""
+        return Samples(tuple(run * factor for run in self.runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure on both sides.
+
+    Attributes:
+        a, b: Its values.
+        interval: Of the change, as shares of ``a``; absent where it cannot be told.
+        variation: What the interval covers.
+        reason: Why there is no interval; empty where there is one.
+    """
+
+    a: float
+    b: float
+    interval: tuple[float, float] | None
+    variation: Variation
+    reason: str = ""
+
+    @property
+    def change(self) -> float:
+        """By which share of A it is higher on B."""
+        return self.b / self.a - 1
+
+    def reversed_rate(self, work_a: float, work_b: float) -> Change:
+        """The change of work over this figure, where this one is a time; the work of a step is a fixed number."""
+        factor = work_b / work_a
+        interval = None
+        if self.interval is not None:
+            low, high = self.interval
+            interval = factor / (1 + high) - 1, factor / (1 + low) - 1
+        return Change(work_a / self.a, work_b / self.b, interval, self.variation, self.reason)
+
+    def data(self, unit: str) -> dict[str, Json]:
+        """The change in JSON."""
+        return {
+            f"a_{unit}": self.a,
+            f"b_{unit}": self.b,
+            "change": self.change,
+            "interval": None if self.interval is None else list(self.interval),
+            "covers": str(self.variation),
+            "reason": self.reason or None,
+        }
+
+
+def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Change:
+    """Compare a figure of two sides."""
+    middle = log(b.median / a.median)
+    if max(len(a.runs), len(b.runs)) >= _SEVERAL:
+        half = _between_runs(a, b, confidence)
+        return Change(a.median, b.median, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
+    fewest = min(a.count, b.count)
+    if fewest < FEWEST_VALUES:
+        return Change(a.median, b.median, None, Variation.NONE, _too_few(a.count, b.count))
+    low, high = _between_steps(np.log(a.runs[0]), np.log(b.runs[0]), middle, confidence)
+    return Change(a.median, b.median, (expm1(low), expm1(high)), Variation.STEPS)
+
+
+def exact_change(a: float, b: float) -> Change:
+    """The change of a count, such as bytes: it does not vary between steps."""
+    return Change(a, b, (b / a - 1, b / a - 1), Variation.NONE)
+
+
+def welch_half_width(first: Sequence[float], second: Sequence[float], confidence: float) -> float | None:
+    """Half of Welch's interval of the difference of two means; None where it cannot be told."""
+    sides = [np.asarray(values, np.float64) for values in (first, second)]
+    several = [values for values in sides if len(values) >= _SEVERAL]
+    if not several:
+        return None
+    variances = [float(values.var(ddof=1)) for values in several]
+    if len(several) < len(sides):
+        freedom = len(several[0]) - 1.0
+        error = sqrt(variances[0] * sum(1 / len(values) for values in sides))
+    else:
+        shares = [variance / len(values) for variance, values in zip(variances, sides, strict=True)]
+        error = sqrt(sum(shares))
+        parts = [share**2 / (len(values) - 1) for share, values in zip(shares, sides, strict=True)]
+        freedom = sum(shares) ** 2 / sum(parts) if sum(parts) else float(min(map(len, sides)) - 1)
+    return float(stdtrit(freedom, (1 + confidence) / 2)) * error
+
+
+def _too_few(a: int, b: int) -> str:
+    counts = f"{a:,} against {b:,} steps" if a != b else f"{a:,} step{'s' if a != 1 else ''} of each side"
+    return f"{counts}: an interval needs at least {FEWEST_VALUES} of each"
+
+
+def _between_runs(a: Samples, b: Samples, confidence: float) -> float:
+    """Half of the interval by the runs' medians, at least as wide as the allowance for runs of the same code."""
+    medians = [[log(float(np.median(run))) for run in side.runs] for side in (a, b)]
+    half = welch_half_width(medians[0], medians[1], confidence)
+    assert half is not None  # one side has several runs
+    return half
+
+
+def _between_steps(a: Float64, b: Float64, middle: float, confidence: float) -> tuple[float, float]:
+    """The interval of the difference of two medians, of one run each."""
+    medians = [resampled_medians(values, seed) for seed, values in enumerate((a, b))]
+    tail = (1 - confidence) / 2
+    low, high = (float(value) for value in np.quantile(medians[1] - medians[0], (tail, 1 - tail)))
+    normal = NormalDist().inv_cdf(1 - tail)
+    student = float(stdtrit(min(len(a), len(b)) - 1, 1 - tail))
+    drift = sum(_drift_variance(values, resampled) for values, resampled in zip((a, b), medians, strict=True))
+    between = sum(BETWEEN_RUNS**2 + (_BETWEEN_RUNS_OF_SPREAD * _spread(values)) ** 2 for values in (a, b))
+    wider = float(stdtrit(_EIGHTHS - 1, 1 - tail)) ** 2 * drift + normal**2 * between
+    factor = student / normal
+    return (
+        middle - sqrt((factor * max(middle - low, 0.0)) ** 2 + wider),
+        middle + sqrt((factor * max(high - middle, 0.0)) ** 2 + wider),
+    )
+
+
+def _drift_variance(values: Float64, resampled: Float64) -> float:
+    """The variance of slow drift: that of the medians of eighths of a run beyond their own error."""
+    if len(values) < _FEWEST_FOR_DRIFT:
+        return 0.0
+    eighths = [float(np.median(part)) for part in np.array_split(values, _EIGHTHS)]
+    return max(float(np.var(eighths, ddof=1)) - _EIGHTHS * float(resampled.var()), 0.0)
+
+
+def _spread(values: Float64) -> float:
+    """The standard deviation of steps, without regard to outliers."""
+    return _MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))

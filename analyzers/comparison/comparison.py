@@ -1,0 +1,260 @@
+"""Two sides compared: the verdict by the step time, all figures, the budget of the change, what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.analyzers.budget.terms import COMMUNICATION
+from perfscope.analyzers.comparison.budgets import BudgetChange, compare_budgets
+from perfscope.analyzers.comparison.change import (
+    CONFIDENCE,
+    Change,
+    Samples,
+    Variation,
+    compare_samples,
+    exact_change,
+    welch_half_width,
+)
+from perfscope.analyzers.comparison.inventory import Inventory, compare_inventories
+from perfscope.analyzers.comparison.limits import Limit, check_limit
+from perfscope.analyzers.comparison.limits import Verdict as LimitVerdict
+from perfscope.analyzers.comparison.setups import SetupDifference, compare_setups, list_unknown, work_of
+from perfscope.analyzers.comparison.side import Figure, Side
+from perfscope.constants import NS_PER_S
+from perfscope.tables.columns import Float64
+
+
+class Verdict(StrEnum):
+    """The answer."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "same"
+    INCOMPARABLE = "incomparable"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """B compared with A.
+
+    Attributes:
+        a, b: The sides.
+        verdict: The answer.
+        reasons: Why it cannot be told, where it cannot.
+        is_refused: Whether the sides did not train the same, and nothing was compared.
+        confidence: Of every interval.
+        work: What a step's work is counted in, and how much of it each side does; absent where unknown.
+        is_per_work: Whether B is compared for as much work as a step of A.
+        changes: The figures that both sides have.
+        missing: Why a figure is absent.
+        budget: What the change is made of; absent with ``missing["budget"]``.
+        inventory: What else differs.
+        setup: What is not the same in the set-ups.
+        limits: What became of the limits.
+        notes: What a reader must know.
+    """
+
+    a: Side
+    b: Side
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    is_refused: bool
+    confidence: float
+    work: tuple[str, float, float] | None
+    is_per_work: bool
+    changes: Mapping[Figure, Change]
+    missing: Mapping[str, str]
+    budget: BudgetChange | None
+    inventory: Inventory
+    setup: tuple[SetupDifference, ...]
+    limits: tuple[LimitVerdict, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What could not be read on either side."""
+        return tuple(dict.fromkeys((*self.a.damage, *self.b.damage)))
+
+
+def compare_sides(
+    a: Side, b: Side, *, anyway: bool = False, limits: Sequence[Limit] = (), confidence: float = CONFIDENCE
+) -> Comparison:
+    """Compare B with A; sides that did not train the same are refused, unless ``anyway``: then per token."""
+    setup = compare_setups(a.setup, b.setup)
+    forbidding = [difference.sentence() for difference in setup if difference.forbids]
+    work = work_of(a.setup, b.setup)
+    if forbidding and not anyway:
+        return _refused(a, b, setup, tuple(forbidding), limits, confidence)
+    if forbidding and work is None:
+        reasons = (*forbidding, "the tokens of a step are not known of both, so that nothing is per token")
+        return _refused(a, b, setup, reasons, limits, confidence)
+    factor = work[1] / work[2] if forbidding and work else 1.0
+    changes, missing = _figures(a, b, work, factor, confidence)
+    verdict, reasons = _judge(changes, missing)
+    budget = compare_budgets(a, b, factor, confidence)
+    if budget is None:
+        missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
+    inventory = compare_inventories(a.budget, b.budget) if a.budget and b.budget else Inventory()
+    notes = (*_explain(a, b, changes, forbidding, work), *list_unknown(a, b), *a.notes, *b.notes)
+    reasons_of_figures = {figure: missing.get(figure, "") for figure in Figure}
+    return Comparison(
+        a=a,
+        b=b,
+        verdict=verdict,
+        reasons=reasons,
+        is_refused=False,
+        confidence=confidence,
+        work=work,
+        is_per_work=factor != 1.0,
+        changes=changes,
+        missing=missing,
+        budget=budget,
+        inventory=inventory,
+        setup=setup,
+        limits=tuple(check_limit(limit, changes, reasons_of_figures) for limit in limits),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _refused(
+    a: Side,
+    b: Side,
+    setup: tuple[SetupDifference, ...],
+    reasons: tuple[str, ...],
+    limits: Sequence[Limit],
+    confidence: float,
+) -> Comparison:
+    why = "the sides did not train the same"
+    return Comparison(
+        a=a,
+        b=b,
+        verdict=Verdict.INCOMPARABLE,
+        reasons=reasons,
+        is_refused=True,
+        confidence=confidence,
+        work=None,
+        is_per_work=False,
+        changes={},
+        missing=dict.fromkeys((*Figure, "budget"), why),
+        budget=None,
+        inventory=Inventory(),
+        setup=setup,
+        limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
+        notes=(),
+    )
+
+
+def _judge(changes: Mapping[Figure, Change], missing: Mapping[str, str]) -> tuple[Verdict, tuple[str, ...]]:
+    change = changes.get(Figure.STEP_TIME)
+    if change is None:
+        return Verdict.INCOMPARABLE, (missing[Figure.STEP_TIME],)
+    if change.interval is None:
+        return Verdict.INCOMPARABLE, (f"cannot tell: {change.reason}",)
+    low, high = change.interval
+    return (Verdict.SLOWER if low > 0 else Verdict.FASTER if high < 0 else Verdict.SAME), ()
+
+
+def _figures(
+    a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, confidence: float
+) -> tuple[dict[Figure, Change], dict[str, str]]:
+    """The figures that both sides have, B's for as much work as A's; and why the others are absent."""
+    changes: dict[Figure, Change] = {}
+    missing: dict[str, str] = {}
+    for figure, first, second in (
+        (Figure.STEP_TIME, a.step_time_s, b.step_time_s),
+        (Figure.MEMORY, a.memory_bytes, b.memory_bytes),
+        (Figure.ENERGY, a.energy_j, b.energy_j),
+        (Figure.EXPOSED_COMMUNICATION, _exposed(a), _exposed(b)),
+    ):
+        if first is None or second is None:
+            missing[figure] = _why(figure, a if first is None else b)
+        elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
+            changes[figure] = exact_change(first.median, second.median)
+        elif figure is Figure.EXPOSED_COMMUNICATION:
+            changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, confidence)
+        else:
+            changes[figure] = compare_samples(
+                first, second.scaled(1 if figure is Figure.MEMORY else factor), confidence
+            )
+    step = changes.get(Figure.STEP_TIME)
+    if step is None or work is None or a.is_profiled != b.is_profiled:
+        missing[Figure.THROUGHPUT] = missing.get(Figure.STEP_TIME) or "the tokens of a step are not known of both"
+    else:
+        changes[Figure.THROUGHPUT] = step.reversed_rate(work[1], work[2] * factor)
+    _add_tflops(a, b, step, factor, changes, missing)
+    return changes, missing
+
+
+def _add_tflops(
+    a: Side, b: Side, step: Change | None, factor: float, changes: dict[Figure, Change], missing: dict[str, str]
+) -> None:
+    for side in (a, b):
+        if side.tflop_per_step is None:
+            missing.setdefault(Figure.TFLOPS, side.why_absent(Figure.TFLOPS))
+    if a.tflop_per_step is None or b.tflop_per_step is None:
+        return
+    if a.tflop_per_step[1] != b.tflop_per_step[1]:
+        conventions = f"{a.tflop_per_step[1]} and {b.tflop_per_step[1]}"
+        missing[Figure.TFLOPS] = f"TFLOPs of the sides are of different conventions: {conventions}"
+    elif step is not None:
+        changes[Figure.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
+
+
+def _why(figure: Figure, side: Side) -> str:
+    if figure is not Figure.EXPOSED_COMMUNICATION:
+        return side.why_absent(figure)
+    if side.budget is None:
+        return side.why_absent("budget")
+    return f"{side.name}: no communication is exposed in its profiled steps"
+
+
+def _exposed(side: Side) -> Samples | None:
+    """Exposed communication of each profiled step in seconds; None where there is none."""
+    if side.budget is None:
+        return None
+    steps = max(len(side.budget.steps), 1)
+    times = [times for term, times in side.budget.by_step.items() if term.kind == COMMUNICATION]
+    total = sum(times, np.zeros(steps)) / NS_PER_S
+    return Samples((total,)) if total.sum() > 0 else None
+
+
+def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
+    """The change of a mean over few profiled steps; A's error counts as the change's in proportion."""
+    first, second = float(a.mean()), float(b.mean())
+    half = welch_half_width(a.tolist(), b.tolist(), confidence) if min(len(a), len(b)) > 1 else None
+    if half is None:
+        return Change(first, second, None, Variation.NONE, "one profiled step: an interval needs several")
+    middle = second / first - 1
+    return Change(first, second, (middle - half / first, middle + half / first), Variation.STEPS)
+
+
+def _explain(
+    a: Side,
+    b: Side,
+    changes: Mapping[Figure, Change],
+    forbidding: Sequence[str],
+    work: tuple[str, float, float] | None,
+) -> tuple[str, ...]:
+    notes = []
+    step = changes.get(Figure.STEP_TIME)
+    if step is not None and step.variation is Variation.STEPS:
+        notes.append(
+            "One run of each side: the interval covers how steps of these two processes vary, and an allowance for "
+            "processes of the same code on a quiet machine. On a busy machine runs of the same code differ by more: "
+            "compare several runs of each side (A1,A2,A3 B1,B2,B3)."
+        )
+    if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
+        counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
+        notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")
+    if a.is_profiled or b.is_profiled:
+        notes.append("Step times are those of profiled steps, which are slower than others.")
+    if forbidding and work is not None:
+        notes.append(
+            f"Compared per {work[0].removesuffix('s')}, although {'; '.join(forbidding)}: B's figures are for "
+            f"{work[1]:,.0f} {work[0]}, as a step of A."
+        )
+    return tuple(notes)

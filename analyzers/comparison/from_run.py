@@ -1,0 +1,166 @@
+"""A run of ``perfscope profile``, or traces alone, as one side of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfscope.analyzers.budget.result import Budget
+from perfscope.analyzers.comparison.change import Samples
+from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
+from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.flops.trained_run import find_trained_model
+from perfscope.analyzers.mfu import HEADLINE, Utilisation
+from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.readings import PowerCurve, read_column
+from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed, slowest_rank_times_ns
+from perfscope.analyzers.steps.result import StepTimes
+from perfscope.constants import NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.tables.columns import Float64, present
+from perfscope.tables.run import Run
+
+#: A median of fewer samples, or of clocks that vary more between their quartiles, explains nothing.
+_FEWEST_CLOCKS = 10
+_STEADY_CLOCK = 0.05
+
+
+def side_of_run(
+    name: str,
+    run: Run,
+    results: Mapping[str, object],
+    reasons: Mapping[str, str],
+    versions: Mapping[str, str],
+    damage: tuple[str, ...] = (),
+) -> Side:
+    """A run with the results of ``steps``, ``mfu``, ``energy`` and ``budget``, as far as there are any."""
+    undisturbed = find_undisturbed(run.steps)
+    times_ns = undisturbed.times_ns()
+    times_s = np.array([times_ns[step] for step in sorted(times_ns)], np.float64) / NS_PER_S
+    steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
+    budget = budget if isinstance(budget, Budget) else None
+    median_s = float(np.median(times_s)) if len(times_s) else None
+    return Side(
+        name=name,
+        kind=Kind.RUN,
+        setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
+        step_time_s=Samples((times_s,)) if len(times_s) else None,
+        tflop_per_step=_operations(mfu, median_s),
+        memory_bytes=_memory(undisturbed),
+        energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
+        clock_mhz=_clock(run),
+        budget=budget,
+        profiled_ns=_profiled_ns(undisturbed, budget),
+        reasons={
+            Figure.STEP_TIME: reasons.get("steps") or "no undisturbed step: start-up or a window affected every step",
+            Figure.MEMORY: "no rank recorded the peak memory of a device",
+            Figure.TFLOPS: reasons.get("mfu", "its operations are not known"),
+            Figure.ENERGY: reasons.get("energy", "the energy of a GPU is not known"),
+            "budget": reasons.get("budget", "it has no traces"),
+        },
+        damage=damage,
+    )
+
+
+def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[str, ...] = ()) -> Side:
+    """Traces alone: the times of their profiled steps are all that is known."""
+    times_s = None
+    if budget is not None:
+        periods = sum(budget.by_step.values(), np.zeros(max(len(budget.steps), 1)))
+        times_s = Samples((np.asarray(periods, np.float64) / NS_PER_S,))
+    why = "traces alone do not state it"
+    return Side(
+        name=name,
+        kind=Kind.TRACES,
+        setup=Setup(gpus=None if budget is None else budget.ranks),
+        step_time_s=times_s,
+        is_profiled=True,
+        budget=budget,
+        reasons={
+            Figure.STEP_TIME: reason,
+            "budget": reason,
+            **dict.fromkeys((Figure.THROUGHPUT, Figure.TFLOPS, Figure.MEMORY, Figure.ENERGY), why),
+        },
+        damage=damage,
+    )
+
+
+def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str, str]) -> Setup:
+    model = run.models[0] if run.models else None
+    parameters = model.parameters if model else None
+    dimensions = None
+    try:
+        trained = find_trained_model(run)
+        parameters = trained.parameters
+        dimensions = trained.model.layers, trained.model.hidden, trained.model.vocabulary
+    except MissingInput:
+        pass  # what cannot be counted can still be compared by its number of parameters
+    devices = {rank.device_name or rank.device_type or "" for rank in run.ranks} - {""}
+    dtype = mfu.device.precision.main if isinstance(mfu, Utilisation) and mfu.device.precision.shares else None
+    return Setup(
+        model=model.name if model else None,
+        parameters=parameters,
+        dimensions=dimensions,
+        gpus=max((rank.world_size for rank in run.ranks), default=None),
+        device=", ".join(sorted(devices)) or None,
+        dtype=dtype or (model.weights_dtype if model else None),
+        samples=_work(steps.samples_per_s, steps.median_s) if steps else None,
+        tokens=_work(steps.tokens_per_s, steps.median_s) if steps else None,
+        versions=dict(versions),
+    )
+
+
+def _work(rate: float | None, seconds: float | None) -> float | None:
+    return rate * seconds if rate is not None and seconds is not None else None
+
+
+def _operations(mfu: object, median_s: float | None) -> tuple[float, str] | None:
+    if not isinstance(mfu, Utilisation) or median_s is None or mfu.headline.tflops_per_gpu is None:
+        return None
+    return mfu.headline.tflops_per_gpu * median_s, HEADLINE
+
+
+def _memory(undisturbed: UndisturbedSteps) -> Samples | None:
+    peaks = [float(table.memory_peak_bytes.max()) for table in undisturbed.tables if table.memory_peak_bytes.count()]
+    return Samples((np.array([max(peaks)]),)) if peaks and max(peaks) > 0 else None
+
+
+def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
+    """The energy of each undisturbed step that the samples of all GPUs cover."""
+    total: dict[int, list[float]] = {}
+    gpus = used_gpus(run)
+    for used in gpus:
+        starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
+        power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
+        is_covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
+        energies_j = power.energy_j(starts_ns[is_covered], ends_ns[is_covered]).tolist()
+        for step, energy_j in zip(used.steps.step[rows][is_covered].tolist(), energies_j, strict=True):
+            total.setdefault(step, []).append(energy_j)
+    complete = [sum(total[step]) for step in sorted(total) if len(total[step]) == len(gpus)]
+    values: Float64 = np.array(complete, np.float64)
+    return Samples((values,)) if len(values) and (values > 0).all() else None
+
+
+def _clock(run: Run) -> float | None:
+    """The median clock over the samples that were taken while steps ran; None where they are few, or it varied."""
+    if not run.steps or not run.gpus:
+        return None
+    first = min(int(table.end_ns[0]) for table in run.steps if len(table))
+    last = max(int(table.end_ns[-1]) for table in run.steps if len(table))
+    clocks = []
+    for gpu in run.gpus:
+        is_training = (gpu.t_ns >= first) & (gpu.t_ns <= last) & present(gpu.sm_clock_mhz)
+        clocks += np.asarray(gpu.sm_clock_mhz.data)[is_training].tolist()
+    if len(clocks) < _FEWEST_CLOCKS:
+        return None
+    low, median, high = np.quantile(clocks, (0.25, 0.5, 0.75)).tolist()
+    return float(median) if high - low <= _STEADY_CLOCK * median else None
+
+
+def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[int, ...]:
+    """The times of the steps that the budget is of, on the slowest rank of each; empty where one is unknown."""
+    if budget is None or not budget.steps:
+        return ()
+    times_ns = slowest_rank_times_ns(undisturbed.tables, lambda table: np.isin(table.step, budget.steps))
+    return tuple(times_ns.values()) if len(times_ns) == len(budget.steps) else ()

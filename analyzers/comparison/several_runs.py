@@ -1,0 +1,46 @@
+"""Several runs of the same training as one side: the run is the unit, and their spread is that between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfscope.analyzers.comparison.change import Samples
+from perfscope.analyzers.comparison.side import Side
+from perfscope.errors import PerfscopeError
+
+_SAME_PARAMETERS = ("parameters", "gpus", "dimensions")
+
+
+def join_runs(name: str, sides: Sequence[Side]) -> Side:
+    """One side of several runs; its budget is that of the first run with traces.
+
+    Raises:
+        PerfscopeError: They are not runs of the same training.
+    """
+    first = sides[0]
+    for side in sides[1:]:
+        for fact in _SAME_PARAMETERS:
+            values = getattr(first.setup, fact), getattr(side.setup, fact)
+            if None not in values and values[0] != values[1]:
+                raise PerfscopeError(
+                    f"{first.name} and {side.name} did not train the same: {fact} {values[0]} and {values[1]}",
+                    hint="a side is one run, or several runs of the same training",
+                )
+    of_budget = next((side for side in sides if side.budget is not None), first)
+    clocks = [side.clock_mhz for side in sides if side.clock_mhz is not None]
+    return replace(
+        of_budget,
+        name=name,
+        step_time_s=_join([side.step_time_s for side in sides]),
+        memory_bytes=_join([side.memory_bytes for side in sides]),
+        energy_j=_join([side.energy_j for side in sides]),
+        clock_mhz=sum(clocks) / len(clocks) if len(clocks) == len(sides) else None,
+        notes=(*dict.fromkeys(note for side in sides for note in side.notes),),
+        damage=tuple(f"{side.name}: {line}" for side in sides for line in side.damage),
+    )
+
+
+def _join(samples: Sequence[Samples | None]) -> Samples | None:
+    stated = [sample for sample in samples if sample is not None]
+    return Samples(tuple(run for sample in stated for run in sample.runs)) if len(stated) == len(samples) else None

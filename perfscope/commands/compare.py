@@ -1,0 +1,124 @@
+"""``perfscope compare``: is a training slower or faster than another one, by how much, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.comparison.change import CONFIDENCE
+from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
+from perfscope.analyzers.comparison.limits import parse_limit
+from perfscope.analyzers.comparison.many import summarize
+from perfscope.analyzers.comparison.report import describe_verdict, shorten, to_data, to_sections
+from perfscope.analyzers.comparison.saved import to_baseline
+from perfscope.commands.options.common import FormatOption
+from perfscope.engine.sides import read_side
+from perfscope.errors import ExitCode, UsageError
+from perfscope.files import replace_file
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format, render
+from perfscope.report import Json, Report
+
+#: GitHub refuses longer comments and cuts longer summaries.
+LONGEST_MARKDOWN = 65_536
+_ROWS = (25, 12, 6, 3, 1)
+_MANY_SCHEMA = "perfscope/comparisons/1"
+_FEWEST_SIDES = 2
+
+Sides = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="A B...",
+        help="Runs, traces, logs or saved results. Several runs of one side: a folder of runs, or A1,A2,A3.",
+    ),
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'step_time>+3%', "
+        "'tflops<-3%', 'memory>+5%', throughput, energy, exposed_communication. May be repeated.",
+        show_default="none",
+    ),
+]
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Compare another model, batch or GPU count, too: per token."),
+]
+Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Write the last one as a baseline, which is compared like a run."),
+]
+
+
+def compare(
+    sides: Sides,
+    fail_on: FailOn = None,
+    anyway: Anyway = False,
+    operators: Operators = False,
+    save: Save = None,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Say whether B is slower or faster than A, by how much, and what the change is made of."""
+    limits = [parse_limit(text) for text in fail_on or ()]
+    if len(sides) < _FEWEST_SIDES and save is None:
+        raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
+    first, *others = (read_side(location, with_operators=operators) for location in sides)
+    if save is not None:
+        replace_file(save, (json.dumps(to_baseline(others[-1] if others else first), indent=1) + "\n").encode())
+    if not others:
+        return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
+    comparisons = [compare_sides(first, other, anyway=anyway, limits=limits, confidence=confidence) for other in others]
+    report = to_report(comparisons, is_markdown=format is Format.MARKDOWN)
+    return Outcome(report, format, notes=tuple(_notes(comparisons)), exit_code=_exit_code(comparisons))
+
+
+def _exit_code(comparisons: Sequence[Comparison]) -> ExitCode:
+    """A limit that is exceeded counts most, then a comparison that is refused, then damage."""
+    if any(verdict.is_exceeded for comparison in comparisons for verdict in comparison.limits):
+        return ExitCode.DIFFERENCE
+    if any(comparison.is_refused for comparison in comparisons):
+        return ExitCode.FAILED
+    return ExitCode.DAMAGED_INPUT if any(comparison.damage for comparison in comparisons) else ExitCode.OK
+
+
+def _notes(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Lines for standard error: what was damaged or refused, and every limit that was exceeded or not checked."""
+    for comparison in comparisons:
+        yield from (f"warning: {line}" for line in comparison.damage)
+        if comparison.is_refused:
+            yield f"{describe_verdict(comparison)} (--anyway compares them per token)"
+        name = shorten(comparison.b.name)
+        for verdict in comparison.limits:
+            if verdict.is_exceeded is not False:
+                yield f"{name}: {verdict.limit.text}: {verdict.reason}"
+
+
+def to_report(comparisons: Sequence[Comparison], *, is_markdown: bool) -> Report:
+    """Write comparisons as the neutral document; as markdown it fits a summary or a comment of GitHub."""
+    report = _report(comparisons, _ROWS[0])
+    for rows in _ROWS[1:]:
+        if not is_markdown or len(render(report, Format.MARKDOWN)) <= LONGEST_MARKDOWN:
+            break
+        report = _report(comparisons, rows)
+    return report
+
+
+def _report(comparisons: Sequence[Comparison], most_rows: int) -> Report:
+    damage = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
+    if len(comparisons) == 1:
+        return Report(
+            describe_verdict(comparisons[0]), to_data(comparisons[0]), to_sections(comparisons[0], most_rows), damage
+        )
+    data: dict[str, Json] = {"schema": _MANY_SCHEMA, "comparisons": [to_data(comparison) for comparison in comparisons]}
+    return Report(
+        f"{len(comparisons)} compared with {shorten(comparisons[0].a.name)}",
+        data,
+        summarize(comparisons, most_rows),
+        damage,
+    )

@@ -1,0 +1,129 @@
+"""Reads what ``perfscope compare`` compares: runs, traces, logs and saved results, several of them as one side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from perfscope.analyzers.budget.result import Budget
+from perfscope.analyzers.comparison.from_log import side_of_log
+from perfscope.analyzers.comparison.from_run import side_of_run, side_of_traces
+from perfscope.analyzers.comparison.saved import from_saved
+from perfscope.analyzers.comparison.several_runs import join_runs
+from perfscope.analyzers.comparison.side import Side
+from perfscope.analyzers.logs.setup import Overrides
+from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.constants import MIB
+from perfscope.engine.inputs import split_into_runs
+from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.errors import SourceError
+from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.runs.environment import read_environment
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.traces.files import TRACE_ENDINGS, is_url
+
+_OF_RUNS = frozenset(("steps", "mfu", "energy", "budget"))
+_OF_TRACES = frozenset(("budget",))
+_SCHEMA = b'"perfscope/'
+#: The schema is the first key of what perfscope saves.
+_HEAD_BYTES = 200
+_LARGEST_SAVED = 256 * MIB
+#: Facts of an environment that are no software.
+_NO_VERSIONS = frozenset(("GPUs", "Host", "System", "CPU", "Memory", "Network"))
+_SEPARATOR = ","
+
+
+def read_side(location: str, *, with_operators: bool = False) -> Side:
+    """Read one side: a run, traces, a log, a saved result; or several runs, in a folder or separated by commas.
+
+    Raises:
+        SourceError: It does not exist, or is none of these.
+        PerfscopeError: It is saved by another version, or its runs did not train the same.
+    """
+    if _SEPARATOR in location and not Path(location).exists() and not is_url(location):
+        parts = [part for part in location.split(_SEPARATOR) if part]
+        return join_runs(location, [_read_part(part, with_operators=with_operators) for part in parts])
+    return _read_part(location, with_operators=with_operators)
+
+
+def _read_part(location: str, *, with_operators: bool) -> Side:
+    path = Path(location)
+    if is_url(location):
+        return _read_traces(location, with_operators=with_operators)
+    if path.is_dir():
+        return _read_folder(location, with_operators=with_operators)
+    if path.is_file() and _is_saved(path):
+        return _read_saved(path)
+    if path.is_file() and not location.endswith(TRACE_ENDINGS):
+        return _read_log(path)
+    return _read_traces(location, with_operators=with_operators)
+
+
+def _read_folder(location: str, *, with_operators: bool) -> Side:
+    path = Path(location)
+    if is_run(path):
+        return _read_run(location, with_operators=with_operators)
+    runs = [group[0] for group in split_into_runs([location]) if is_run(Path(group[0]))]
+    if runs:
+        return join_runs(location, [_read_run(run, with_operators=with_operators) for run in runs])
+    if any(file.name.endswith(TRACE_ENDINGS) for file in path.rglob("*")):
+        return _read_traces(location, with_operators=with_operators)
+    logs = find_logs([path])
+    if not logs:
+        raise SourceError(
+            location,
+            "contains neither a run nor traces nor logs",
+            hint="a side is a run, traces, a log or a saved result",
+        )
+    return join_runs(location, [_read_log(log) for log in logs])
+
+
+def _read_run(location: str, *, with_operators: bool) -> Side:
+    analysis = analyze([location], Plan(only=_OF_RUNS, with_operators=with_operators))
+    assert analysis.run is not None
+    return side_of_run(
+        location, analysis.run, analysis.results, _reasons(analysis), _versions(Path(location)), analysis.damage
+    )
+
+
+def _read_traces(location: str, *, with_operators: bool) -> Side:
+    analysis = analyze([location], Plan(only=_OF_TRACES, with_operators=with_operators))
+    budget = analysis.results.get("budget")
+    reason = _reasons(analysis).get("budget", "")
+    return side_of_traces(location, budget if isinstance(budget, Budget) else None, reason, analysis.damage)
+
+
+def _reasons(analysis: Analysis) -> dict[str, str]:
+    return {skipped.analyzer: skipped.reason for skipped in analysis.skipped}
+
+
+def _versions(run: Path) -> dict[str, str]:
+    try:
+        return {name: value for name, value in read_environment(run).facts if name not in _NO_VERSIONS}
+    except SourceError:
+        return {}  # a run without its run.json is compared without versions
+
+
+def _read_log(path: Path) -> Side:
+    summary = summarize_log(read_log(path), Overrides())
+    if summary.status == "unrecognised":
+        problem = "is empty" if path.stat().st_size == 0 else "is neither a trace nor a log of a known framework"
+        raise SourceError(path, problem, hint="a side is a run, traces, a log or a saved result")
+    return side_of_log(str(path), summary)
+
+
+def _is_saved(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    return head.lstrip()[:1] == b"{" and _SCHEMA in head
+
+
+def _read_saved(path: Path) -> Side:
+    if path.stat().st_size > _LARGEST_SAVED:
+        raise SourceError(path, f"is larger than {_LARGEST_SAVED // MIB} MiB", hint="is it a saved result?")
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise SourceError(path, "is not complete JSON", hint="save it again") from None
+    return from_saved(str(path), data if isinstance(data, dict) else {})
