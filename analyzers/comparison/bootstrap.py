@@ -1,4 +1,4 @@
-"""The stationary bootstrap of a median: resamples of steps that keep how steps depend on each other.
+"""The stationary bootstrap of a median or a mean: resamples of steps that keep how steps depend on each other.
 
 Steps are no independent draws: a slow one is followed by slow ones, so that an interval that takes them for independent
 is too narrow. Resamples are made of blocks of consecutive steps of random lengths (D. Politis and J. Romano, "The
@@ -60,8 +60,17 @@ def _significant_lags(correlations: Float64, n: int) -> int:
 
 def resampled_medians(values: Float64, seed: int) -> Float64:
     """The medians of stationary-bootstrap resamples of a series; the same ones for the same seed."""
+    return np.asarray(np.median(_resampled(values, seed), axis=1), np.float64)
+
+
+def resampled_means(values: Float64, seed: int) -> Float64:
+    """The means of the same resamples."""
+    return np.asarray(_resampled(values, seed).mean(axis=1), np.float64)
+
+
+def _resampled(values: Float64, seed: int) -> Float64:
     thinned = values[:: ceil(len(values) / _MOST_RESAMPLED)]
-    return np.asarray(np.median(thinned[_resample(len(thinned), block_length(thinned), seed)], axis=1), np.float64)
+    return np.asarray(thinned[_resample(len(thinned), block_length(thinned), seed)])
 
 
 def _resample(n: int, length: float, seed: int) -> Int64:

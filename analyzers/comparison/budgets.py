@@ -86,7 +86,7 @@ def compare_budgets(a: Side, b: Side, factor: float, confidence: float = CONFIDE
         terms += _clock_terms(a, b, first, second, terms, notes)
     change_ns, explains = second.step_ns - first.step_ns, "the profiled steps"
     if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
-        times_ns = [round(side.step_time_s.median * NS_PER_S) for side in (a, b) if side.step_time_s]
+        times_ns = [round(side.step_time_s.centre * NS_PER_S) for side in (a, b) if side.step_time_s]
         change_ns, explains = round(times_ns[1] * factor) - times_ns[0], "the undisturbed steps"
         own = [_own_cost(side, step_ns) for side, step_ns in zip((a, b), times_ns, strict=True)]
         if all(len(costs) for costs in own):

@@ -27,7 +27,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import stdtrit
 
-from perfscope.analyzers.comparison.bootstrap import resampled_medians
+from perfscope.analyzers.comparison.bootstrap import resampled_means, resampled_medians
 from perfscope.report import Json
 from perfscope.tables.columns import Float64
 
@@ -37,7 +37,9 @@ BETWEEN_RUNS = 0.002
 #: The same, as a share of the standard deviation of steps.
 _BETWEEN_RUNS_OF_SPREAD = 0.15
 #: Fewer steps cannot tell.
-FEWEST_VALUES = 3
+FEWEST_VALUES = 2
+#: Fewer are not resampled: the interval is Welch's, and mind that its steps are taken for independent.
+_FEWEST_RESAMPLED = 8
 _EIGHTHS = 8
 _FEWEST_FOR_DRIFT = 4 * _EIGHTHS
 _MAD_TO_DEVIATION = 1.4826
@@ -59,9 +61,11 @@ class Samples:
     Attributes:
         runs: One series a run: the value of each step, all positive, in the order of time. One value alone is a figure
             that the run has once.
+        is_mean: Whether a run's value is the mean of its steps, because several are measured at once; else the median.
     """
 
     runs: tuple[Float64, ...]
+    is_mean: bool = False
 
     @property
     def count(self) -> int:
@@ -69,13 +73,18 @@ class Samples:
         return sum(map(len, self.runs))
 
     @property
-    def median(self) -> float:
-        """The median of a run, or the geometric mean of the runs' medians."""
-        return exp(float(np.mean([log(float(np.median(run))) for run in self.runs])))
+    def centres(self) -> list[float]:
+        """The logarithm of each run's value."""
+        return [log(float(np.mean(run) if self.is_mean else np.median(run))) for run in self.runs]
+
+    @property
+    def centre(self) -> float:
+        """The value of a run, or the geometric mean of the runs' values."""
+        return exp(float(np.mean(self.centres)))
 
     def scaled(self, factor: float) -> Samples:
         """Every value times a factor."""
-        return Samples(tuple(run * factor for run in self.runs))
+        return Samples(tuple(run * factor for run in self.runs), self.is_mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +132,15 @@ class Change:
 
 def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Change:
     """Compare a figure of two sides."""
-    middle = log(b.median / a.median)
+    middle = log(b.centre / a.centre)
     if max(len(a.runs), len(b.runs)) >= _SEVERAL:
         half = _between_runs(a, b, confidence)
-        return Change(a.median, b.median, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
+        return Change(a.centre, b.centre, (expm1(middle - half), expm1(middle + half)), Variation.RUNS)
     fewest = min(a.count, b.count)
     if fewest < FEWEST_VALUES:
-        return Change(a.median, b.median, None, Variation.NONE, _too_few(a.count, b.count))
-    low, high = _between_steps(np.log(a.runs[0]), np.log(b.runs[0]), middle, confidence)
-    return Change(a.median, b.median, (expm1(low), expm1(high)), Variation.STEPS)
+        return Change(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
+    low, high = _between_steps(a, b, middle, confidence)
+    return Change(a.centre, b.centre, (expm1(low), expm1(high)), Variation.STEPS)
 
 
 def exact_change(a: float, b: float) -> Change:
@@ -163,24 +172,28 @@ def _too_few(a: int, b: int) -> str:
 
 
 def _between_runs(a: Samples, b: Samples, confidence: float) -> float:
-    """Half of the interval by the runs' medians, at least as wide as the allowance for runs of the same code."""
-    medians = [[log(float(np.median(run))) for run in side.runs] for side in (a, b)]
-    half = welch_half_width(medians[0], medians[1], confidence)
+    """Half of the interval by the runs' values."""
+    half = welch_half_width(a.centres, b.centres, confidence)
     assert half is not None  # one side has several runs
     return half
 
 
-def _between_steps(a: Float64, b: Float64, middle: float, confidence: float) -> tuple[float, float]:
-    """The interval of the difference of two medians, of one run each."""
-    medians = [resampled_medians(values, seed) for seed, values in enumerate((a, b))]
+def _between_steps(a: Samples, b: Samples, middle: float, confidence: float) -> tuple[float, float]:
+    """The interval of the difference of two runs, of one run each."""
     tail = (1 - confidence) / 2
-    low, high = (float(value) for value in np.quantile(medians[1] - medians[0], (tail, 1 - tail)))
-    normal = NormalDist().inv_cdf(1 - tail)
-    student = float(stdtrit(min(len(a), len(b)) - 1, 1 - tail))
-    drift = sum(_drift_variance(values, resampled) for values, resampled in zip((a, b), medians, strict=True))
-    between = sum(BETWEEN_RUNS**2 + (_BETWEEN_RUNS_OF_SPREAD * _spread(values)) ** 2 for values in (a, b))
-    wider = float(stdtrit(_EIGHTHS - 1, 1 - tail)) ** 2 * drift + normal**2 * between
-    factor = student / normal
+    logs = [np.log(side.runs[0]) for side in (a, b)]
+    between = sum(BETWEEN_RUNS**2 + (_BETWEEN_RUNS_OF_SPREAD * _spread(values)) ** 2 for values in logs)
+    wider = NormalDist().inv_cdf(1 - tail) ** 2 * between
+    if min(map(len, logs)) < _FEWEST_RESAMPLED:
+        half = welch_half_width(logs[0].tolist(), logs[1].tolist(), confidence)
+        assert half is not None  # each has several steps
+        return middle - sqrt(half**2 + wider), middle + sqrt(half**2 + wider)
+    resample = resampled_means if a.is_mean else resampled_medians
+    centres = [resample(values, seed) for seed, values in enumerate(logs)]
+    low, high = (float(value) for value in np.quantile(centres[1] - centres[0], (tail, 1 - tail)))
+    factor = float(stdtrit(min(map(len, logs)) - 1, 1 - tail)) / NormalDist().inv_cdf(1 - tail)
+    drift = sum(_drift_variance(values, resampled) for values, resampled in zip(logs, centres, strict=True))
+    wider += float(stdtrit(_EIGHTHS - 1, 1 - tail)) ** 2 * drift
     return (
         middle - sqrt((factor * max(middle - low, 0.0)) ** 2 + wider),
         middle + sqrt((factor * max(high - middle, 0.0)) ** 2 + wider),

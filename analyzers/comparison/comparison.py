@@ -173,7 +173,7 @@ def _figures(
         if first is None or second is None:
             missing[figure] = _why(figure, a if first is None else b)
         elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
-            changes[figure] = exact_change(first.median, second.median)
+            changes[figure] = exact_change(first.centre, second.centre)
         elif figure is Figure.EXPOSED_COMMUNICATION:
             changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, confidence)
         else:
@@ -232,6 +232,10 @@ def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
     return Change(first, second, (middle - half / first, middle + half / first), Variation.STEPS)
 
 
+def _are_equal(a: Samples, b: Samples) -> bool:
+    return len(a.runs) == len(b.runs) and all(map(np.array_equal, a.runs, b.runs))
+
+
 def _explain(
     a: Side,
     b: Side,
@@ -241,6 +245,8 @@ def _explain(
 ) -> tuple[str, ...]:
     notes = []
     step = changes.get(Figure.STEP_TIME)
+    if a.step_time_s and b.step_time_s and _are_equal(a.step_time_s, b.step_time_s):
+        notes.append("A and B are the same steps: one measurement was named twice.")
     if step is not None and step.variation is Variation.STEPS:
         notes.append(
             "One run of each side: the interval covers how steps of these two processes vary, and an allowance for "

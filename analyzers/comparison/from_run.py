@@ -139,7 +139,7 @@ def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
             total.setdefault(step, []).append(energy_j)
     complete = [sum(total[step]) for step in sorted(total) if len(total[step]) == len(gpus)]
     values: Float64 = np.array(complete, np.float64)
-    return Samples((values,)) if len(values) and (values > 0).all() else None
+    return Samples((values,), is_mean=True) if len(values) and (values > 0).all() else None
 
 
 def _clock(run: Run) -> float | None:

@@ -8,7 +8,7 @@ from perfscope.analyzers.comparison.budgets import BudgetChange, TermChange
 from perfscope.analyzers.comparison.change import Change
 from perfscope.analyzers.comparison.comparison import Comparison, Verdict
 from perfscope.analyzers.comparison.inventory import Difference
-from perfscope.analyzers.comparison.side import Figure, Setup, Side
+from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
 from perfscope.tables.kernel_classes import short_name
@@ -26,11 +26,12 @@ _LONGEST_NAME = 60
 _LONGEST_TEXT = 400
 _MOST_RUNS = 8
 _MOST_NAMES = 5
-_WORDS = {
-    Verdict.SLOWER: "slower",
-    Verdict.FASTER: "faster",
-    Verdict.SAME: "no difference found",
-    Verdict.INCOMPARABLE: "cannot be compared",
+_KINDS = {
+    Kind.RUN: "a run",
+    Kind.TRACES: "traces",
+    Kind.LOG: "a log",
+    Kind.ANALYSIS: "a saved analysis",
+    Kind.BASELINE: "a baseline",
 }
 
 
@@ -192,9 +193,7 @@ def _describe(side: Side) -> str:
     steps = ", ".join(str(len(run)) for run in runs[:_MOST_RUNS]) + (", ..." if len(runs) > _MOST_RUNS else "")
     setup = _describe_setup(side.setup)
     counted = f"{len(runs)} runs of {steps} steps" if len(runs) > 1 else f"{steps or 'no'} steps"
-    return ", ".join(
-        part for part in (f"a {side.kind}" if side.kind is not side.kind.TRACES else "traces", counted, setup) if part
-    )
+    return ", ".join(part for part in (_KINDS[side.kind], counted, setup) if part)
 
 
 def _describe_setup(setup: Setup) -> str:

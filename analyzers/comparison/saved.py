@@ -156,11 +156,11 @@ class _Values:
         return {str(key): str(text) for key, text in value.items()}
 
 
-def _samples(data: _Values, name: str) -> Samples | None:
+def _samples(data: _Values, name: str, *, is_mean: bool = False) -> Samples | None:
     runs = [np.asarray(run, np.float64) for run in data.rows(name)]
     if any(run.ndim != 1 or not len(run) or not (run > 0).all() for run in runs):
         raise ValueError(f"{name} is no list of lists of positive numbers")
-    return Samples(tuple(runs)) if runs else None
+    return Samples(tuple(runs), is_mean) if runs else None
 
 
 def _from_baseline(name: str, data: _Values) -> Side:
@@ -173,7 +173,7 @@ def _from_baseline(name: str, data: _Values) -> Side:
         is_profiled=data.flag("is_profiled"),
         tflop_per_step=(float(str(operations[0])), str(operations[1])) if operations else None,
         memory_bytes=_samples(data, "memory_bytes"),
-        energy_j=_samples(data, "energy_j"),
+        energy_j=_samples(data, "energy_j", is_mean=True),
         clock_mhz=data.number("clock_mhz"),
         budget=None if budget is None else _budget(budget),
         profiled_ns=tuple(int(str(ns)) for ns in data.rows("profiled_ns")),

@@ -43,4 +43,6 @@ def join_runs(name: str, sides: Sequence[Side]) -> Side:
 
 def _join(samples: Sequence[Samples | None]) -> Samples | None:
     stated = [sample for sample in samples if sample is not None]
-    return Samples(tuple(run for sample in stated for run in sample.runs)) if len(stated) == len(samples) else None
+    if not stated or len(stated) < len(samples):
+        return None
+    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean)

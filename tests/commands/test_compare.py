@@ -1,0 +1,330 @@
+"""``perfscope compare``: what it takes, what it refuses, its JSON, its limits, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.commands.compare import LONGEST_MARKDOWN
+from tests.commands.report_cli import run
+from tests.conftest import ROOT
+
+RUN = ROOT / "fixtures" / "light" / "gpu_bound"
+OTHER = ROOT / "fixtures" / "light" / "ddp_gpu_bound"
+LOGS = ROOT / "fixtures" / "logs"
+
+Capture = pytest.CaptureFixture[str]
+
+
+def copied(source: Path, target: Path, edit: Callable[[dict[str, Any]], object] | None = None) -> Path:
+    """A run without its traces, each of whose steps is edited."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("traces"))
+    for file in target.glob("ranks/*/steps.jsonl"):
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        for step in steps:
+            if edit is not None:
+                edit(step)
+        file.write_text("".join(f"{json.dumps(step)}\n" for step in steps))
+    for file in target.glob("ranks/*/events.jsonl"):
+        lines = [line for line in file.read_text().splitlines() if '"kind":"window"' not in line]
+        file.write_text("".join(f"{line}\n" for line in lines))
+    return target
+
+
+def set_time(ms: float) -> Callable[[dict[str, Any]], object]:
+    """Steps of about so many milliseconds, which vary by a thousandth."""
+
+    def edit(step: dict[str, Any]) -> None:
+        if "wall_ns" in step:
+            step["wall_ns"] = round(ms * 1_000_000 * (1 + (step["step"] * 7919 % 21 - 10) / 10_000))
+
+    return edit
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs, the second 5 % slower."""
+    return copied(RUN, tmp_path / "a", set_time(20.0)), copied(RUN, tmp_path / "b", set_time(21.0))
+
+
+def test_the_json_has_the_schema_and_the_keys_that_are_promised(pair: tuple[Path, Path], capsys: Capture) -> None:
+    answer = run(capsys, "compare", *pair, "--format", "json")
+    document = answer.data
+    assert document["schema"] == "perfscope/comparison/1"
+    assert document["verdict"] == "slower"
+    step_time = document["step_time"]
+    assert (step_time["a_s"], step_time["b_s"]) == (pytest.approx(0.020, rel=1e-3), pytest.approx(0.021, rel=1e-3))
+    assert step_time["change"] == pytest.approx(0.05, rel=0.01)
+    low, high = step_time["interval"]
+    assert 0.03 < low < 0.05 < high < 0.07
+    assert document["throughput"]["change"] == pytest.approx(1 / 1.05 - 1, rel=0.01)
+    assert document["tflops"]["change"] == pytest.approx(1 / 1.05 - 1, rel=0.01)
+    assert document["memory"]["interval"] == [0, 0]
+    assert document["energy"]["a_j"] > 0
+    assert document["terms"] == []
+    assert document["unexplained_us"] is None
+    assert document["missing"]["budget"].endswith("the run contains no trace")
+
+
+def test_the_terms_and_what_is_unexplained_add_up_to_the_change(capsys: Capture) -> None:
+    document = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json").data
+    assert set(document["terms"][0]) >= {"name", "change_us", "interval_us"}
+    total_ns = sum(round(term["change_us"] * 1000) for term in document["terms"])
+    assert total_ns + round(document["unexplained_us"] * 1000) == round(document["change_us"] * 1000)
+    largest = [abs(term["change_us"]) for term in document["terms"]]
+    assert largest == sorted(largest, reverse=True)
+    assert [entry["name"][:4] for entry in document["appeared"] if "nccl" in entry["name"]] == ["nccl"]
+    assert len(document["unchanged"]["kernels"]) > 20
+
+
+def test_the_first_line_is_the_verdict(pair: tuple[Path, Path], capsys: Capture) -> None:
+    slower, faster = run(capsys, "compare", *pair), run(capsys, "compare", *reversed(pair))
+    assert " 5.0" in slower.out.splitlines()[0]
+    assert "% slower (interval +" in slower.out.splitlines()[0]
+    assert "% faster (interval -" in faster.out.splitlines()[0]
+    assert "the interval covers how steps of these two processes vary" in slower.out
+
+
+def test_a_run_against_itself_has_no_difference(capsys: Capture) -> None:
+    answer = run(capsys, "compare", RUN, RUN)
+    assert answer.code == 0
+    assert "no difference found (+0.00%" in answer.out.splitlines()[0]
+    assert "A and B are the same steps" in answer.out
+
+
+def test_another_batch_or_gpu_count_is_refused_with_the_reason(capsys: Capture) -> None:
+    answer = run(capsys, "compare", RUN, OTHER)
+    assert answer.code == 1
+    for reason in ("different batch: 8 samples a step against 16", "different GPU count: 1 against 2"):
+        assert reason in answer.out.splitlines()[0]
+        assert reason in answer.err
+    assert run(capsys, "compare", RUN, OTHER, "--format", "json").data["verdict"] == "incomparable"
+
+
+def test_anyway_compares_per_token(capsys: Capture) -> None:
+    answer = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json")
+    assert answer.code == 0
+    document = answer.data
+    assert document["per"] == "token"
+    alone = {path: run(capsys, "analyze", path, "--only", "steps", "--format", "json").data for path in (RUN, OTHER)}
+    rates = [alone[path]["results"]["steps"]["tokens_per_s"] for path in (RUN, OTHER)]
+    assert document["throughput"]["change"] == pytest.approx(rates[1] / rates[0] - 1, rel=1e-6)
+    assert document["step_time"]["change"] == pytest.approx(rates[0] / rates[1] - 1, rel=1e-6)
+
+
+def test_another_model_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    small = copied(RUN, tmp_path / "small")
+    record = small / "ranks" / "00000" / "model.json"
+    model = json.loads(record.read_text())
+    model["parameters"] = model["trainable"] = 1_000_000
+    record.write_text(json.dumps(model))
+    answer = run(capsys, "compare", RUN, small)
+    assert answer.code == 1
+    assert "different model: 220.3M parameters against 1M parameters" in answer.out
+
+
+def test_other_versions_are_said_and_compared(pair: tuple[Path, Path], capsys: Capture) -> None:
+    record = pair[1] / "run.json"
+    facts = json.loads(record.read_text())
+    facts["versions"]["transformers"] = "6.0.0"
+    record.write_text(json.dumps(facts))
+    answer = run(capsys, "compare", *pair)
+    assert answer.code == 0
+    assert "| version of transformers | 5.17.0 | 6.0.0 | compared |" in " ".join(answer.out.split()).replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"),
+    [
+        ("step_time>+3%", 3),
+        ("step_time > 3%", 3),
+        ("step_time>+5%", 0),  # the interval contains the limit
+        ("step_time>+8%", 0),
+        ("throughput<-3%", 3),
+        ("tflops<-3%", 3),
+        ("tflops<-5%", 0),
+        ("memory>+5%", 0),
+        ("step_time<-1%", 0),
+        ("energy>+500%", 0),
+        ("exposed_communication>+1%", 0),
+    ],
+)
+def test_a_limit_is_exceeded_where_the_whole_interval_is_beyond(
+    pair: tuple[Path, Path], capsys: Capture, limit: str, code: int
+) -> None:
+    assert run(capsys, "compare", *pair, "--fail-on", limit).code == code
+
+
+def test_of_several_limits_one_is_enough_and_each_is_answered(pair: tuple[Path, Path], capsys: Capture) -> None:
+    limits = ("--fail-on", "step_time>+10%", "--fail-on", "tflops<-1%", "--fail-on", "exposed_communication>+5%")
+    answer = run(capsys, "compare", *pair, *limits, "--format", "json")
+    assert answer.code == 3
+    assert [limit["exceeded"] for limit in answer.data["limits"]] == [False, True, None]
+    assert "tflops<-1%: exceeded" in answer.err
+    assert "exposed_communication>+5%: not checked" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        ("step_time", "is no limit"),
+        ("step_time>+3", "has no %"),
+        ("step_time>=3%", "is no limit"),
+        ("speed>+3%", "names no figure that is compared"),
+        ("", "is no limit"),
+    ],
+)
+def test_a_limit_that_does_not_parse_is_one_line(capsys: Capture, limit: str, problem: str) -> None:
+    answer = run(capsys, "compare", RUN, RUN, "--fail-on", limit)
+    assert answer.code == 2
+    assert not answer.out
+    first, hint = answer.err.splitlines()
+    assert first == f"perfscope: --fail-on {limit!r} {problem}"
+    assert hint.startswith("  hint: ")
+
+
+def test_ten_runs_are_each_compared_with_the_first_and_corrected(tmp_path: Path, capsys: Capture) -> None:
+    runs = [copied(RUN, tmp_path / f"run{number}", set_time(20 + 0.5 * (number == 7))) for number in range(10)]
+    document = run(capsys, "compare", *runs, "--format", "json").data
+    assert document["schema"] == "perfscope/comparisons/1"
+    assert [entry["verdict"] for entry in document["comparisons"]] == ["same"] * 6 + ["slower"] + ["same"] * 2
+    assert document["comparisons"][0]["confidence"] == pytest.approx(1 - 0.05 / 9)
+    pair = run(capsys, "compare", runs[0], runs[1], "--format", "json").data
+    widths = [
+        entry["step_time"]["interval"][1] - entry["step_time"]["interval"][0]
+        for entry in (pair, document["comparisons"][0])
+    ]
+    assert widths[1] > widths[0]
+    markdown = run(capsys, "compare", *runs).out
+    assert markdown.startswith("# 9 compared with ")
+    assert "## Verdicts" in markdown
+
+
+def test_several_runs_of_a_side_are_the_unit(tmp_path: Path, capsys: Capture) -> None:
+    for side, factor in (("a", 1.0), ("b", 1.01)):
+        for number, ms in enumerate((20.0, 21.0, 20.5)):
+            copied(RUN, tmp_path / side / f"run{number}", set_time(ms * factor))
+    folders = run(capsys, "compare", tmp_path / "a", tmp_path / "b", "--format", "json").data
+    assert folders["verdict"] == "same"
+    assert folders["step_time"]["covers"] == "runs"
+    assert folders["a"]["runs"] == 3
+    commas = [",".join(str(tmp_path / side / f"run{number}") for number in range(3)) for side in "ab"]
+    assert run(capsys, "compare", *commas, "--format", "json").data["step_time"] == folders["step_time"]
+    # One run of each would take the difference of the runs for one of the code.
+    alone = run(capsys, "compare", tmp_path / "a" / "run0", tmp_path / "b" / "run1", "--format", "json").data
+    assert alone["verdict"] == "slower"
+
+
+def test_a_baseline_is_compared_as_the_run_that_it_was_saved_from(tmp_path: Path, capsys: Capture) -> None:
+    baseline = tmp_path / "baseline.json"
+    assert run(capsys, "compare", RUN, "--save", baseline).code == 0
+    by_run = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json").data
+    by_baseline = run(capsys, "compare", baseline, OTHER, "--anyway", "--format", "json").data
+    for key in ("verdict", "step_time", "energy", "memory", "terms", "unexplained_us", "appeared", "changed", "setup"):
+        assert by_baseline[key] == by_run[key], key
+
+
+def test_a_saved_analysis_is_compared_by_what_it_has(tmp_path: Path, capsys: Capture) -> None:
+    saved = tmp_path / "analysis.json"
+    saved.write_text(run(capsys, "analyze", RUN, "--format", "json").out)
+    by_run = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json").data
+    document = run(capsys, "compare", saved, OTHER, "--anyway", "--format", "json").data
+    for key in ("verdict", "step_time", "throughput", "tflops", "memory"):
+        assert document[key] == by_run[key], key
+    assert {term["name"] for term in document["terms"]} <= {
+        "compute", "exposed communication", "exposed copy", "idle", "perfscope: slowdown of profiled steps"
+    }  # fmt: skip
+    total_ns = sum(round(term["change_us"] * 1000) for term in document["terms"])
+    assert total_ns + round(document["unexplained_us"] * 1000) == round(document["change_us"] * 1000)
+
+
+def test_a_log_and_a_run_share_step_time_and_say_what_they_do_not(capsys: Capture) -> None:
+    document = run(capsys, "compare", LOGS / "deepspeed_zero1_h200.log", RUN, "--format", "json").data
+    assert document["verdict"] in ("slower", "faster")
+    assert document["a"]["kind"] == "log"
+    assert document["energy"] is None
+    assert document["missing"]["energy"].endswith("logs state no energy")
+    assert document["missing"]["budget"].endswith("a log has no traces")
+
+
+def test_traces_are_compared_by_their_profiled_steps(capsys: Capture) -> None:
+    traces = ROOT / "fixtures" / "traces"
+    document = run(capsys, "compare", traces / "single", traces / "ddp4", "--anyway", "--format", "json").data
+    assert document["a"]["kind"] == "traces"
+    assert document["verdict"] == "incomparable"  # without tokens nothing is per token
+    own = run(capsys, "compare", traces / "ddp4", traces / "ddp4", "--format", "json").data
+    assert own["verdict"] == "same"
+    assert own["exposed_communication"]["a_s"] > 0
+    assert own["change_us"] == own["unexplained_us"] == 0
+
+
+def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
+    def last_alone(step: dict[str, Any]) -> None:
+        if step["step"] != 90:
+            step["window"] = "profiled"
+
+    single = copied(RUN, tmp_path / "single", last_alone)
+    answer = run(capsys, "compare", single, RUN)
+    assert answer.code == 0
+    assert "cannot tell: 1 against 89 steps" in answer.out.splitlines()[0]
+    assert run(capsys, "compare", single, RUN, "--format", "json").data["verdict"] == "incomparable"
+
+
+def test_an_empty_run_cannot_be_compared(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty" / "ranks").mkdir(parents=True)
+    answer = run(capsys, "compare", tmp_path / "empty", RUN)
+    assert answer.code == 4
+    assert "cannot be compared" in answer.out.splitlines()[0]
+    assert "no training step was recorded" in answer.out.splitlines()[0]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("b.json", b'{"schema": "perfscope/baseline/7"}', "is 'perfscope/baseline/7', which this version of perfscope"),
+        ("b.json", b'{"schema": "perfscope/baseline/1", "setup": ', "is not complete JSON"),
+        ("b.json", b'{"schema": "perfscope/baseline/1", "setup": 3}', "is damaged"),
+        ("b.json", b'{"schema": "perfscope/baseline/1", "step_time_s": [[0.1, -1]]}', "is damaged"),
+        ("b.json", b'{"schema": "perfscope/logs/1"}', "is 'perfscope/logs/1', which this version of perfscope"),
+        ("b.log", b"", "is empty"),
+        ("b.log", b"hello\n", "is neither a trace nor a log of a known framework"),
+        ("b.json", b"{}", "is not a trace"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: Capture, name: str, content: bytes, problem: str
+) -> None:
+    answer = run(capsys, "compare", RUN, write(tmp_path / name, content))
+    assert answer.code == 1
+    assert not answer.out
+    assert problem in answer.err.splitlines()[0]
+    assert len(answer.err.splitlines()) <= 2
+
+
+def test_what_is_typed_wrong_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    assert run(capsys, "compare", RUN).err.startswith("perfscope: nothing to compare it with")
+    assert run(capsys, "compare", RUN, tmp_path / "nowhere").code == 1
+    (tmp_path / "folder").mkdir()
+    assert "contains neither a run nor traces nor logs" in run(capsys, "compare", RUN, tmp_path / "folder").err
+
+
+def test_markdown_fits_a_summary_of_github_whatever_is_compared(tmp_path: Path, capsys: Capture) -> None:
+    """A hundred runs, with names as long as file systems allow."""
+    runs = [copied(RUN, tmp_path / f"{number:03d}-{'x' * 240}", set_time(20 + number % 7)) for number in range(60)]
+    text = run(capsys, "compare", *runs, *runs[1:]).out
+    assert len(text) <= LONGEST_MARKDOWN
+    assert "| slower" in text
+
+
+def test_every_format_of_other_commands_is_there(pair: tuple[Path, Path], capsys: Capture) -> None:
+    assert "Step time (ms)" in run(capsys, "compare", *pair, "--format", "csv").out
