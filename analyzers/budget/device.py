@@ -163,12 +163,17 @@ def _kernels(trace: Trace, rows: Int64, numbers: tuple[int, ...]) -> dict[Kernel
 
 
 def _operations(trace: Trace) -> dict[Operation, int]:
-    """Matrix products a step, times 1000."""
+    """Matrix products a step, times 1000; a call that contains another one is that one."""
     if trace.products is None:
         return {}
+    calls = trace.products.calls
+    is_outer = np.zeros(len(calls) + 1, np.bool_)
+    is_outer[calls.parent] = True  # ABSENT takes the last
+    counts = np.bincount(calls.product[~is_outer[:-1]], minlength=len(trace.products.products)).tolist()
     steps = trace.products.steps or len(trace.steps) or 1
-    counts: dict[Operation, int] = {}
-    for product in trace.products.products:
-        operation = Operation(product.operator, product.shapes, product.elements)
-        counts[operation] = counts.get(operation, 0) + product.count * _PER_MILLE // steps
-    return counts
+    operations: dict[Operation, int] = {}
+    for product, count in zip(trace.products.products, counts, strict=True):
+        if count and product.shapes:
+            operation = Operation(product.operator, product.shapes, product.elements)
+            operations[operation] = operations.get(operation, 0) + count * _PER_MILLE // steps
+    return operations

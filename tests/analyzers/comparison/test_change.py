@@ -55,7 +55,7 @@ def test_the_resamples_are_those_of_the_slow_bootstrap(correlation: float) -> No
     slow = slow_medians(values.tolist(), block_length(values), 1)
     assert fast.std() == pytest.approx(np.std(slow), rel=0.1)
     for share in (0.025, 0.5, 0.975):
-        assert np.quantile(fast, share) == pytest.approx(np.quantile(slow, share), abs=0.25 * np.std(slow))
+        assert np.quantile(fast, share) == pytest.approx(np.quantile(slow, share), abs=0.25 * float(np.std(slow)))
 
 
 @pytest.mark.parametrize(("correlation", "shortest", "longest"), [(0.0, 1, 3), (0.5, 3, 12), (0.9, 12, 60)])
@@ -132,7 +132,7 @@ def test_several_runs_have_welch_s_interval_of_their_medians() -> None:
         Samples(tuple(autoregressive(generator, 50, 0.3) * np.exp(generator.normal(0, spread)) for _ in range(count)))
         for count, spread in ((3, 0.02), (5, 0.05))
     ]
-    change = compare_samples(*sides)
+    change = compare_samples(sides[0], sides[1])
     assert change.variation is Variation.RUNS
     medians = [[log(np.median(run)) for run in side.runs] for side in sides]
     oracle = stats.ttest_ind(medians[1], medians[0], equal_var=False).confidence_interval(0.95)
@@ -149,7 +149,7 @@ def test_runs_that_differ_hide_what_their_steps_would_find() -> None:
             Samples(tuple(autoregressive(generator, 60, 0.3, 0.002) * np.exp(generator.normal(0, 0.05)) for _ in "123"))
             for _ in "ab"
         ]
-        interval = compare_samples(*sides).interval
+        interval = compare_samples(sides[0], sides[1]).interval
         assert interval is not None
         wrong += not interval[0] <= 0 <= interval[1]
     assert wrong <= 14  # 5 % of 200, and the chance of two standard deviations
@@ -161,7 +161,7 @@ def test_a_run_that_drifts_has_a_wider_interval() -> None:
     drifting = [values * np.exp(np.linspace(-0.03, 0.03, 100)) for values in quiet]
     widths = []
     for pair in (quiet, drifting):
-        interval = compare_samples(*map(one, pair)).interval
+        interval = compare_samples(one(pair[0]), one(pair[1])).interval
         assert interval is not None
         widths.append(interval[1] - interval[0])
     assert widths[1] > 3 * widths[0]
