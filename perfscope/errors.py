@@ -72,5 +72,9 @@ class MissingInput(PerfscopeError):
     """An analyzer lacks an input. The report lists the reason instead of a number."""
 
 
+class NotApplicable(MissingInput):
+    """An analyzer is for inputs of another kind. It is listed only where it is asked for."""
+
+
 class NoDevice(MissingInput):
     """An analyzer of devices sees none, in traces or among the samples of NVML."""

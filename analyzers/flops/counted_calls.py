@@ -13,7 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.flops.operator_rules import count_flops, needs_engine
 from perfscope.analyzers.shared.iterations import find_iterations
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import ABSENT, Trace, span_at
@@ -87,6 +87,30 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
         other_replays=launches.other_replays,
         other_replays_ns=launches.other_replays_ns,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallFlops:
+    """Operations of each call by itself, where it counts.
+
+    Attributes:
+        flops: Of the calls that count; 0 of others.
+        of_engine: Which calls are attention of an engine that cannot be counted without its iteration.
+        is_open: Which other calls cannot be counted.
+    """
+
+    flops: Int64
+    of_engine: Bool
+    is_open: Bool
+
+
+def count_each(trace: Trace, products: Products) -> CallFlops:
+    """The operations of each call, whether it ran or was recorded."""
+    own = _count_own(trace, products)
+    tree = _Tree(own, products.calls.parent)
+    is_engine = np.array([needs_engine(product.operator) for product in products.products], np.bool_)
+    of_engine = is_engine[products.calls.product]
+    return CallFlops(np.where(tree.counts, own, 0), tree.is_open & of_engine, tree.is_open & ~of_engine)
 
 
 def _count_own(trace: Trace, products: Products) -> Int64:

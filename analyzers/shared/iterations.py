@@ -55,6 +55,13 @@ class Iteration:
     decode_tokens: int | None
     attended_twice: int | None = None
 
+    @property
+    def tokens(self) -> int | None:
+        """All tokens that it computes; absent where the annotation does not state them."""
+        if self.prefill_tokens is None or self.decode_tokens is None:
+            return None
+        return self.prefill_tokens + self.decode_tokens
+
 
 def parse_iteration(annotation: str) -> Iteration | None:
     """The iteration that an annotation marks; None where it marks none.

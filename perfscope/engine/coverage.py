@@ -40,6 +40,7 @@ class TraceSummary:
         first_ns, last_ns: The time that it covers, on the wall clock; both 0 where it covers none.
         is_of_device: Whether it names GPUs or calls that only a run on a GPU makes.
         is_cut: Whether it is cut off, or damaged otherwise.
+        records_graphs: Whether all that it launched was recorded as a graph, which runs nothing.
     """
 
     path: str
@@ -52,11 +53,13 @@ class TraceSummary:
     last_ns: int
     is_of_device: bool = False
     is_cut: bool = False
+    records_graphs: bool = False
 
 
 def summarize(trace: Trace) -> TraceSummary:
     """Summarize one trace."""
-    launches = _are_calls(trace, _LAUNCHES) & ~_in_capture(trace)
+    called, recorded = _are_calls(trace, _LAUNCHES), _in_capture(trace)
+    launches = called & ~recorded
     correlation = trace.calls.correlation
     has_event = (correlation == ABSENT) | (join(correlation, trace.device.correlation) != ABSENT)
     tables = [table for table in (trace.device, trace.annotations, trace.calls, trace.operators) if len(table)]
@@ -71,6 +74,7 @@ def summarize(trace: Trace) -> TraceSummary:
         last_ns=max((trace.base_ns + int(table.start_ns[-1]) for table in tables), default=0),
         is_of_device=bool(trace.devices) or bool(launches.any()),
         is_cut=bool(trace.damage),
+        records_graphs=bool((called & recorded).any()) and not launches.any(),
     )
 
 
@@ -135,7 +139,7 @@ def _duplicates(summaries: Sequence[TraceSummary]) -> list[str]:
 
 
 def _without_device_events(summaries: Sequence[TraceSummary]) -> list[str]:
-    empty = [summary for summary in summaries if not summary.device_events]
+    empty = [summary for summary in summaries if not summary.device_events and not summary.records_graphs]
     if not empty or len(empty) == len(summaries):
         return []
     return [f"{len(empty)} of {len(summaries)} traces contain no GPU events, others do: {_enumerate(_names(empty))}"]

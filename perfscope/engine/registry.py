@@ -170,6 +170,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
+    Analyzer("iterations", "perfscope.analyzers.iterations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
     Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),

@@ -21,7 +21,7 @@ from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, Analyzer, Partial, Reads, Result, analyzers
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
-from perfscope.errors import MissingInput, NoDevice, SourceError, UsageError
+from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import MOST_FILES, is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
@@ -144,6 +144,8 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
         except MissingInput as missing:
+            if isinstance(missing, NotApplicable) and analyzer.name not in plan.only:
+                continue
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
     results = _with_derived(results, plan.only)

@@ -25,15 +25,26 @@ _ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 _RECORDED = re.compile(r"^(?:cuda|cu|hip)\w*(?:Launch\w*Kernel|Mem(?:cpy|set)\w*Async)")
 _REPLAYS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 #: A graph may leave out as large a part of what was recorded, such as copies of nothing.
-_LEFT_OUT = 0.01
+LEFT_OUT = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
-    """A graph that was recorded: the rows of the calls of products in it, and how many launches it recorded."""
+class Recording:
+    """A graph that was recorded.
 
+    Attributes:
+        start_ns: When the recording began.
+        calls: The rows of the calls of products in it.
+        launches: How many launches it recorded.
+    """
+
+    start_ns: int
     calls: Int64
     launches: int
+
+    def is_launched_as(self, events: int) -> bool:
+        """Whether a launch of a graph with so many device events may be one of it."""
+        return events > 0 and abs(self.launches - events) <= LEFT_OUT * self.launches
 
 
 def find_launches(trace: Trace, products: Products) -> Launches:
@@ -41,7 +52,7 @@ def find_launches(trace: Trace, products: Products) -> Launches:
     if products.launches is not None:
         return products.launches
     calls, device = products.calls, trace.device
-    recordings = list(_find_recordings(trace, calls))
+    recordings = list(find_recordings(trace, calls))
     runs = np.ones(len(calls), np.int64)
     for recording in recordings:
         runs[recording.calls] = 0
@@ -79,15 +90,14 @@ class _Replays:
         others: Launches of graphs that belong to no recording.
     """
 
-    def __init__(self, trace: Trace, calls: ProductCalls, recordings: Sequence[_Recording], runs: Int64) -> None:
+    def __init__(self, trace: Trace, calls: ProductCalls, recordings: Sequence[Recording], runs: Int64) -> None:
         self._launch = trace.launch
-        rows = np.flatnonzero(_called(trace, _REPLAYS))
-        counts = np.bincount(self._launch[self._launch != ABSENT], minlength=len(trace.calls))
+        rows, counts = find_replays(trace)
         self._is_own = np.zeros(len(trace.calls) + 1, np.bool_)
         self._is_other = np.zeros(len(trace.calls) + 1, np.bool_)
         self.others = 0
-        for row in rows.tolist():
-            recording = _match(recordings, int(counts[row]), calls)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            recording = _match(recordings, count, calls)
             if recording is None:
                 self._is_other[row] = True
                 self.others += 1
@@ -98,7 +108,7 @@ class _Replays:
             # A launch that cannot be told apart may be one of them.
             for recording in recordings:
                 unlaunched = recording.calls[runs[recording.calls] == 0]
-                runs[unlaunched] = ABSENT if _may_be(recording, counts[rows]) else 0
+                runs[unlaunched] = ABSENT if _may_be(recording, counts) else 0
 
     def split(self, device: DeviceEvents) -> tuple[Bool, Bool]:
         """Which device events are of launches of recordings, and which of other graphs."""
@@ -106,23 +116,19 @@ class _Replays:
         return self._is_own[self._launch], self._is_other[self._launch]
 
 
-def _may_be(recording: _Recording, counts: Int64) -> bool:
-    return any(_fits(recording, int(count)) for count in counts)
+def _may_be(recording: Recording, counts: Int64) -> bool:
+    return any(recording.is_launched_as(int(count)) for count in counts)
 
 
-def _fits(recording: _Recording, count: int) -> bool:
-    return count > 0 and abs(recording.launches - count) <= _LEFT_OUT * recording.launches
-
-
-def _match(recordings: Sequence[_Recording], count: int, calls: ProductCalls) -> _Recording | None:
+def _match(recordings: Sequence[Recording], count: int, calls: ProductCalls) -> Recording | None:
     """The recording of a launched graph with as many events; None where there is none, or different ones fit."""
     exact = [recording for recording in recordings if recording.launches == count]
-    fitting = exact or [recording for recording in recordings if _fits(recording, count)]
+    fitting = exact or [recording for recording in recordings if recording.is_launched_as(count)]
     contents = {tuple(sorted(calls.product[recording.calls].tolist())) for recording in fitting}
     return fitting[0] if len(contents) == 1 else None
 
 
-def _find_recordings(trace: Trace, calls: ProductCalls) -> Iterator[_Recording]:
+def find_recordings(trace: Trace, calls: ProductCalls) -> Iterator[Recording]:
     """The graphs that threads recorded; one that was begun before the trace has its end alone, and is left out."""
     begins, ends, recorded = (_called(trace, pattern) for pattern in (_BEGINS, _ENDS, _RECORDED))
     of_trace = trace.calls
@@ -134,7 +140,15 @@ def _find_recordings(trace: Trace, calls: ProductCalls) -> Iterator[_Recording]:
             stop_ns = int(later[0]) if len(later) else int(of_trace.start_ns[-1]) + 1
             inside = mine & recorded & (of_trace.start_ns >= start_ns) & (of_trace.start_ns < stop_ns)
             rows = (calls.thread == thread) & (calls.start_ns >= start_ns) & (calls.start_ns < stop_ns)
-            yield _Recording(np.flatnonzero(rows), int(inside.sum()))
+            yield Recording(start_ns, np.flatnonzero(rows), int(inside.sum()))
+
+
+def find_replays(trace: Trace) -> tuple[Int64, Int64]:
+    """The rows of ``trace.calls`` that launched a graph, and how many device events each of them has."""
+    launch = trace.launch
+    counts = np.bincount(launch[launch != ABSENT], minlength=len(trace.calls))
+    rows = np.flatnonzero(_called(trace, _REPLAYS))
+    return rows, counts[rows]
 
 
 def _innermost(calls: ProductCalls, moments_ns: Int64, threads: Int64) -> Int64:

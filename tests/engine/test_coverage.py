@@ -62,3 +62,16 @@ def test_a_gpu_trace_that_is_cut_before_its_kernels_is_no_run_on_a_cpu(tmp_path:
     trace = read_trace(path)
     (line,) = find_problems([summarize(trace)])
     assert line == "1 traces of a GPU are cut off or damaged before their GPU events: rank 0"
+
+
+def test_a_trace_of_the_recording_of_a_graph_has_no_gpu_events_to_lose(tmp_path: Path) -> None:
+    recording = [
+        call("cudaStreamBeginCapture", 451, 452, launch=97),
+        call("cudaLaunchKernel", 453, 455, launch=98),
+        call("cudaStreamEndCapture", 456, 457, launch=99),
+    ]
+    paths = [
+        write(tmp_path / f"{place}_rank0.json", events, **distributed(0), baseTimeNanoseconds=place * 10**9)
+        for place, events in enumerate((SOUND, recording))
+    ]
+    assert find_problems([summarize(read_trace(path)) for path in paths]) == []
