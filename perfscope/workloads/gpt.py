@@ -35,7 +35,7 @@ class Block(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.head_size = config.heads, config.hidden // config.heads
         self.attention_norm = nn.LayerNorm(config.hidden)
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.projection = nn.Linear(config.hidden, config.hidden)
@@ -45,12 +45,12 @@ class Block(nn.Module):
         )
 
     def forward(self, states: Tensor) -> Tensor:
-        """Map states of (batch, positions, hidden) to the same shape."""
-        batch, positions, hidden = states.shape
-        qkv = self.qkv(self.attention_norm(states)).view(batch, positions, 3, self.heads, hidden // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        """Map states of (batch, positions, hidden) to the same shape; its products may hold a share of the heads."""
+        batch, positions, _ = states.shape
+        qkv = self.qkv(self.attention_norm(states)).view(batch, positions, -1, 3, self.head_size)
+        query, key, value = qkv.permute(3, 0, 2, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        states = states + self.projection(attended.transpose(1, 2).reshape(batch, positions, hidden))
+        states = states + self.projection(attended.transpose(1, 2).reshape(batch, positions, -1))
         return states + self.mlp(self.mlp_norm(states))
 
 

@@ -1,0 +1,167 @@
+"""The strategies of ``perfscope bench``: one a module, short enough to read and to copy.
+
+A module has ``build(job)``, which spreads the job's model and returns a ``Training``: how a batch is trained, and how
+the weights are saved. This table says how each is started, and what it asks for; it imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Processes(Enum):
+    """How a strategy uses the devices."""
+
+    ONE = "one process and one device"
+    ALL_DEVICES = "one process and all devices"
+    ONE_A_DEVICE = "one process a device"
+
+
+class Batch(Enum):
+    """What a strategy does with a batch, which says by what it must be divisible."""
+
+    WHOLE = "whole"
+    SHARED = "shared among the ranks"
+    SHARED_BY_PAIRS = "shared among pairs of ranks"
+    MICRO_BATCHES = "cut into micro-batches"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A row of the benchmark.
+
+    Attributes:
+        title: What people read.
+        module: Its module in this package.
+        processes: How it is started.
+        batch: What it does with a batch.
+        fewest: The fewest devices.
+        multiple: The number of devices is a multiple of it.
+        stages: Stages on each device; 0 where the model is not cut.
+        needs_splits: It needs a model whose products it knows how to split.
+        package: A package beside torch that it needs.
+        options: Keyword arguments of its ``build``.
+        equals: Strategies with the same name here train the same weights, but for rounding.
+        layout: Its layout as ``perfscope plan`` takes it: the ZeRO stage, or what is split over all devices.
+    """
+
+    title: str
+    module: str
+    processes: Processes = Processes.ONE_A_DEVICE
+    batch: Batch = Batch.SHARED
+    fewest: int = 1
+    multiple: int = 1
+    stages: int = 0
+    needs_splits: bool = False
+    package: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    equals: str | None = None
+    layout: Mapping[str, object] = field(default_factory=dict)
+
+
+def _pipeline(title: str, schedule: str, stages: int) -> Strategy:
+    return Strategy(
+        title,
+        "pipelining",
+        batch=Batch.MICRO_BATCHES,
+        fewest=2,
+        stages=stages,
+        options={"schedule": schedule},
+        equals="pipeline",
+        layout={"pp": "all"},
+    )
+
+
+def _deepspeed(title: str, stage: int | None, *, offload: bool = False) -> Strategy:
+    options: dict[str, object] = {} if stage is None else {"stage": stage}
+    return Strategy(
+        title,
+        "deepspeed_engine",
+        package="deepspeed",
+        options={**options, "offload": True} if offload else options,
+        equals="data",
+        layout={"zero": stage or 0},
+    )
+
+
+#: In the order of the table.
+STRATEGIES: Mapping[str, Strategy] = {
+    "single": Strategy("one device", "single", Processes.ONE, Batch.WHOLE, equals="whole"),
+    "dp": Strategy("nn.DataParallel", "data_parallel", Processes.ALL_DEVICES, Batch.SHARED, fewest=2),
+    "ddp": Strategy("DistributedDataParallel", "ddp", equals="data"),
+    "mp": Strategy(
+        "model parallel by hand",
+        "model_parallel",
+        Processes.ALL_DEVICES,
+        Batch.WHOLE,
+        fewest=2,
+        stages=1,
+        equals="whole",
+        layout={"pp": "all"},
+    ),
+    "pmp": Strategy(
+        "pipelined model parallel",
+        "pipelined_model_parallel",
+        Processes.ALL_DEVICES,
+        Batch.WHOLE,
+        fewest=2,
+        stages=1,
+        layout={"pp": "all"},
+    ),
+    "rpc": Strategy("RPC pipeline", "rpc_pipeline", batch=Batch.WHOLE, fewest=2, stages=1, layout={"pp": "all"}),
+    "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2, equals="data", layout={"zero": 1}),
+    "gpipe": _pipeline("torch pipeline, GPipe", "gpipe", 1),
+    "1f1b": _pipeline("torch pipeline, 1F1B", "1f1b", 1),
+    "interleaved": _pipeline("torch pipeline, interleaved 1F1B", "interleaved", 2),
+    "zero-bubble": _pipeline("torch pipeline, zero-bubble", "zero-bubble", 2),
+    "fsdp2": Strategy("FSDP 2", "fsdp2", fewest=2, equals="data", layout={"zero": 3}),
+    "fsdp2-keep": Strategy(
+        "FSDP 2 without resharding", "fsdp2", fewest=2, options={"reshard": False}, equals="data", layout={"zero": 2}
+    ),
+    "tp": Strategy(
+        "DTensor tensor parallel",
+        "tensor_parallel",
+        batch=Batch.WHOLE,
+        fewest=2,
+        needs_splits=True,
+        equals="whole",
+        layout={"tp": "all"},
+    ),
+    "fsdp2-tp": Strategy(
+        "FSDP 2 x tensor parallel 2",
+        "fsdp2_tensor_parallel",
+        batch=Batch.SHARED_BY_PAIRS,
+        fewest=2,
+        multiple=2,
+        needs_splits=True,
+        equals="whole",
+        layout={"tp": 2, "zero": 3},
+    ),
+    "deepspeed": _deepspeed("DeepSpeed data parallel", None),
+    "zero-0": _deepspeed("DeepSpeed ZeRO 0", 0),
+    "zero-1": _deepspeed("DeepSpeed ZeRO 1", 1),
+    "zero-2": _deepspeed("DeepSpeed ZeRO 2", 2),
+    "zero-3": _deepspeed("DeepSpeed ZeRO 3", 3),
+    "offload": _deepspeed("DeepSpeed ZeRO 2, optimizer in host memory", 2, offload=True),
+    "deepspeed-pipeline": Strategy(
+        "DeepSpeed pipeline",
+        "deepspeed_pipeline",
+        batch=Batch.MICRO_BATCHES,
+        fewest=2,
+        stages=1,
+        package="deepspeed",
+        layout={"pp": "all"},
+    ),
+    "megatron-tp": Strategy(
+        "Megatron-core tensor parallel",
+        "megatron_tensor_parallel",
+        batch=Batch.WHOLE,
+        fewest=2,
+        needs_splits=True,
+        package="megatron.core",
+        equals="whole",
+        layout={"tp": "all"},
+    ),
+}

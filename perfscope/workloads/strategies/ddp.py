@@ -1,0 +1,17 @@
+"""``DistributedDataParallel``: a model on every rank; gradients are averaged while the backward pass goes on."""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+from perfscope.workloads.tasks.job import Job, Training
+
+
+def build(job: Job) -> Training:
+    """Train on this rank's share of the batch."""
+    job.join_group()
+    model = DistributedDataParallel(job.model())
+    job.compile(model)
+    optimizer = job.optimizer(model.parameters())
+    share = (job.rank, job.world_size)
+    return Training(job.plain_step(model, optimizer), job.save_on_first_rank(model.module, optimizer), share)

@@ -1,0 +1,44 @@
+"""DeepSpeed's PipelineEngine: a stage a rank, micro-batches by 1F1B."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule
+from torch import Tensor
+
+from perfscope.workloads.tasks.job import Job, Training
+
+
+def build(job: Job) -> Training:
+    """Train this rank's stage; every rank knows the loss."""
+    deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
+    module = PipelineModule(
+        layers=job.layers(), num_stages=job.world_size, loss_fn=job.loss, partition_method="uniform"
+    )
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=job.optimizer(module.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": job.options.batch // job.options.micro_batches,
+            "gradient_accumulation_steps": job.options.micro_batches,
+            "bf16": {"enabled": job.is_bf16},
+            "gradient_clipping": 0.0,
+            "steps_per_print": 10**9,
+        },
+    )
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        if job.is_bf16 and inputs.is_floating_point():
+            inputs = inputs.to(torch.bfloat16)
+        size = job.options.batch // job.options.micro_batches
+        loss: Tensor = engine.train_batch(cycle(zip(inputs.split(size), targets.split(size), strict=True)))
+        return loss
+
+    def save(folder: Path) -> None:
+        engine.save_checkpoint(str(folder))
+
+    return Training(step, save)
