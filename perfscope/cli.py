@@ -44,6 +44,7 @@ COMMANDS = (
     "tflops",
     "logs",
     "scaling",
+    "bench",
     "bubble",
     "plan",
     "checkpoint",

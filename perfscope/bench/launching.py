@@ -1,0 +1,250 @@
+"""Starts the training of a row under ``perfscope profile``, and cleans up behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from perfscope.bench.obstacles import Machine
+from perfscope.bench.settings import Settings, Variant
+from perfscope.errors import PerfscopeError, UsageError
+from perfscope.workloads.strategies import Processes
+
+_SCRIPT = "perfscope.workloads.strategies.train"
+_NVML_HZ = "20"
+_POLL_S = 0.02
+#: After Ctrl-C a training has so long to end by itself.
+_PATIENCE_S = 10
+_LONGEST_DESCRIPTION_S = 300
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a training leaves its files.
+
+    Attributes:
+        run_dir: The run of ``perfscope profile``.
+        result: What each rank wrote.
+        checkpoint: The checkpoint, which is removed once it was measured.
+        log: The output of the processes.
+        gate: The file that lets the training begin.
+    """
+
+    run_dir: Path
+    result: Path
+    checkpoint: Path
+    log: Path
+    gate: Path
+
+    @classmethod
+    def below(cls, folder: Path, name: str) -> Place:
+        """The places of a training in the folder of a benchmark."""
+        work = folder / "work" / name
+        return cls(
+            folder / "runs" / name, work / "result", work / "checkpoint", folder / "logs" / f"{name}.log", work / "gate"
+        )
+
+    def clear(self) -> None:
+        """Remove what an earlier attempt left."""
+        for path in (self.run_dir, self.result.parent):
+            shutil.rmtree(path, ignore_errors=True)
+        self.result.parent.mkdir(parents=True)
+        self.run_dir.parent.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(slots=True)
+class Started:
+    """A training that runs, or waits for its gate to open."""
+
+    variant: Variant
+    place: Place
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def wait_until_ready(self, seconds: float) -> None:
+        """Wait until every process has made its imports, or the training has ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            ready = list(self.place.gate.parent.glob(f"{self.place.gate.name}.ready-*"))
+            if len(ready) >= self.variant.processes:
+                return
+            time.sleep(_POLL_S)
+
+    def train(self, seconds: float) -> None:
+        """Open the gate, and wait until every rank has trained and written its result, or until the time is over."""
+        self.place.gate.touch()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            if len(list(self.place.result.glob("rank-*.json"))) >= self.variant.processes:
+                return
+            time.sleep(_POLL_S)
+
+    def finish(self, seconds: float) -> int | None:
+        """Wait for the end of the command; its exit code, None where it did not end in time."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End what still runs of it, and remove what DeepSpeed leaves in the host's shared memory."""
+        ranks = _list_descendants(self.process.pid)  # torchrun's have process groups of their own
+        if self.process.poll() is None:
+            _send(os.killpg, self.process.pid, signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_PATIENCE_S)
+            for process in ranks:
+                _send(os.kill, process, signal.SIGKILL)
+            _send(os.killpg, self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self.port}_*"):
+            buffer.unlink(missing_ok=True)
+
+
+def start(variant: Variant, settings: Settings, place: Place, *, waits: bool) -> Started:
+    """Start a training; where it ``waits``, it makes its imports and begins when its gate opens."""
+    place.clear()
+    port = _find_free_port()
+    words = profile_words(variant, settings, place, port, waits=waits)
+    with place.log.open("wb") as log:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(settings, variant, port),
+            start_new_session=True,
+        )
+    return Started(variant, place, process, port)
+
+
+def profile_words(variant: Variant, settings: Settings, place: Place, port: int, *, waits: bool) -> list[str]:
+    """The whole command, from ``perfscope profile`` on."""
+    window = str(settings.profiled_step)
+    profile = ["profile", "-o", str(place.run_dir), "--steps", window, "--window", "operators", "--nvml-hz", _NVML_HZ]
+    return [
+        *(sys.executable, "-m", "perfscope", *profile, "--"),
+        *launch_words(variant, settings, port),
+        *training_words(variant, settings),
+        *("--result", str(place.result)),
+        *(("--checkpoint", str(place.checkpoint)) if settings.saves else ()),
+        *(("--gate", str(place.gate)) if waits else ()),
+    ]
+
+
+def launch_words(variant: Variant, settings: Settings, port: int) -> list[str]:
+    """The launcher of a variant's processes, up to the training script."""
+    script = find_script()
+    if variant.facts.processes is not Processes.ONE_A_DEVICE:
+        return [sys.executable, script]
+    if settings.launcher is not None:
+        launcher = settings.launcher.format(nproc=variant.nproc, port=port)
+        return [*shlex.split(launcher), script]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--master-port", str(port)]
+    return [*torchrun, "--nproc-per-node", str(variant.nproc), script]
+
+
+def training_words(variant: Variant, settings: Settings) -> list[str]:
+    """The options of the training script."""
+    devices = variant.nproc if variant.facts.processes is Processes.ALL_DEVICES else 1
+    return [
+        *("--strategy", variant.strategy, "--precision", variant.precision, "--devices", str(devices)),
+        *model_words(settings),
+        *("--batch", str(settings.batch_of(variant)), "--steps", str(settings.trained_steps)),
+        *("--micro-batches", str(settings.micro_batches), "--split-size", str(settings.split_size)),
+        *(f"--{change}" for change in variant.changes),
+    ]
+
+
+def model_words(settings: Settings) -> list[str]:
+    """The options of the training script about model, data and device."""
+    data = ["--data", settings.data] if settings.data else []
+    return ["--model", settings.model, *data, "--image-size", str(settings.image_size), "--device", settings.device]
+
+
+def describe_machine(settings: Settings) -> Machine:
+    """What the training script says of the model and of this machine, before anything is trained.
+
+    Raises:
+        UsageError: The model or the data cannot be used; the last line of what it raised says why.
+        PerfscopeError: torch is missing.
+    """
+    if find_spec("torch") is None:
+        raise PerfscopeError("torch is not installed here", hint="pip install perfscope-toolkit[torch]")
+    ended = subprocess.run(
+        [sys.executable, find_script(), "--describe", *model_words(settings)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LONGEST_DESCRIPTION_S,
+        env=_environment(settings, None, 0),
+    )
+    if ended.returncode != 0:
+        lines = [line for line in ended.stderr.splitlines() if line.strip()]
+        places = [line.strip() for line in lines if line.lstrip().startswith("File ") and ".py" in line]
+        where = f" ({places[-1]})" if settings.model.partition(":")[0].endswith(".py") and places else ""
+        raise UsageError(f"{settings.model}: {lines[-1] if lines else 'it ended without a word'}{where}")
+    return Machine(**json.loads(ended.stdout.splitlines()[-1]))
+
+
+def find_script() -> str:
+    """The path of the training script."""
+    spec = find_spec(_SCRIPT)
+    if spec is None or spec.origin is None:
+        raise PerfscopeError("the training script of the strategies is missing", hint="reinstall perfscope-toolkit")
+    return spec.origin
+
+
+def _environment(settings: Settings, variant: Variant | None, port: int) -> dict[str, str]:
+    """The environment of a training: the package that runs now, and on CPUs as many threads as its devices have."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = settings.threads * (variant.nproc // variant.processes if variant else 1)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _list_descendants(process: int) -> list[int]:
+    """The processes below a process, as long as it runs."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    below = list(children.get(process, []))
+    for child in below:
+        below += children.get(child, [])
+    return below
+
+
+def _send(send: Callable[[int, int], None], process: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        send(process, number)

@@ -1,0 +1,115 @@
+"""One training of one row: what was measured, or why nothing was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from perfscope.bench.settings import Variant, read_variant
+from perfscope.errors import SourceError
+from perfscope.files import replace_file
+from perfscope.report import Json
+
+SCHEMA = "perfscope/bench-measurement/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A training that ended; what was not measured is None.
+
+    Attributes:
+        variant: The row.
+        repetition: Its number among the row's trainings, from 0.
+        reason: Why it failed; None where it did not.
+        step_ns: Each measured step on its slowest rank, without the warm-up, the profiled step and its neighbours.
+        samples: Samples of a step.
+        tokens: Tokens of a step.
+        first_loss, last_loss: The loss of the first step, and the mean of the last quarter of the steps.
+        accuracy: Share of correct answers in the last quarter of the steps.
+        memory_bytes: The peak of tensors on each device in order, or of each process on CPUs.
+        memory_used_bytes: The most memory in use on any GPU, by NVML.
+        util_percent: Mean utilisation of the GPUs.
+        step_j: Energy of a step of all GPUs.
+        overlap: Share of the communication that computation hides.
+        shares: Shares of the profiled step: ``compute``, ``exposed_communication``, ``exposed_copy``, ``idle``.
+        bubble: Share of the pipeline's time in which its stages idle.
+        tflops: TFLOPs per GPU by convention; ``products`` counts the model's own matrix products and convolutions.
+        mfu: Share of the peak.
+        save_ns, save_bytes: Duration and size of a checkpoint.
+        findings: What the analysis says of the run.
+        predictions: What was predicted, by quantity.
+        unpredicted: Why there is no prediction.
+        notes: Doubts about the figures.
+    """
+
+    variant: Variant
+    repetition: int
+    reason: str | None = None
+    step_ns: tuple[int, ...] = ()
+    samples: int | None = None
+    tokens: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    losses: tuple[float, ...] = ()
+    accuracy: float | None = None
+    memory_bytes: tuple[int, ...] = ()
+    memory_used_bytes: int | None = None
+    util_percent: float | None = None
+    step_j: float | None = None
+    overlap: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    bubble: float | None = None
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    mfu: float | None = None
+    save_ns: int | None = None
+    save_bytes: int | None = None
+    findings: tuple[str, ...] = ()
+    predictions: Mapping[str, float | None] = field(default_factory=dict)
+    unpredicted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its files and of its run."""
+        return f"{self.variant.key}.{self.repetition}"
+
+    def data(self) -> dict[str, Json]:
+        """The measurement for JSON."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{self.name}.json", json.dumps(self.data(), indent=1).encode())
+
+
+def read_measurements(folder: Path) -> list[Measurement]:
+    """The measurements of a folder.
+
+    Raises:
+        SourceError: A file is none.
+    """
+    return [read_measurement(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read one measurement.
+
+    Raises:
+        SourceError: The file is none.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+        is_ours = isinstance(values, dict) and values.get("schema") == SCHEMA
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise SourceError(path, "is not a measurement of `perfscope bench`")
+    names = {column.name for column in fields(Measurement)}
+    chosen: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+    chosen |= {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+    chosen["variant"] = read_variant(values["variant"])
+    return Measurement(**chosen)

@@ -1,0 +1,189 @@
+"""Reads what a training left: its run, analyzed as ``perfscope analyze`` does, and the results of its ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.bench.launching import Place
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.obstacles import Machine
+from perfscope.bench.settings import Settings, Variant
+from perfscope.constants import NS_PER_S, TERA
+from perfscope.errors import PerfscopeError
+from perfscope.sources.runs.run import read_run
+
+#: Reading JSON of unknown depth.
+Tree = Mapping[str, Any]
+
+_LAST_QUARTER = 4
+_MOST_FINDINGS = 5
+
+
+def measure(variant: Variant, repetition: int, settings: Settings, machine: Machine, place: Place) -> Measurement:
+    """The measurement of a training that ended well.
+
+    Raises:
+        PerfscopeError: Its run or its results cannot be read.
+    """
+    ranks = _read_ranks(place.result, variant, settings)
+    analysis = run_perfscope("analyze", str(place.run_dir))
+    results = analysis.get("results", {})
+    step_ns = _find_steps(place.run_dir, settings)
+    samples = settings.batch_of(variant)
+    losses = _mean_losses(ranks)
+    last = max(1, len(losses) // _LAST_QUARTER)
+    save_bytes = sum(file.stat().st_size for file in place.checkpoint.rglob("*") if file.is_file())
+    return Measurement(
+        variant,
+        repetition,
+        step_ns=step_ns,
+        samples=samples,
+        tokens=samples * machine.tokens if machine.tokens else None,
+        first_loss=losses[0] if losses else None,
+        last_loss=fmean(losses[-last:]) if losses else None,
+        losses=tuple(losses),
+        accuracy=_find_accuracy(ranks) if machine.is_classified else None,
+        memory_bytes=tuple(device["bytes"] for rank in ranks for device in rank["memory"]),
+        memory_used_bytes=max((gpu["memory_used_bytes"] for gpu in _used_gpus(results)), default=None),
+        util_percent=_mean(gpu["util_percent"] for gpu in _used_gpus(results)),
+        step_j=_get(results, "energy", "step_j"),
+        overlap=_find_overlap(results),
+        shares=_find_shares(results),
+        bubble=_find_bubble(results),
+        tflops=_find_tflops(variant, samples, machine, step_ns, results),
+        mfu=_get(results, "mfu", "mfu"),
+        save_ns=max((rank["save_ns"] for rank in ranks if rank["save_ns"]), default=None) if save_bytes else None,
+        save_bytes=save_bytes or None,
+        findings=_find_findings(results),
+        notes=tuple(_doubt(losses, step_ns, settings)),
+    )
+
+
+def run_perfscope(*words: str) -> Tree:
+    """The JSON that a command of perfscope prints.
+
+    Raises:
+        PerfscopeError: It failed; its last line says why.
+    """
+    command = [sys.executable, "-m", "perfscope", "--quiet", *words, "--format", "json"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        document: Tree = json.loads(ended.stdout)
+    except ValueError:
+        lines = [line.removeprefix("perfscope: ") for line in ended.stderr.splitlines() if line.strip()]
+        raise PerfscopeError(lines[0] if lines else f"perfscope {words[0]} printed nothing") from None
+    return document
+
+
+def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree]:
+    ranks = [json.loads(path.read_bytes()) for path in sorted(folder.glob("rank-*.json"))]
+    if settings.launcher is None and len(ranks) != variant.processes:
+        raise PerfscopeError(f"{len(ranks)} of {variant.processes} ranks wrote a result")
+    if not ranks:
+        raise PerfscopeError("no rank wrote a result", hint="several hosts need a folder that they share")
+    return ranks
+
+
+def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
+    """The undisturbed steps between the warm-up and the profiler's window."""
+    times = find_undisturbed(read_run(run_dir).steps).times_ns()
+    first, last = settings.warmup + 1, settings.warmup + settings.steps
+    steps = tuple(wall_ns for step, wall_ns in sorted(times.items()) if first <= step <= last)
+    if not steps:
+        raise PerfscopeError("no undisturbed step was recorded")
+    return steps
+
+
+def _mean_losses(ranks: Sequence[Tree]) -> list[float]:
+    """The loss of each step over the ranks that know it: the mean of equal shares is the mean of the batch."""
+    columns = zip(*(rank["losses"] for rank in ranks), strict=True)
+    losses = [[loss for loss in column if loss is not None] for column in columns]
+    return [fmean(column) for column in losses if column]
+
+
+def _find_accuracy(ranks: Sequence[Tree]) -> float | None:
+    hits = answers = 0
+    for rank in ranks:
+        last = max(1, len(rank["hits"]) // _LAST_QUARTER) if rank["hits"] else 0
+        hits += sum(rank["hits"][-last:]) if last else 0
+        answers += sum(rank["answers"][-last:]) if last else 0
+    return hits / answers if answers else None
+
+
+def _used_gpus(results: Tree) -> list[Tree]:
+    gpus = results.get("gpus") or []
+    return [gpu for gpu in gpus if gpu["ranks"]]
+
+
+def _find_overlap(results: Tree) -> float | None:
+    axes = _get(results, "overlap", "axes") or []
+    communication = sum(axis["communication_us"] for axis in axes)
+    return sum(axis["hidden_us"] for axis in axes) / communication if communication else None
+
+
+def _find_shares(results: Tree) -> dict[str, float]:
+    """The parts of the profiled step, which add up to 1."""
+    whole = _get(results, "breakdown", "all_marked") or _get(results, "breakdown", "all") or {}
+    if not whole.get("window_us"):
+        return {}
+    parts = ("compute", "exposed_communication", "exposed_copy", "idle")
+    return {part: whole[f"{part}_us"] / whole["window_us"] for part in parts}
+
+
+def _find_bubble(results: Tree) -> float | None:
+    for source in ("pipeline_steps", "pipeline_bubble"):  # of steps without a profiler first
+        share = _get(results, source, "fraction_of_total")
+        if share is not None:
+            return float(share)
+    return None
+
+
+def _find_tflops(
+    variant: Variant, samples: int, machine: Machine, step_ns: Sequence[int], results: Tree
+) -> dict[str, float]:
+    conventions = _get(results, "mfu", "conventions") or []
+    by_name = {line["name"]: line["tflops_per_gpu"] for line in conventions if line["tflops_per_gpu"] is not None}
+    if machine.flops_per_sample is not None and step_ns:
+        step_s = sorted(step_ns)[len(step_ns) // 2] / NS_PER_S
+        by_name["products"] = machine.flops_per_sample * samples / step_s / variant.nproc / TERA
+    return by_name
+
+
+def _find_findings(results: Tree) -> tuple[str, ...]:
+    """The parts of the wall time that are stated, largest first."""
+    findings = results.get("findings")
+    if isinstance(findings, list):
+        texts = [finding.get("title") or finding.get("text") for finding in findings if isinstance(finding, dict)]
+        return tuple(str(text) for text in texts if text)[:_MOST_FINDINGS]
+    return ()
+
+
+def _doubt(losses: Sequence[float], step_ns: Sequence[int], settings: Settings) -> list[str]:
+    notes = []
+    if len(losses) > 1 and not losses[-1] < losses[0]:
+        notes.append(f"the loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}")
+    if len(step_ns) < settings.steps:
+        notes.append(
+            f"{settings.steps - len(step_ns)} of {settings.steps} measured steps were disturbed and are left out"
+        )
+    return notes
+
+
+def _get(results: Tree, *keys: str) -> Any:  # noqa: ANN401  # a value of JSON
+    """A value of a result, None where the analyzer was skipped."""
+    value: Any = results
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

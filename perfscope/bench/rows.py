@@ -1,0 +1,187 @@
+"""The rows of a benchmark: repeated trainings summed up, and compared with each other.
+
+A row's step is the median over its trainings of each training's median step. Trainings of the same round ran one behind
+the other, so two rows are compared round by round: the mean of the logarithms of their ratios, with Student's interval
+at 95 %. Rows truly differ where that interval excludes 1. With one round there is nothing to tell chance from change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, fsum, log, sqrt
+from statistics import fmean, median
+
+from scipy.special import stdtrit
+
+from perfscope.analyzers.shared.statistics import CONFIDENCE, count_values
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.settings import Variant
+from perfscope.constants import NS_PER_S
+from perfscope.report import Json
+
+_FEWEST_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast a row is as another.
+
+    Attributes:
+        value: Throughput over throughput.
+        interval: At 95 %; None with one round.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the rows truly differ; None where that was not tested."""
+        return None if self.interval is None else not self.interval[0] <= 1 <= self.interval[1]
+
+    def data(self) -> dict[str, Json]:
+        """The ratio for JSON."""
+        return {
+            "ratio": self.value,
+            "interval": list(self.interval) if self.interval else None,
+            "differs": self.differs,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant and its trainings.
+
+    Attributes:
+        variant: The row.
+        trainings: Those that were measured, by number.
+        reason: Why there is none, or why some failed; None where all are measured.
+    """
+
+    variant: Variant
+    trainings: tuple[Measurement, ...]
+    reason: str | None
+
+    @property
+    def step_s(self) -> float | None:
+        """Median over the trainings of each training's median step."""
+        return median(map(_step_s, self.trainings)) if self.trainings else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Throughput of all devices."""
+        samples = self.trainings[0].samples if self.trainings else None
+        return samples / self.step_s if samples and self.step_s else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Throughput in tokens; None where samples are no sequences."""
+        tokens = self.trainings[0].tokens if self.trainings else None
+        return tokens / self.step_s if tokens and self.step_s else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the throughput.
+
+        Over the trainings where there are several; else over the steps of the one, which says nothing of the next one.
+        """
+        if not self.trainings or not self.trainings[0].samples:
+            return None
+        samples = self.trainings[0].samples
+        if len(self.trainings) >= _FEWEST_ROUNDS:
+            spread = _student([log(_step_s(training)) for training in self.trainings])
+            return samples / exp(spread[1]), samples / exp(spread[0])
+        steps = count_values([wall_ns / NS_PER_S for wall_ns in self.trainings[0].step_ns]).median_interval()
+        return None if steps is None else (samples / steps[1], samples / steps[0])
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """The peak of each device, over the trainings."""
+        columns = zip(*(training.memory_bytes for training in self.trainings), strict=False)
+        return tuple(max(column) for column in columns)
+
+    @property
+    def largest_memory_bytes(self) -> int | None:
+        """The peak of the fullest device."""
+        return max(self.memory_bytes, default=None)
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a figure over the trainings that have it."""
+        values = [value for training in self.trainings if (value := getattr(training, name)) is not None]
+        return fmean(values) if values else None
+
+    def mean_of(self, name: str, part: str) -> float | None:
+        """The mean of a figure among several, such as a convention's TFLOPs."""
+        values = [getattr(training, name)[part] for training in self.trainings if part in getattr(training, name)]
+        return fmean(values) if values else None
+
+    @property
+    def joules_per_sample(self) -> float | None:
+        """Energy of a sample."""
+        joules, samples = self.mean("step_j"), self.trainings[0].samples if self.trainings else None
+        return joules / samples if joules is not None and samples else None
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of a token."""
+        joules, tokens = self.mean("step_j"), self.trainings[0].tokens if self.trainings else None
+        return joules / tokens if joules is not None and tokens else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Doubts about the trainings, each once, and why some failed."""
+        notes = [note for training in self.trainings for note in training.notes]
+        return tuple(dict.fromkeys([*notes, *([self.reason] if self.reason else [])]))
+
+
+def sum_up(measurements: Sequence[Measurement], variants: Sequence[Variant] = ()) -> tuple[Row, ...]:
+    """The rows, in the order of the variants and then of the measurements."""
+    order = dict.fromkeys([*variants, *(measurement.variant for measurement in measurements)])
+    by_variant: dict[Variant, list[Measurement]] = {variant: [] for variant in order}
+    for measurement in measurements:
+        by_variant[measurement.variant].append(measurement)
+    return tuple(_sum_up_row(variant, members) for variant, members in by_variant.items() if members)
+
+
+def _sum_up_row(variant: Variant, members: Sequence[Measurement]) -> Row:
+    trainings = sorted((member for member in members if member.reason is None), key=lambda member: member.repetition)
+    reasons = [member.reason for member in members if member.reason is not None]
+    reason = reasons[0] if reasons else None
+    if reason is not None and trainings:
+        reason = f"{len(reasons)} of {len(members)} trainings {reason}"
+    return Row(variant, tuple(trainings), reason)
+
+
+def compare_rows(row: Row, other: Row) -> Ratio | None:
+    """How many times as fast a row is as another; None where either was not measured."""
+    if row.samples_per_s is None or other.samples_per_s is None:
+        return None
+    value = row.samples_per_s / other.samples_per_s
+    rounds = {training.repetition: training for training in other.trainings}
+    logs = [
+        log(_speed(training) / _speed(rounds[training.repetition]))
+        for training in row.trainings
+        if training.repetition in rounds
+    ]
+    if row is other or len(logs) < _FEWEST_ROUNDS:
+        return Ratio(value, None)
+    low, high = _student(logs)
+    return Ratio(value, (exp(low), exp(high)))
+
+
+def _speed(training: Measurement) -> float:
+    return (training.samples or 0) / _step_s(training)
+
+
+def _step_s(training: Measurement) -> float:
+    return median(training.step_ns) / NS_PER_S
+
+
+def _student(values: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean of at least two values."""
+    mean = fmean(values)
+    degrees = len(values) - 1
+    deviation = sqrt(fsum((value - mean) ** 2 for value in values) / degrees)
+    reach = float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * deviation / sqrt(len(values))
+    return mean - reach, mean + reach

@@ -1,0 +1,184 @@
+"""Runs the trainings of a benchmark in turn; every one that ended is kept, whatever comes after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.bench.failures import explain_failure
+from perfscope.bench.launching import Place, Started, start
+from perfscope.bench.measurement import Measurement, read_measurements
+from perfscope.bench.measuring import measure
+from perfscope.bench.obstacles import Machine, find_obstacle
+from perfscope.bench.settings import Settings, Variant
+from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.files import replace_file
+from perfscope.report import Json
+
+SCHEMA = "perfscope/bench-settings/1"
+_SETTINGS_FILE = "bench.json"
+_ROWS_FOLDER = "rows"
+_LONGEST_START_S = 300.0
+
+#: Says what is done, in a line.
+Tell = Callable[[str], None]
+#: Adds predictions to a measurement.
+Predict = Callable[[Measurement, Place], Measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The trainings of a benchmark.
+
+    Attributes:
+        folder: Where everything is written.
+        settings: What all have in common.
+        machine: What they run on.
+        variants: The rows.
+        repetitions: Trainings of each row.
+        seconds: What one training may take.
+        start_ahead: Trainings that make their imports together before they train one by one.
+        keeps_runs: Whether the runs of ``perfscope profile`` stay behind their analysis.
+    """
+
+    folder: Path
+    settings: Settings
+    machine: Machine
+    variants: tuple[Variant, ...]
+    repetitions: int
+    seconds: float
+    start_ahead: int
+    keeps_runs: bool
+
+
+def order_trainings(variants: Sequence[Variant], repetitions: int) -> list[tuple[Variant, int]]:
+    """The trainings in turn: every row once, then every row again from the last to the first, and so on.
+
+    What drifts with time, such as a temperature, is so spread over all rows: ABBA.
+
+    >>> [variant.strategy + str(repetition) for variant, repetition in order_trainings(
+    ...     [Variant("single", 1, "fp32"), Variant("ddp", 2, "fp32")], 3)]
+    ['single0', 'ddp0', 'ddp1', 'single1', 'single2', 'ddp2']
+    """
+    rounds = ((variants if number % 2 == 0 else variants[::-1], number) for number in range(repetitions))
+    return [(variant, number) for row, number in rounds for variant in row]
+
+
+def prepare_folder(folder: Path, settings: Settings) -> None:
+    """Begin a benchmark in a folder, or go on with the one that was interrupted there.
+
+    Raises:
+        UsageError: The folder holds something else, or a benchmark with other settings.
+    """
+    path = folder / _SETTINGS_FILE
+    document: dict[str, Json] = {"schema": SCHEMA, **settings.data_of()}
+    if path.exists():
+        earlier = read_settings(folder)
+        differing = [name for name, value in document.items() if earlier.get(name) != value]
+        if differing:
+            changes = ", ".join(f"{name} {earlier.get(name)!r} to {document[name]!r}" for name in differing)
+            raise UsageError(f"{folder} holds a benchmark with other settings: {changes}", hint="name another with -o")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} exists and holds no benchmark", hint="name another folder with -o")
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(document, indent=1).encode())
+
+
+def read_settings(folder: Path) -> dict[str, Json]:
+    """The settings of the benchmark in a folder.
+
+    Raises:
+        SourceError: There is none.
+    """
+    try:
+        document = json.loads((folder / _SETTINGS_FILE).read_bytes())
+    except (OSError, ValueError):
+        document = None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise SourceError(folder, "holds no benchmark", hint=f"`perfscope bench` writes its {_SETTINGS_FILE} there")
+    return document
+
+
+def read_rows(folder: Path) -> list[Measurement]:
+    """The measurements of a benchmark's folder."""
+    return read_measurements(folder / _ROWS_FOLDER)
+
+
+def run_trainings(plan: Plan, tell: Tell, predict: Predict) -> Iterator[Measurement]:
+    """Run what is not yet measured, in turn, and yield each measurement once it is on disk."""
+    names = {measurement.name for measurement in read_rows(plan.folder)}
+    trainings = order_trainings(plan.variants, plan.repetitions)
+    pending = []
+    for variant, repetition in trainings:
+        obstacle = find_obstacle(variant, plan.settings, plan.machine)
+        measurement = Measurement(variant, repetition, reason=obstacle)
+        if obstacle is not None and repetition == 0:
+            yield measurement  # not on disk: what is missing today may be there tomorrow
+        elif obstacle is None and measurement.name not in names:
+            pending.append(measurement)
+    for begin in range(0, len(pending), plan.start_ahead):
+        yield from _run_together(plan, pending[begin : begin + plan.start_ahead], len(pending) - begin, tell, predict)
+
+
+def _run_together(
+    plan: Plan, pending: Sequence[Measurement], left: int, tell: Tell, predict: Predict
+) -> Iterator[Measurement]:
+    """Start trainings together, and let them train one after the other."""
+    started: list[tuple[Measurement, Started]] = []
+    try:
+        for measurement in pending:
+            place = Place.below(plan.folder, measurement.name)
+            started.append((measurement, start(measurement.variant, plan.settings, place, waits=len(pending) > 1)))
+        if len(pending) > 1:
+            for _, training in started:
+                training.wait_until_ready(_LONGEST_START_S)
+        with ThreadPoolExecutor(len(pending)) as analyses:  # where several are started, beside the next training
+            ended = []
+            try:
+                for number, (measurement, training) in enumerate(started):
+                    tell(f"{measurement.name}: {left - number} trainings to go")
+                    training.train(plan.seconds)
+                    ended.append(analyses.submit(_finish, plan, measurement, training, predict))
+                for future in ended:
+                    yield future.result()
+            except BaseException:  # Ctrl-C, most often: what has trained is still measured
+                for _, training in started[len(ended) :]:
+                    training.stop()
+                raise
+    finally:
+        for _, training in started:
+            training.stop()
+
+
+def _finish(plan: Plan, measurement: Measurement, training: Started, predict: Predict) -> Measurement:
+    """Wait for the end of a training, measure it, and keep the measurement."""
+    code = training.finish(plan.seconds)
+    finished = predict(_conclude(plan, measurement, training.place, code), training.place)
+    finished.write(plan.folder / _ROWS_FOLDER)
+    _clear_up(plan, finished, training.place)
+    return finished
+
+
+def _conclude(plan: Plan, measurement: Measurement, place: Place, code: int | None) -> Measurement:
+    """What a training measured, or why it did not."""
+    variant, repetition = measurement.variant, measurement.repetition
+    if code != 0:
+        return Measurement(variant, repetition, reason=explain_failure(place.log, code, plan.seconds))
+    try:
+        return measure(variant, repetition, plan.settings, plan.machine, place)
+    except PerfscopeError as error:
+        return Measurement(variant, repetition, reason=f"failed: {error}")
+
+
+def _clear_up(plan: Plan, measurement: Measurement, place: Place) -> None:
+    """Remove the checkpoint, and the run where it is not to stay; the log of a failure stays."""
+    shutil.rmtree(place.result.parent, ignore_errors=True)
+    if not plan.keeps_runs:
+        shutil.rmtree(place.run_dir, ignore_errors=True)
+        if measurement.reason is None:
+            place.log.unlink(missing_ok=True)

@@ -1,0 +1,170 @@
+"""What a benchmark trains, on what, and which variants of which strategies are its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+
+from perfscope.errors import UsageError
+from perfscope.report import Json
+from perfscope.workloads.strategies import STRATEGIES, Processes, Strategy
+
+#: Steps behind the measured ones: the profiler's warm-up, the profiled step, and one in which its trace is written.
+STEPS_OF_WINDOW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all rows of a benchmark have in common.
+
+    Attributes:
+        model: As typed.
+        data: File or folder of real data; None for synthetic data.
+        device: ``cpu`` or ``cuda``.
+        batch: Samples of a step: of all devices together, or of each where ``is_weak``.
+        is_weak: Whether the batch grows with the number of devices.
+        image_size: Pixels of a side of a synthetic image.
+        warmup, steps: Steps that are dropped, and steps that are measured behind them.
+        micro_batches: Micro-batches of a pipeline.
+        split_size: Samples of a split of the pipelined and the RPC strategy.
+        saves: Whether each training saves a checkpoint at its end.
+        threads: Threads of a device: a CPU device is a share of the cores, the same one in every row.
+        launcher: The words that start the processes of several hosts; None for torchrun on this host.
+    """
+
+    model: str
+    data: str | None
+    device: str
+    batch: int
+    is_weak: bool
+    image_size: int
+    warmup: int
+    steps: int
+    micro_batches: int
+    split_size: int
+    saves: bool
+    threads: int
+    launcher: str | None
+
+    def data_of(self) -> dict[str, Json]:
+        """The settings for JSON."""
+        return asdict(self)
+
+    @property
+    def profiled_step(self) -> int:
+        """The step that is profiled, behind the measured ones."""
+        return self.warmup + self.steps + 2
+
+    @property
+    def trained_steps(self) -> int:
+        """All steps of a training."""
+        return self.warmup + self.steps + STEPS_OF_WINDOW
+
+    def batch_of(self, variant: Variant) -> int:
+        """Samples of a step of all devices."""
+        return self.batch * variant.nproc if self.is_weak else self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One row: a strategy on so many devices.
+
+    Attributes:
+        strategy: Its name.
+        nproc: Devices.
+        precision: ``fp32`` or ``bf16``.
+        recompute: Activations of each block are computed again in the backward pass.
+        compile: The model is compiled by torch.compile.
+    """
+
+    strategy: str
+    nproc: int
+    precision: str
+    recompute: bool = False
+    compile: bool = False
+
+    @property
+    def facts(self) -> Strategy:
+        """What is known of the strategy."""
+        return STRATEGIES[self.strategy]
+
+    @property
+    def key(self) -> str:
+        """A name for files, different for each variant.
+
+        >>> Variant("ddp", 2, "bf16", recompute=True).key
+        'ddp-2-bf16-recompute'
+        """
+        return "-".join((self.strategy, str(self.nproc), self.precision, *self.changes))
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The options that are switched on."""
+        return (*(("recompute",) if self.recompute else ()), *(("compile",) if self.compile else ()))
+
+    @property
+    def processes(self) -> int:
+        """Processes that train."""
+        return self.nproc if self.facts.processes is Processes.ONE_A_DEVICE else 1
+
+    def data(self) -> dict[str, Json]:
+        """The variant for JSON."""
+        return asdict(self)
+
+
+def expand_matrix(
+    strategies: Sequence[str], nprocs: Sequence[int], precisions: Sequence[str], options: Sequence[Sequence[str]]
+) -> tuple[Variant, ...]:
+    """Every sensible combination, by number of devices.
+
+    A strategy of one device has one row however many are asked for; a strategy that needs more than are asked for has
+    none, unless no number is large enough: then its row can say so.
+
+    Args:
+        strategies: Names.
+        nprocs: Numbers of devices.
+        precisions: ``fp32``, ``bf16``.
+        options: Sets of ``recompute`` and ``compile``; an empty set is the plain variant.
+    """
+    rows = [
+        Variant(strategy, nproc, precision, "recompute" in changes, "compile" in changes)
+        for precision, changes in product(precisions, options)
+        for strategy in strategies
+        for nproc in _choose_nprocs(STRATEGIES[strategy], nprocs)
+    ]
+    order = {name: number for number, name in enumerate(STRATEGIES)}
+    return tuple(
+        sorted(
+            dict.fromkeys(rows),
+            key=lambda row: (row.nproc, precisions.index(row.precision), row.changes, order[row.strategy]),
+        )
+    )
+
+
+def _choose_nprocs(strategy: Strategy, nprocs: Sequence[int]) -> Iterator[int]:
+    if strategy.processes is Processes.ONE:
+        yield 1
+    else:
+        enough = [nproc for nproc in nprocs if nproc >= strategy.fewest]
+        yield from enough or [max(nprocs)]
+
+
+def choose_strategies(names: Sequence[str]) -> tuple[str, ...]:
+    """The strategies of ``--strategies``.
+
+    Raises:
+        UsageError: There is none of a name.
+    """
+    if tuple(names) == ("all",):
+        return tuple(STRATEGIES)
+    for name in names:
+        if name not in STRATEGIES:
+            raise UsageError(f"there is no strategy {name!r}", hint=f"all, or some of: {', '.join(STRATEGIES)}")
+    return tuple(dict.fromkeys(names))
+
+
+def read_variant(values: dict[str, object]) -> Variant:
+    """The variant of a file; unknown keys are of a later version and are ignored."""
+    names = {field.name for field in fields(Variant)}
+    return Variant(**{name: value for name, value in values.items() if name in names})  # type: ignore[arg-type]

@@ -1,0 +1,290 @@
+"""The rows of a benchmark as tables for people and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from perfscope.bench.advice import Advice, advice_lines
+from perfscope.bench.rows import Ratio, Row, compare_rows
+from perfscope.constants import GB, NS_PER_S
+from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds, percent
+
+#: Devices whose memory differs by less share one figure.
+_SAME_MEMORY = 0.02
+_NO_LETTERS = ""
+
+
+def name_rows(rows: Sequence[Row]) -> dict[str, str]:
+    """A short name of each row: the strategy, its devices, and its options where rows differ in them."""
+    precisions = {row.variant.precision for row in rows}
+    return {row.variant.key: _name(row, with_precision=len(precisions) > 1) for row in rows}
+
+
+def rows_data(rows: Sequence[Row], first: Row | None) -> list[Json]:
+    """The rows for JSON."""
+    return [_row_data(row, first) for row in rows]
+
+
+def comparison_section(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Section:
+    """The seeds' table: throughput, speed-up, efficiency, memory, utilisation, loss, accuracy."""
+    columns = (
+        Column("Strategy"),
+        Column("Devices"),
+        Column("Options"),
+        Column("Samples/s"),
+        Column("95 % interval"),
+        Column("Speed-up", 2),
+        Column("Efficiency (%)"),
+        Column("Differs"),
+        Column("Memory of a process (GB)" if is_cpu else "Memory of a device (GB)"),
+        Column("Change (%)"),
+        Column("Utilisation (%)"),
+        Column("Loss", 4),
+        Column("Accuracy", 2),
+        Column("Notes"),
+    )
+    notes = [
+        "Samples/s: of all devices, from the median step. The interval is over a row's trainings, or over the steps of "
+        "a single one.",
+        "Differs: whether the speed truly differs from the first row's, at 95 %; n/a with one training.",
+        "Memory: the peak of the processes' memory." if is_cpu else "Memory: the peak of tensors in the allocator.",
+        "Change: of the fullest device's memory against the first row. Loss, accuracy: mean of the last quarter.",
+    ]
+    return Section("Strategies", columns, tuple(_compared(row, first) for row in rows), tuple(notes))
+
+
+def time_section(rows: Sequence[Row]) -> Section:
+    """Where the time of a step goes, what it costs, and what a checkpoint costs."""
+    measured = [row for row in rows if row.trainings]
+    names = name_rows(rows)
+    columns = (
+        Column("Row"),
+        Column("Step (ms)", 2),
+        Column("Compute (%)"),
+        Column("Exposed communication (%)"),
+        Column("Exposed copies (%)"),
+        Column("Idle (%)"),
+        Column("Overlap (%)"),
+        Column("Bubble (%)"),
+        Column("J/sample", 3),
+        Column("mJ/token", 3),
+        Column("Checkpoint (GB)", 3),
+        Column("Checkpoint (s)", 2),
+    )
+    body = tuple(_timed(row, names[row.variant.key]) for row in measured)
+    notes = (
+        "Compute, exposed communication, exposed copies and idle are shares of the profiled step on GPUs. Overlap is "
+        "the share of communication that computation hides, bubble the idle share of a pipeline's stages.",
+    )
+    return Section("Where the time goes", columns, body, notes)
+
+
+def tflops_section(rows: Sequence[Row]) -> Section | None:
+    """TFLOPs per device by every convention; None where nothing is known."""
+    measured = [row for row in rows if row.trainings]
+    conventions = list(dict.fromkeys(name for row in measured for run in row.trainings for name in run.tflops))
+    if not conventions:
+        return None
+    conventions.sort(key=lambda name: name != "products")
+    names = name_rows(rows)
+    columns = (Column("Row"), *(Column(f"`{name}`", 2) for name in conventions), Column("MFU (%)"))
+    body = tuple(
+        (
+            names[row.variant.key],
+            *(row.mean_of("tflops", name) for name in conventions),
+            percent(row.mean("mfu")),
+        )
+        for row in measured
+    )
+    note = "`products` counts the model's own matrix products and convolutions, without recomputation."
+    return Section("TFLOPs per device by convention", columns, body, (note,))
+
+
+def ranking_section(rows: Sequence[Row]) -> Section | None:
+    """Each row beside the next faster one, and whether they truly differ; None with fewer than two rows."""
+    ranked = sorted((row for row in rows if row.trainings), key=lambda row: -(row.samples_per_s or 0.0))
+    names = name_rows(rows)
+    body: list[tuple[Cell, ...]] = []
+    for faster, row in pairwise(ranked):
+        ratio = compare_rows(row, faster)
+        if ratio is not None:
+            low, high = ratio.interval or (None, None)
+            body.append((names[row.variant.key], names[faster.variant.key], ratio.value, low, high, _verdict(ratio)))
+    if not body:
+        return None
+    columns = (
+        Column("Row"),
+        Column("Next faster row"),
+        Column("Ratio", 3),
+        Column("From", 3),
+        Column("To", 3),
+        Column("Differs"),
+    )
+    note = "Ratio of their throughput, compared in each round; the interval is Student's at 95 %, n/a with one round."
+    return Section("Do neighbours differ", columns, tuple(body), (note,))
+
+
+def advice_section(advice: Advice, rows: Sequence[Row]) -> Section:
+    """Which row to take, and why."""
+    return Section("Advice", notes=tuple(advice_lines(advice, rows, name_rows(rows))))
+
+
+def prediction_section(rows: Sequence[Row]) -> Section | None:
+    """What `plan` and `whatif` predicted beside what was measured; None where nothing was predicted."""
+    predicted = [(row, dict(row.trainings[0].predictions)) for row in rows if row.trainings]
+    if not any(row.trainings[0].predictions or row.trainings[0].unpredicted for row, _ in predicted):
+        return None
+    names = name_rows(rows)
+    columns = (
+        Column("Row"),
+        Column("plan: memory (GB)", 2),
+        Column("Measured (GB)", 2),
+        Column("plan: step (ms)", 2),
+        Column("Measured (ms)", 2),
+        Column("whatif: replay (ms)", 2),
+        Column("Profiled (ms)", 2),
+        Column("whatif: without communication (ms)", 2),
+    )
+    body = tuple(
+        (
+            names[row.variant.key],
+            in_unit(values.get("plan_memory_bytes"), GB),
+            in_unit(row.largest_memory_bytes, GB),
+            milliseconds(values.get("plan_step_s")),
+            milliseconds(row.step_s),
+            milliseconds(values.get("whatif_replay_s")),
+            milliseconds(values.get("whatif_profiled_s")),
+            milliseconds(values.get("whatif_communication_free_s")),
+        )
+        for row, values in predicted
+    )
+    notes = (
+        "plan: memory of the row's layout, and its step at the TFLOPs per device of the first row: with nothing lost "
+        "by parallelism.",
+        "whatif: the profiled step replayed as it was, and without communication.",
+        *dict.fromkeys(f"Not predicted: {reason}." for row, _ in predicted for reason in row.trainings[0].unpredicted),
+    )
+    return Section("Predictions", columns, body, notes)
+
+
+def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
+    ratio = compare_rows(row, first) if first is not None else None
+    interval = row.interval
+    return (
+        row.variant.facts.title,
+        row.variant.nproc,
+        _options(row),
+        row.samples_per_s,
+        f"{interval[0]:.1f} to {interval[1]:.1f}" if interval else None,
+        ratio.value if ratio else None,
+        percent(_efficiency(row, first)),
+        "first row" if row is first else _verdict(ratio),
+        describe_memory(row.memory_bytes),
+        percent(_memory_change(row, first)),
+        row.mean("util_percent"),
+        row.mean("last_loss"),
+        row.mean("accuracy"),
+        "; ".join(row.notes) or _NO_LETTERS,
+    )
+
+
+def _timed(row: Row, name: str) -> tuple[Cell, ...]:
+    joules = row.joules_per_token
+    save_ns, save_bytes = row.mean("save_ns"), row.mean("save_bytes")
+    return (
+        name,
+        milliseconds(row.step_s),
+        percent(row.mean_of("shares", "compute")),
+        percent(row.mean_of("shares", "exposed_communication")),
+        percent(row.mean_of("shares", "exposed_copy")),
+        percent(row.mean_of("shares", "idle")),
+        percent(row.mean("overlap")),
+        percent(row.mean("bubble")),
+        row.joules_per_sample,
+        milliseconds(joules),
+        in_unit(save_bytes, GB),
+        in_unit(save_ns, NS_PER_S),
+    )
+
+
+def _row_data(row: Row, first: Row | None) -> Json:
+    ratio = compare_rows(row, first) if first is not None else None
+    return {
+        "name": row.variant.key,
+        **row.variant.data(),
+        "title": row.variant.facts.title,
+        "trainings": len(row.trainings),
+        "reason": row.reason,
+        "step_s": row.step_s,
+        "samples_per_s": row.samples_per_s,
+        "samples_per_s_interval": list(row.interval) if row.interval else None,
+        "tokens_per_s": row.tokens_per_s,
+        "against_first": ratio.data() if ratio else None,
+        "efficiency": _efficiency(row, first),
+        "memory_bytes": list(row.memory_bytes),
+        "memory_change": _memory_change(row, first),
+        "util_percent": row.mean("util_percent"),
+        "first_loss": row.mean("first_loss"),
+        "last_loss": row.mean("last_loss"),
+        "accuracy": row.mean("accuracy"),
+        "joules_per_sample": row.joules_per_sample,
+        "joules_per_token": row.joules_per_token,
+        "measurements": [training.data() for training in row.trainings],
+        "notes": list(row.notes),
+    }
+
+
+def describe_memory(memory_bytes: Sequence[int]) -> Cell:
+    """The memory of each device as the seeds write it: one figure, or ``5.90 + 3.40`` where devices differ.
+
+    >>> describe_memory([5_900_000_000, 3_400_000_000]), describe_memory([7_700_000_000] * 4)
+    ('5.90 + 3.40', '7.70 each')
+    """
+    if not memory_bytes:
+        return None
+    largest = max(memory_bytes)
+    if len(memory_bytes) == 1:
+        return f"{largest / GB:.2f}"
+    if largest - min(memory_bytes) <= _SAME_MEMORY * largest:
+        return f"{largest / GB:.2f} each"
+    return " + ".join(f"{device / GB:.2f}" for device in memory_bytes)
+
+
+def _efficiency(row: Row, first: Row | None) -> float | None:
+    """Throughput per device over that of the first row."""
+    if first is None or row.samples_per_s is None or not first.samples_per_s:
+        return None
+    return row.samples_per_s / row.variant.nproc / (first.samples_per_s / first.variant.nproc)
+
+
+def _memory_change(row: Row, first: Row | None) -> float | None:
+    if first is None or row is first or row.largest_memory_bytes is None or not first.largest_memory_bytes:
+        return None
+    return row.largest_memory_bytes / first.largest_memory_bytes - 1
+
+
+def _verdict(ratio: Ratio | None) -> Cell:
+    if ratio is None or ratio.differs is None:
+        return None
+    return "yes" if ratio.differs else "no"
+
+
+def _options(row: Row) -> str:
+    return ", ".join((row.variant.precision, *row.variant.changes))
+
+
+def _name(row: Row, *, with_precision: bool) -> str:
+    variant = row.variant
+    options = [*([variant.precision] if with_precision else []), *variant.changes]
+    return f"{variant.strategy} x {variant.nproc}{' ' if options else ''}{' '.join(options)}"
+
+
+def sections_of(rows: Sequence[Row], first: Row | None, advice: Advice, *, is_cpu: bool) -> Iterator[Section]:
+    """All tables, in the order of a first reading."""
+    yield comparison_section(rows, first, is_cpu=is_cpu)
+    if first is None:
+        return
+    yield advice_section(advice, rows)
+    yield time_section(rows)
+    yield from filter(None, (tflops_section(rows), ranking_section(rows), prediction_section(rows)))

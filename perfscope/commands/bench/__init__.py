@@ -1,0 +1,112 @@
+"""``perfscope bench``: train a model by many strategies on one's own machines, and compare them in one table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.bench.advice import advise
+from perfscope.bench.launching import describe_machine
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.prediction import Predictor
+from perfscope.bench.rows import sum_up
+from perfscope.bench.running import Plan, prepare_folder, read_rows, read_settings, run_trainings
+from perfscope.bench.scaling import scaling_sections
+from perfscope.bench.tables import rows_data, sections_of
+from perfscope.commands.bench.options import MatrixOptions, RunOptions, SettingOptions, choose_matrix
+from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options.groups import expand_groups
+from perfscope.constants import GB
+from perfscope.errors import ExitCode, PerfscopeError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.report import Json, Report
+
+SCHEMA = "perfscope/bench/1"
+_INTERRUPTED = 130
+
+
+@expand_groups
+def bench(
+    *,
+    matrix: MatrixOptions,
+    settings: SettingOptions,
+    running: RunOptions,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Train nothing: print the tables of a benchmark."),
+    ] = None,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Train a model by many strategies under `perfscope profile`, and compare them in one table."""
+    fit_bytes = None if running.fit is None else round(running.fit * GB)
+    if results is not None:
+        return Outcome(to_report(read_settings(results), read_rows(results), fit_bytes), format)
+    choice = choose_matrix(matrix, settings, running)
+    machine = describe_machine(choice.settings)
+    prepare_folder(running.output, choice.settings)
+    plan = Plan(
+        folder=running.output,
+        settings=choice.settings,
+        machine=machine,
+        variants=choice.variants,
+        repetitions=choice.repetitions,
+        seconds=running.timeout,
+        start_ahead=running.start_ahead,
+        keeps_runs=running.keep_runs,
+    )
+    _tell(f"{len(choice.variants)} rows, {choice.repetitions} trainings each, into {running.output}")
+    earlier = read_rows(running.output)
+    predictor = Predictor()
+    predictor.start_from(earlier)
+    finished = list(earlier)
+    code: ExitCode | int = ExitCode.OK
+    notes = []
+    try:
+        for measurement in run_trainings(plan, _tell, predictor if running.predict else lambda before, _: before):
+            finished.append(measurement)
+            if measurement.reason is not None:
+                _tell(f"{measurement.name}: {measurement.reason}")
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+        names = {measurement.name for measurement in finished}
+        finished += [measurement for measurement in read_rows(running.output) if measurement.name not in names]
+        notes.append(f"interrupted: {running.output} keeps the rows that ended; the same command goes on with the rest")
+    chosen = [measurement for measurement in finished if measurement.variant in set(choice.variants)]
+    if not chosen:
+        raise PerfscopeError("; ".join(notes) or "no row was run")
+    if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
+        code = ExitCode.FAILED
+    report = to_report(choice.settings.data_of(), chosen, fit_bytes, choice.variants)
+    return Outcome(report, format, notes=tuple(notes), exit_code=code)
+
+
+def to_report(
+    settings: dict[str, Json], measurements: list[Measurement], fit_bytes: int | None, variants: tuple[object, ...] = ()
+) -> Report:
+    """The tables of the rows that are finished."""
+    rows = sum_up(measurements, variants)  # type: ignore[arg-type]
+    first = next((row for row in rows if row.trainings), None)
+    advice = advise(rows, fit_bytes)
+    batch = f"{settings['batch']} samples {'a device' if settings['is_weak'] else 'a step'}"
+    title = f"{len(rows)} ways to train {settings['model']} on {str(settings['device']).upper()}, {batch}"
+    data: dict[str, Json] = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "rows": rows_data(rows, first),
+        "first_row": first.variant.key if first else None,
+        "advice": advice.data(),
+    }
+    sections = (
+        *sections_of(rows, first, advice, is_cpu=settings["device"] == "cpu"),
+        *scaling_sections(rows, is_weak=bool(settings["is_weak"])),
+    )
+    return Report(title, data, sections)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"perfscope: {line}\n")
+    sys.stderr.flush()
