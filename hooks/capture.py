@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import startup
 from perfscope.hooks.guard import call_safely, end_in_children, hook_entry
-from perfscope.hooks.introspection import is_grad_enabled
+from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.timers.passes import Pass, TimedPass
@@ -54,8 +54,8 @@ class Capture(TrainingSteps):
         return action(*args, **kwargs)
 
     @hook_entry
-    def on_gradients_cleared(self, optimizer: object) -> None:
-        """An optimizer cleared its gradients: the first step has begun, at an unknown time."""
+    def on_gradients_cleared(self, optimizer: object, _now_ns: int | None = None) -> None:
+        """An optimizer clears its gradients, now: the first step has begun, at an unknown time."""
         self._facts.has_cleared |= not self._source.is_last(optimizer)
         if self.steps == 0:
             self._open_first_window()
@@ -87,6 +87,8 @@ class Capture(TrainingSteps):
     def _begin_forward(
         self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
     ) -> Callable[[], None] | None:
+        if is_traced_alone():
+            return None
         if self.activities.is_evaluation(has_gradients=is_grad_enabled(), in_training_mode=in_training_mode):
             return self._on_evaluation(time.monotonic_ns())
         self._begin_training()

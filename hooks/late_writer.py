@@ -2,7 +2,8 @@
 
 To make a record, to encode and to write it takes longer than all other hooks of a step together, because nothing of the
 code is in the processor's caches after a step's work. The thread does it for several records at once, while training
-waits for the device. A process that is killed loses the records of its last half second, and leaves whole lines.
+waits for the device, and reads what else changes slowly. It rests for some seconds while a profiler window is open, so
+that it is not in its steps. A process that is killed loses the records of its last half second, and leaves whole lines.
 """
 
 from __future__ import annotations
@@ -13,46 +14,56 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from perfscope import wire
 from perfscope.hooks.guard import call_safely
+from perfscope.hooks.profiler.open_window import OPEN_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    from perfscope.wire import StepRecord
-    from perfscope.wire.passes import MicroBatchRecord
-
-    #: A file, and what makes a record for it with which arguments.
-    QueuedRecord: TypeAlias = tuple[int, Callable[..., StepRecord | MicroBatchRecord], tuple[Any, ...]]
+    #: A file, and what makes a line for it with which arguments.
+    QueuedRow: TypeAlias = tuple[int, Callable[..., bytes], tuple[Any, ...]]
 
 #: How long a record waits at most.
 PERIOD_S = 0.5
+#: So many periods longer where a profiler window is open.
+_MOST_RESTS = 6
 #: Records that are written without a pause, in which training may need the interpreter.
 _MOST_AT_ONCE = 16
 _PAUSE_S = 0.002
 
 
 class LateWriter:
-    """Records that wait to be written, and the thread that writes them."""
+    """Records that wait to be written, and the thread that writes them.
 
-    def __init__(self) -> None:
-        self._records: deque[QueuedRecord] = deque()
+    Attributes:
+        append: Takes what ``add`` takes, in one, and asks nothing: the thread must run, and an error is not raised.
+        error: Why a record could not be written; None where all could.
+        has_news: Whether the thread has done something since ``take_news`` was last called.
+    """
+
+    def __init__(self, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
+        self._rows: deque[QueuedRow] = deque()
+        self.append: Callable[[QueuedRow], None] = self._rows.append
+        self.error: Exception | None = None
+        self.has_news = False
+        self._read_beside = read_beside
+        self._values: Mapping[str, int] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
         self._is_closed = False
         self._spent_ns = 0
+        self._reported_ns = 0
 
-    def add(self, descriptor: int, make_record: Callable[[], StepRecord | MicroBatchRecord]) -> None:
-        """Append a record to a file soon; it is made as late as it is written.
+    def add(self, descriptor: int, make_line: Callable[..., bytes], *arguments: object) -> None:
+        """Append a line to a file soon; it is made as late as it is written.
 
         Raises:
-            Exception: An earlier record could not be written, because the disk is full or gone.
+            Exception: An earlier one could not be written, because the disk is full or gone.
         """
-        if self._error is not None:
-            raise self._error
-        self._records.append((descriptor, make_record, ()))
+        if self.error is not None:
+            raise self.error
+        self._rows.append((descriptor, make_line, arguments))
         if self._thread is None:
             self._thread = threading.Thread(target=lambda: call_safely(self._run), name="perfscope", daemon=True)
             self._thread.start()
@@ -64,21 +75,14 @@ class LateWriter:
             OSError: The disk is full or gone.
         """
         with self._lock:
-            began_ns = time.thread_time_ns()
             lines: dict[int, list[bytes]] = {}
             remaining = most if most is not None else -1
-            while self._records and remaining:
+            while self._rows and remaining:
                 remaining -= 1
-                descriptor, make_record, arguments = self._records.popleft()
-                lines.setdefault(descriptor, []).append(wire.to_line(make_record(*arguments)))
+                descriptor, make_line, arguments = self._rows.popleft()
+                lines.setdefault(descriptor, []).append(make_line(*arguments))
             for descriptor, content in lines.items():
                 write_whole(descriptor, b"".join(content))
-            self._spent_ns += time.thread_time_ns() - began_ns
-
-    @property
-    def enqueue(self) -> Callable[[QueuedRecord], None]:
-        """Takes what ``add`` takes, and asks nothing: the thread must run, and an error shows in the next ``add``."""
-        return self._records.append
 
     def close(self) -> None:
         """Write what waits, and let the thread end.
@@ -89,19 +93,28 @@ class LateWriter:
         self._is_closed = True
         self.flush()
 
-    def take_spent_ns(self) -> int:
-        """How long the processor worked on records since this was last asked."""
+    def take_news(self) -> tuple[int, Mapping[str, int] | None]:
+        """How long the processor worked in the thread since this was last asked, and what was read there meanwhile."""
+        self.has_news = False
         spent_ns = self._spent_ns
-        if spent_ns:
-            self._spent_ns -= spent_ns
-        return spent_ns
+        new_ns, self._reported_ns = spent_ns - self._reported_ns, spent_ns
+        values, self._values = self._values, None
+        return new_ns, values
 
     def _run(self) -> None:
-        while self._error is None and not self._is_closed:
+        rests = 0
+        while self.error is None and not self._is_closed:
             time.sleep(PERIOD_S)
-            while self._records and self._error is None:
-                self._error = call_safely(lambda: self.flush(_MOST_AT_ONCE))[1]
+            rests = rests + 1 if OPEN_WINDOW.is_open else 0
+            if not self._rows or 0 < rests <= _MOST_RESTS:
+                continue
+            if self._read_beside is not None:
+                self._values = call_safely(self._read_beside)[0] or self._values
+            while self._rows and self.error is None:
+                self.error = call_safely(lambda: self.flush(_MOST_AT_ONCE))[1]
                 time.sleep(_PAUSE_S)
+            self._spent_ns = time.thread_time_ns()
+            self.has_news = True
 
 
 def write_whole(descriptor: int, content: bytes) -> None:

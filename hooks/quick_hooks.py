@@ -14,15 +14,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfscope.hooks.facts.steps import StatedStep, Work, choose_work, find_input, find_loaded
+from perfscope.hooks.facts.steps import find_input, find_loaded
 from perfscope.hooks.guard import describe_failure
-from perfscope.hooks.introspection import is_grad_enabled
-from perfscope.wire import StepRecord
+from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
+from perfscope.hooks.quiet_rows import make_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from perfscope.hooks.late_writer import QueuedRecord
+    from perfscope.hooks.late_writer import LateWriter, QueuedRow
     from perfscope.hooks.rank_files import RankFiles
 
     Quick: TypeAlias = Callable[..., Any]
@@ -36,25 +36,30 @@ class QuietSteps:
 
     Attributes:
         steps: Up to so many completed ones.
-        queue: Where rows are put, and the file to name with them.
+        append: Puts a row into the queue of the writer; None before the first such step.
+        file: What to name with a row, so that it is written there.
+        writer: Writes the rows, in a thread of its own.
         is_grad_enabled: Whether torch records gradients.
         tensor_class: ``torch.Tensor``; None before the first such step.
     """
 
-    __slots__ = ("is_grad_enabled", "queue", "steps", "tensor_class")
+    __slots__ = ("append", "file", "is_grad_enabled", "steps", "tensor_class", "writer")
 
     def __init__(self) -> None:
         self.steps = 0
-        self.queue: tuple[Callable[[QueuedRecord], None], int] | None = None
+        self.append: Callable[[QueuedRow], None] | None = None
+        self.file = -1
+        self.writer: LateWriter | None = None
         self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
         self.tensor_class: type | None = None
 
     def begin(self, steps: int, files: RankFiles) -> None:
         """The next ones will be like most others, up to so many completed steps."""
         self.steps = steps
-        if steps and self.queue is None:
+        if steps and self.writer is None:
             torch = sys.modules["torch"]
-            self.queue = files.claim().step_queue
+            recorder = files.claim()
+            self.append, self.file, self.writer = recorder.late.append, recorder.steps_file, recorder.late
             self.is_grad_enabled = getattr(torch, "is_grad_enabled", is_grad_enabled)
             self.tensor_class = getattr(torch, "Tensor", None)
 
@@ -126,6 +131,11 @@ def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quic
         ):
             return slow(args, kwargs, in_training_mode=in_training_mode, **model)
         try:
+            first: Any = args[0] if args and not kwargs else None
+            if type(first) is not quiet.tensor_class:
+                first = find_input(args, kwargs)
+                if type(first) is not quiet.tensor_class and is_traced_alone():
+                    return None
             activities._has_training_mode = True
             pending, step = activities._batch, activities._step
             if step.first_sign_ns is None:
@@ -133,9 +143,6 @@ def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quic
             activities._batch = None
             facts = capture._facts
             facts.micro_batches += 1
-            first: Any = args[0] if args and not kwargs else None
-            if type(first) is not quiet.tensor_class:
-                first = find_input(args, kwargs)
             shape = None if first is None else first.shape
             if shape:
                 facts.forward_samples += shape[0]
@@ -152,8 +159,8 @@ def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quic
 def _make_gradients_cleared(capture: Any, slow: Quick) -> Quick:
     source, activities = capture._source, capture.activities
 
-    def on_gradients_cleared(optimizer: object) -> None:
-        began_ns = _clock()
+    def on_gradients_cleared(optimizer: object, now_ns: int | None = None) -> None:
+        began_ns = _clock() if now_ns is None else now_ns
         alone = source._alone
         if capture.dead or not capture.steps or alone is None or activities._evaluation is not None:
             slow(optimizer)
@@ -185,12 +192,12 @@ def _make_step_begin(capture: Any, slow: Quick) -> Quick:
 def _make_optimizer_step(capture: Any, slow: Quick, end_step: Quick) -> Quick:
     source, quiet = capture._source, capture._quiet
 
-    def on_optimizer_step(optimizer: Any) -> None:
+    def on_optimizer_step(optimizer: Any, _result: object = None, now_ns: int | None = None) -> None:
+        began_ns = _clock() if now_ns is None else now_ns
         if source.name == "optimizer":
-            if not end_step("optimizer", optimizer, None):
+            if not end_step("optimizer", optimizer, None, began_ns):
                 slow(optimizer)
             return
-        began_ns = _clock()
         alone = source._alone
         if capture.dead or not quiet.steps or alone is None or alone() is None or _get_ident() != source._thread:
             slow(optimizer)
@@ -206,7 +213,7 @@ def _make_optimizer_step(capture: Any, slow: Quick, end_step: Quick) -> Quick:
 def _make_scaler_update(capture: Any, slow: Quick, end_step: Quick) -> Quick:
     def on_scaler_update(scaler: Any, *, has_stepped: bool | None) -> None:
         is_skipped = has_stepped and not capture._facts.optimizer_steps
-        if is_skipped or not end_step("grad_scaler", scaler, None):
+        if is_skipped or not end_step("grad_scaler", scaler, None, _clock()):
             slow(scaler, has_stepped=has_stepped)
 
     return on_scaler_update
@@ -224,7 +231,7 @@ def _make_boundary(capture: Any, slow: Quick, end_step: Quick) -> Quick:
                 capture.abandon(describe_failure(error))
                 return
             now_ns = _clock()
-        if not end_step(boundary, emitter, stated):
+        if not end_step(boundary, emitter, stated, now_ns):
             slow(boundary, emitter, **stated)
         capture.hook_ns += now_ns - began_ns
 
@@ -236,13 +243,13 @@ def _make_step_end(capture: Any) -> Quick:
     source, activities, saves = capture._source, capture.activities, capture.save_timer
     passes, memory, quiet = capture._passes, capture._memory, capture._quiet
 
-    def end_step(boundary: str, emitter: object, stated: Mapping[str, Any] | None) -> bool:
-        now_ns = _clock()
-        alone, running, facts = source._alone, activities._step, capture._facts
+    def end_step(boundary: str, emitter: object, stated: Mapping[str, Any] | None, now_ns: int) -> bool:
+        alone, running, facts, writer = source._alone, activities._step, capture._facts, quiet.writer
         if (
             capture.dead
             or capture.steps >= quiet.steps
-            or now_ns >= memory.due_ns
+            or not memory.is_read_beside
+            or writer.error is not None
             or alone is None
             or alone() is not emitter
             or source.name != boundary
@@ -269,53 +276,14 @@ def _make_step_end(capture: Any) -> Quick:
         facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
         facts.has_loader = facts.has_cleared = False
         capture.steps = step = capture.steps + 1
-        append, descriptor = quiet.queue
-        times = capture._step_started_ns, sign_ns, capture.hook_ns
-        append((descriptor, make_record, (step, now_ns, boundary, times, counts, loaded, stated)))
+        hook_ns, peaks = capture.hook_ns, None
+        if writer.has_news:
+            spent_ns, peaks = writer.take_news()
+            hook_ns += spent_ns
+        times = capture._step_started_ns, sign_ns, hook_ns
+        quiet.append((quiet.file, make_line, (step, now_ns, boundary, times, counts, loaded, stated, peaks)))
         capture._step_started_ns = ended_ns = _clock()
         capture.hook_ns = ended_ns - now_ns
         return True
 
     return end_step
-
-
-def make_record(
-    step: int,
-    end_ns: int,
-    source: str,
-    times: tuple[int, int | None, int],
-    counts: tuple[int, int, int],
-    loaded: tuple[int, int, int | None],
-    stated: Mapping[str, Any] | None,
-) -> StepRecord:
-    """The record of a step from its row in the queue.
-
-    Args:
-        step: Its number; ``end_ns`` is when it ended, and ``source`` what reported that.
-        end_ns: On the monotonic clock.
-        source: A step boundary.
-        times: When it began, when it first showed that it trains, and the time that hooks took.
-        counts: Forward passes, and the samples and tokens in them.
-        loaded: Samples and tokens of data loaders, and the wait for them.
-        stated: Fields of StatedStep.
-    """
-    began_ns, sign_ns, hook_ns = times
-    says = StatedStep(**stated) if stated else StatedStep()
-    work = choose_work(Work(*counts[1:]), Work(*loaded[:2]))
-    return StepRecord(
-        step=step,
-        end_ns=end_ns,
-        source=source,
-        wall_ns=end_ns - began_ns,
-        skipped=says.skipped or None,
-        micro_batches=says.micro_batches or counts[0] or None,
-        iteration=says.iteration,
-        samples=says.samples or work.samples or None,
-        tokens=says.tokens or work.tokens or None,
-        global_samples=says.global_samples,
-        data_wait_ns=loaded[2],
-        # The end itself may be the first sign: it is read after the moment that counts as the end.
-        gap_ns=min(sign_ns, end_ns) - began_ns if sign_ns is not None and sign_ns > began_ns else None,
-        hook_ns=hook_ns,
-        loss_scale=says.loss_scale,
-    )

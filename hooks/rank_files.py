@@ -12,16 +12,22 @@ from perfscope.hooks.recorder import Recorder
 from perfscope.wire import NoteRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from perfscope.hooks.config import Config
     from perfscope.hooks.facts.layout import LayoutDocument
     from perfscope.wire import RankRecord
 
 
 class RankFiles:
-    """The files of one rank's process; notes wait until they are claimed."""
+    """The files of one rank's process; notes wait until they are claimed.
 
-    def __init__(self, config: Config) -> None:
+    What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``.
+    """
+
+    def __init__(self, config: Config, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._config = config
+        self._read_beside = read_beside
         self._claimed: tuple[Recorder, RankRecord] | None = None
         self._notes: list[str] = []
         self._layout: LayoutDocument | None = None
@@ -38,7 +44,7 @@ class RankFiles:
         """
         if self._claimed is None:
             rank, world_size = rank_and_world_size()
-            recorder = Recorder(self._config.run_dir, rank)
+            recorder = Recorder(self._config.run_dir, rank, self._read_beside)
             self._claimed = recorder, describe_rank(rank, world_size, self._config.run_id)
             recorder.write_rank(self._claimed[1])
             for text in self._notes:
@@ -58,9 +64,9 @@ class RankFiles:
         self._claimed = recorder, rank
         recorder.write_rank(rank)
 
-    def take_writing_ns(self) -> int:
-        """How long the processor worked on records of steps since this was last asked."""
-        return 0 if self._claimed is None else self._claimed[0].take_writing_ns()
+    def take_news(self) -> tuple[int, Mapping[str, int] | None]:
+        """What the thread did that writes records; see LateWriter."""
+        return (0, None) if self._claimed is None else self._claimed[0].late.take_news()
 
     def close(self) -> None:
         """Write what waits to be written.

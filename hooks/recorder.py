@@ -16,8 +16,6 @@ from perfscope.wire.setup import SetupRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from perfscope.hooks.late_writer import QueuedRecord
-
 _LAST_STANDARD_STREAM = 2
 
 
@@ -27,14 +25,16 @@ class Recorder:
     Attributes:
         rank: The rank.
         attempt: How many processes had this rank earlier in this run.
+        late: Writes the records of steps.
+        steps_file: Where it writes them.
     """
 
-    def __init__(self, run_dir: str, rank: int) -> None:
+    def __init__(self, run_dir: str, rank: int, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
         self.rank = rank
         self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
-        self._steps = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
+        self.steps_file = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
         self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
-        self._late = LateWriter()
+        self.late = LateWriter(read_beside)
         self._pending_steps: int | None = None
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
@@ -45,16 +45,7 @@ class Recorder:
         Raises:
             Exception: An earlier one could not be written, because the disk is full or gone.
         """
-        self._late.add(self._steps, make_record)
-
-    @property
-    def step_queue(self) -> tuple[Callable[[QueuedRecord], None], int]:
-        """Where steps are put that nothing is asked for, and the file to name with them."""
-        return self._late.enqueue, self._steps
-
-    def take_writing_ns(self) -> int:
-        """How long the processor worked on records of steps since this was last asked."""
-        return self._late.take_spent_ns()
+        self.late.add(self.steps_file, lambda: wire.to_line(make_record()))
 
     def close(self) -> None:
         """Write the records that wait.
@@ -62,7 +53,7 @@ class Recorder:
         Raises:
             OSError: The disk is full or gone.
         """
-        self._late.close()
+        self.late.close()
 
     def write_pending_step(self, record: StepRecord) -> None:
         """Write a step that may be a part of another one, so that it is not lost where the process is killed.
@@ -87,7 +78,7 @@ class Recorder:
         """
         if self._micro_batches is None:
             self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
-        self._late.add(self._micro_batches, lambda: record)
+        self.late.add(self._micro_batches, wire.to_line, record)
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
         """Write a checkpoint save; the first call creates the file.
@@ -105,7 +96,7 @@ class Recorder:
         Raises:
             OSError: The disk is full or gone.
         """
-        self._late.flush()
+        self.late.flush()
         write_whole(self._events, wire.to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:

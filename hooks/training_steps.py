@@ -23,7 +23,7 @@ from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.trained_model import TrainedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from perfscope.hooks.config import Config
 
@@ -46,7 +46,9 @@ class TrainingSteps(TrainedModel):
         self.dead = False
         self.pid = os.getpid()
         self.hook_ns = 0
-        super().__init__(RankFiles(config))
+        self._memory = DeviceMemory()
+        self._peaks: Mapping[str, int] = {}
+        super().__init__(RankFiles(config, self._memory.read_beside))
         self.save_timer = SaveTimer(self)
         self.activities = ActivityTimer(self)
         self._source = StepSource(config.step_optimizer)
@@ -57,7 +59,6 @@ class TrainingSteps(TrainedModel):
         self._is_rpc_server = False
         self._main_thread = threading.main_thread().ident
         self._passes = PassTimer()
-        self._memory = DeviceMemory()
         self._quiet = QuietSteps()
         vars(self).update(quick_hooks(self))
 
@@ -77,8 +78,8 @@ class TrainingSteps(TrainedModel):
         self._source.add_optimizer(optimizer)
 
     @hook_entry
-    def on_optimizer_step(self, optimizer: object) -> None:
-        """An outermost optimizer step returned."""
+    def on_optimizer_step(self, optimizer: object, _result: object = None, _now_ns: int | None = None) -> None:
+        """An outermost optimizer step returned, now."""
         if threading.get_ident() != self._main_thread and identity.is_rpc_worker_thread():
             self._note_rpc_server()
             return
@@ -161,7 +162,9 @@ class TrainingSteps(TrainedModel):
 
     def _take_hook_ns(self) -> int:
         """How long all hooks took since the last boundary, and the thread that writes records."""
-        hook_ns = self.hook_ns + self.files.take_writing_ns()
+        written_ns, peaks = self.files.take_news()
+        self._peaks = peaks or self._peaks
+        hook_ns = self.hook_ns + written_ns
         for timer in (self.save_timer, self.activities):
             if timer.hook_ns:
                 hook_ns += timer.take_hook_ns()
@@ -176,8 +179,8 @@ class TrainingSteps(TrainedModel):
         if is_first:
             self.files.update_rank()
             self._describe_model()
-        now_ns = time.monotonic_ns()
-        peaks = self._memory.read_peaks(now_ns) if now_ns >= self._memory.due_ns else {}
+        peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
+        self._peaks = {}
         self._rows.write(self.files.claim(), sizes, self.steps, **peaks)
         if self._passes.is_in_use:
             self._passes.end_step(self.steps)

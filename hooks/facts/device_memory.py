@@ -1,7 +1,7 @@
 """Peak device memory and allocations of a process, from the counters of torch's allocator: no synchronisation.
 
-Reading them took 17 to 60 us in a step on the host of an H100. The peaks only grow, so that they are read in the first
-steps, in which an optimizer allocates its state, and from then on twice a second.
+Reading them took 17 to 60 us in a step on the host of an H100. The peaks only grow, so that they are read at the end of
+each of the first steps, in which an optimizer allocates its state, and from then on twice a second beside training.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfscope.constants import NS_PER_S
-
 #: So many steps are read one after another.
 _FIRST_READS = 16
-_PERIOD_NS = NS_PER_S // 2
 #: Counts since the start, and torch's names of them; old versions have not both.
 _COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc")
 
@@ -26,18 +23,26 @@ class DeviceMemory:
     The nested counters are read once per device, because flattening them takes longer than reading them.
 
     Attributes:
-        due_ns: When to read them again, on the monotonic clock.
+        is_read_beside: Whether the first steps were read.
     """
 
+    is_read_beside: bool = False
     _devices: list[int] = field(default_factory=list)
     _reads: int = 0
-    due_ns: int = 0
 
-    def read_peaks(self, now_ns: int) -> dict[str, int]:
-        """Read the peaks and counts of ``StepRecord`` since the start; empty before a device is used."""
+    def read_at_step(self) -> dict[str, int]:
+        """Read the peaks at the end of one of the first steps."""
+        peaks = self._read_peaks()
+        self.is_read_beside = self._reads >= _FIRST_READS
+        return peaks
+
+    def read_beside(self) -> dict[str, int]:
+        """Read the peaks in another thread; empty during the first steps."""
+        return self._read_peaks() if self.is_read_beside else {}
+
+    def _read_peaks(self) -> dict[str, int]:
+        """The peaks and counts of ``StepRecord`` since the start; empty before a device is used."""
         self._reads += 1
-        if self._reads >= _FIRST_READS:
-            self.due_ns = now_ns + _PERIOD_NS
         cuda = sys.modules["torch"].cuda
         if not cuda.is_initialized():
             return {}

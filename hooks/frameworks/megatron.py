@@ -175,12 +175,12 @@ def _call_getter(state: Any, name: str) -> int | None:
 def patch_optimizer(module: ModuleType, capture: Capture) -> None:
     """Report the outermost steps of Megatron's optimizers, and whether one was skipped for an overflow."""
 
-    def report(optimizer: Any, result: Any) -> None:
+    def report(optimizer: Any, result: Any, _now_ns: int) -> None:
         updated = result[0] if isinstance(result, tuple) and result else None
         capture.on_step_end("megatron_optimizer", optimizer, skipped=not updated if isinstance(updated, bool) else None)
 
     for optimizer_class in (module.MixedPrecisionOptimizer, module.FP32Optimizer, module.ChainedOptimizer):
-        wrap_outermost_step(optimizer_class, report, before=lambda: capture.arm("megatron_optimizer"))
+        wrap_outermost_step(optimizer_class, capture, report, before=lambda: capture.arm("megatron_optimizer"))
 
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:

@@ -9,55 +9,59 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.introspection import is_compiling
+from perfscope.hooks.introspection import COMPILER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    Report: TypeAlias = Callable[[Any, Any], None]
+    from perfscope.hooks.capture import Capture
 
+    #: Called with an optimizer, what its step returned, and when, on the monotonic clock.
+    Report: TypeAlias = Callable[[Any, Any, int], None]
 
-class _Thread(threading.local):
-    """What a thread is doing.
-
-    Attributes:
-        depth: How many steps of optimizers it is inside of.
-    """
-
-    depth = 0
-
-
-_thread = _Thread()
+_clock, _get_ident = time.monotonic_ns, threading.get_ident
+#: The threads that are inside a step of an optimizer: a set is quicker than a variable of each thread.
+_stepping: set[int] = set()
 #: Calls a report from compiled code; empty until torch._dynamo is loaded, because nothing is compiled before that.
 _exits_from_graphs: list[Callable[[Report, Any, Any], None]] = []
 
 
-def wrap_outermost_step(owner: Any, report: Report, *, before: Callable[[], None] | None = None) -> None:
-    """Call ``report(optimizer, result)`` after each outermost ``step`` of a class, and ``before()`` before it."""
+def wrap_outermost_step(
+    owner: Any, capture: Capture, report: Report | None = None, *, before: Callable[[], None] | None = None
+) -> None:
+    """Report each outermost ``step`` of a class when it returned, and call ``before()`` before it.
+
+    Without a ``report``, the capture's ``on_optimizer_step`` is called, which may be another one at each step.
+    """
     step = owner.step
     if getattr(step, "_perfscope", False):
         return
 
+    def report_compiled(optimizer: Any, result: Any, now_ns: int) -> None:
+        (report or capture.on_optimizer_step)(optimizer, result, now_ns)
+
     @functools.wraps(step)
     def reporting_step(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling():
+        if COMPILER.is_tracing():
             result = step(self, *args, **kwargs)
             for leave_graph in _exits_from_graphs:
-                leave_graph(report, self, result)
+                leave_graph(report_compiled, self, result)
             return result
-        depth = _thread.depth
-        if before is not None and depth == 0:
+        thread = _get_ident()
+        if thread in _stepping:
+            return step(self, *args, **kwargs)
+        if before is not None:
             before()
-        _thread.depth = depth + 1
+        _stepping.add(thread)
         try:
             result = step(self, *args, **kwargs)
         finally:
-            _thread.depth = depth
-        if depth == 0:
-            report(self, result)
+            _stepping.discard(thread)
+        (report or capture.on_optimizer_step)(self, result, _clock())
         return result
 
     # Versions of torch.compile replace a hooked step by its __wrapped__, which would take our wrapper off.
@@ -74,7 +78,7 @@ def report_compiled_steps(disable: Callable[[Any], Any]) -> None:
     """
 
     def report_outermost(report: Report, optimizer: Any, result: Any) -> None:
-        if _thread.depth == 0:
-            report(optimizer, result)
+        if _get_ident() not in _stepping:
+            report(optimizer, result, _clock())
 
     _exits_from_graphs[:] = [disable(report_outermost)]

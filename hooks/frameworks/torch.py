@@ -10,7 +10,7 @@ from perfscope.hooks.facts.startup import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.introspection import is_compiling, subclasses
+from perfscope.hooks.introspection import COMPILER, subclasses
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,8 +40,8 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
     @functools.wraps(clear)
     def zero_grad(self: Any, *args: object, **kwargs: object) -> Any:
-        if not is_compiling():
-            capture.on_gradients_cleared(self)
+        if not COMPILER.is_tracing():
+            capture.on_gradients_cleared(self, time.monotonic_ns())
         return clear(self, *args, **kwargs)
 
     optimizer_class._patch_step_function = patch_step_function
@@ -53,13 +53,14 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
 def wrap_step(optimizer_class: Any, capture: Capture) -> None:
     """Report the outermost steps of one optimizer class; a step inside a step is part of it."""
-    wrap_outermost_step(optimizer_class, lambda optimizer, _result: capture.on_optimizer_step(optimizer))
+    wrap_outermost_step(optimizer_class, capture)
     optimizer_class.step.hooked = True  # else torch would wrap it once more
 
 
 def patch_torch(_module: ModuleType, _capture: Capture) -> None:
     """Note when torch was loaded: this runs when its own code has run."""
     note_torch_loaded()
+    COMPILER.use_torch()
 
 
 def patch_compilation(module: ModuleType, capture: Capture) -> None:

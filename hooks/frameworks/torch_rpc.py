@@ -47,13 +47,13 @@ def _mark_wait(capture: Capture, name: str) -> RunningHook:
 def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
     """Count the steps of DistributedOptimizer in the worker that calls them."""
 
-    def report(optimizer: Any, _result: object) -> None:
+    def report(optimizer: Any, _result: object, _now_ns: int) -> None:
         capture.on_step_end("rpc_optimizer", optimizer)
 
     def wait_for_all(futures: Sized) -> RunningHook:
         return _mark_wait(capture, f"rpc_async#optimizers of {len(futures)} workers")
 
-    wrap_outermost_step(module.DistributedOptimizer, report, before=lambda: capture.arm("rpc_optimizer"))
+    wrap_outermost_step(module.DistributedOptimizer, capture, report, before=lambda: capture.arm("rpc_optimizer"))
     wrap_functions(module, capture, {"_wait_for_all": wait_for_all})
 
 

@@ -13,7 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
-from perfscope.hooks.introspection import is_compiling
+from perfscope.hooks.introspection import COMPILER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,17 +23,9 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
 
-class _Thread(threading.local):
-    """What a thread is doing.
-
-    Attributes:
-        is_in_forward: It runs the forward of a wrapped model.
-    """
-
-    is_in_forward = False
-
-
-_thread = _Thread()
+_get_ident = threading.get_ident
+#: The threads that run the forward of a wrapped model: a set is quicker than a variable of each thread.
+_in_forward: set[int] = set()
 
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
@@ -73,9 +65,11 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
         context = getattr(self, "_state_ctx", None)
-        if getattr(context, "iter_forward_root", self) is not None or is_compiling():  # as in every layer but the root
+        if (
+            getattr(context, "iter_forward_root", self) is not None or COMPILER.is_tracing()
+        ):  # as in every layer but the root
             result = original(self, root, args, kwargs)
-            if getattr(self, "_is_root", None) is False and not is_compiling():
+            if getattr(self, "_is_root", None) is False and not COMPILER.is_tracing():
                 _unwrap(self, "_root_pre_forward", original)  # it never will be one
             return result
         result = original(self, root, args, kwargs)
@@ -95,7 +89,7 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original_output)
     def register_pre_backward_hook(self: Any, output: Any) -> Any:
         result = original_output(self, output)
-        if is_compiling():
+        if COMPILER.is_tracing():
             return result
         if not getattr(self, "_is_root", False):
             if getattr(self, "_is_root", None) is False:
@@ -120,14 +114,17 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
 
     @functools.wraps(original)
     def forward(self: Any, *args: object, **kwargs: object) -> Any:
-        if is_compiling() or _thread.is_in_forward or not (is_root is None or is_root(self)):
+        if COMPILER.is_tracing():
+            return original(self, *args, **kwargs)
+        thread = _get_ident()
+        if thread in _in_forward or not (is_root is None or is_root(self)):
             return original(self, *args, **kwargs)
         on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True), model=self)
-        _thread.is_in_forward = True
+        _in_forward.add(thread)
         try:
             output = original(self, *args, **kwargs)
         finally:
-            _thread.is_in_forward = False
+            _in_forward.discard(thread)
             if on_end is not None:
                 on_end()
         report_output(output)

@@ -1,4 +1,4 @@
-"""Whether a window is open in this process, for hooks that only matter then and are called hundreds of times a step."""
+"""Whether a window is open in this process, for hooks that only matter then, and what rests meanwhile."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ class OpenWindow:
     """The state of this process, which has one profiler.
 
     Attributes:
+        is_open: Whether a window is open, its warm-up step included.
         records_ranges: Whether a window is open that records ranges of the host.
     """
 
+    is_open = False
     records_ranges = False
 
 

@@ -154,7 +154,7 @@ class WindowSchedule:
 
     def _set_window(self, window: ProfilerWindow | None) -> None:
         self._window = window
-        OPEN_WINDOW.records_ranges = self.records_ranges
+        OPEN_WINDOW.is_open, OPEN_WINDOW.records_ranges = self.is_open, self.records_ranges
 
     def _advance(self, completed_steps: int) -> None:
         self.label = None

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import PERIOD_S, LateWriter
-from perfscope.wire import StepRecord
+from perfscope.hooks.profiler.open_window import OPEN_WINDOW
+from perfscope.wire import StepRecord, to_line
 from perfscope.wire.passes import MicroBatchRecord
 
 
@@ -30,7 +31,7 @@ def test_a_record_is_written_in_half_a_second_and_training_does_not_wait_for_it(
     writer = LateWriter()
     descriptor = opened(file)
     for step in (1, 2):
-        writer.add(descriptor, partial(StepRecord, step, 10 * step, "optimizer", skipped=True))
+        writer.add(descriptor, to_line, StepRecord(step, 10 * step, "optimizer", skipped=True))
     assert file.read_bytes() == b""
     until_s = time.monotonic() + 20 * PERIOD_S
     while not file.read_bytes() and time.monotonic() < until_s:
@@ -38,16 +39,19 @@ def test_a_record_is_written_in_half_a_second_and_training_does_not_wait_for_it(
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"step": step, "end_ns": 10 * step, "source": "optimizer", "skipped": True} for step in (1, 2)
     ]
-    assert writer.take_spent_ns() > 0
-    assert writer.take_spent_ns() == 0
+    while not writer.has_news:
+        time.sleep(0.01)
+    assert writer.take_news()[0] > 0
+    assert writer.take_news() == (0, None)
+    assert not writer.has_news
 
 
 def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: Path) -> None:
     writer = LateWriter()
     steps, passes = opened(file), opened(tmp_path / "micro_batches.jsonl")
     for step in range(1, 101):
-        writer.add(steps, partial(StepRecord, step, step, "optimizer"))
-        writer.add(passes, partial(MicroBatchRecord, step, 0, 2, 2, 5, (("F", 0, 1, 5),)))
+        writer.add(steps, to_line, StepRecord(step, step, "optimizer"))
+        writer.add(passes, to_line, MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),)))
     writer.close()
     for path in (file, tmp_path / "micro_batches.jsonl"):
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 101))
@@ -56,25 +60,24 @@ def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: P
 def test_a_full_disk_ends_it_with_the_next_record() -> None:
     writer = LateWriter()
     descriptor = os.open("/dev/full", os.O_WRONLY)
-    writer.add(descriptor, partial(StepRecord, 1, 1, "optimizer"))
+    writer.add(descriptor, to_line, StepRecord(1, 1, "optimizer"))
     with pytest.raises(OSError, match="No space left"):
         writer.flush()
     writer = LateWriter()
-    writer.add(descriptor, partial(StepRecord, 1, 1, "optimizer"))
+    writer.add(descriptor, to_line, StepRecord(1, 1, "optimizer"))
     time.sleep(2 * PERIOD_S)
     with pytest.raises(OSError, match="No space left"):
-        writer.add(descriptor, partial(StepRecord, 2, 2, "optimizer"))
+        writer.add(descriptor, to_line, StepRecord(2, 2, "optimizer"))
 
 
 def test_a_killed_process_loses_the_last_half_second_at_most(file: Path) -> None:
     code = (
         "import os, sys, time\n"
-        "from functools import partial\n"
         "from perfscope.hooks.late_writer import LateWriter\n"
-        "from perfscope.wire import StepRecord\n"
+        "from perfscope.wire import StepRecord, to_line\n"
         "writer, descriptor = LateWriter(), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
         "for step in range(1, 101):\n"
-        "    writer.add(descriptor, partial(StepRecord, step, time.monotonic_ns(), 'optimizer'))\n"
+        "    writer.add(descriptor, to_line, StepRecord(step, time.monotonic_ns(), 'optimizer'))\n"
         "    time.sleep(0.02)\n"
         "print(time.monotonic_ns())\n"
         "sys.stdout.flush()\n"
@@ -86,3 +89,31 @@ def test_a_killed_process_loses_the_last_half_second_at_most(file: Path) -> None
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     assert len(records) >= 50
     assert int(ended.stdout) - records[-1]["end_ns"] < 2 * PERIOD_S * 1e9  # twice, for a machine that is busy
+
+
+def test_it_rests_in_an_open_window_for_some_seconds(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_writer, "PERIOD_S", 0.05)
+    monkeypatch.setattr(OPEN_WINDOW, "is_open", True)
+    reads = list[int]()
+    writer = LateWriter(lambda: {"memory_peak_bytes": len(reads)})
+    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
+    time.sleep(0.2)
+    assert file.read_bytes() == b""
+    assert not writer.has_news
+    until_s = time.monotonic() + 5
+    while not writer.has_news and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert file.read_bytes()
+    assert writer.take_news()[1] == {"memory_peak_bytes": 0}
+
+
+def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_writer, "PERIOD_S", 0.05)
+    writer = LateWriter(lambda: {"memory_peak_bytes": 1 // 0})
+    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
+    until_s = time.monotonic() + 5
+    while not writer.has_news and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert file.read_bytes()
+    assert writer.error is None
+    assert writer.take_news()[1] is None

@@ -15,9 +15,10 @@ import torch
 
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
-from perfscope.hooks.quick_hooks import make_record, quick_hooks
+from perfscope.hooks.quick_hooks import quick_hooks
+from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.selection import parse_windows
-from perfscope.wire import StepRecord
+from perfscope.wire import StepRecord, to_line
 from tests.conftest import SCRIPTS, environment
 
 #: Functions of the hooks that one step calls, at most.
@@ -44,7 +45,7 @@ class Training:
         if not quick:
             for name in quick_hooks(self.capture):
                 del vars(self.capture)[name]
-        self.capture._memory._reads = 100  # as after the first steps
+        self.capture._memory.is_read_beside = True  # as after the first steps
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         self.slow_ends = 0
         end_step = self.capture._end_step
@@ -142,5 +143,56 @@ def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
 
 
 def test_a_row_without_facts_makes_a_record_without_fields() -> None:
-    record = make_record(3, 100, "optimizer", (40, 40, 7), (0, 0, 0), (0, 0, None), None)
-    assert record == StepRecord(3, 100, "optimizer", wall_ns=60, hook_ns=7)
+    line = make_line(3, 100, "optimizer", (40, 40, 7), (0, 0, 0), (0, 0, None), None, None)
+    assert line == to_line(StepRecord(3, 100, "optimizer", wall_ns=60, hook_ns=7))
+
+
+def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
+    stated: dict[str, Any] = {
+        "skipped": True,
+        "micro_batches": 2,
+        "global_samples": 64,
+        "loss_scale": 0.5,
+        "iteration": 8,
+    }
+    peaks: dict[str, Any] = {"memory_peak_bytes": 10, "memory_reserved_bytes": 20}
+    line = make_line(3, 100, "deepspeed", (40, 45, 7), (1, 8, 32), (8, 32, 6), stated, peaks)
+    expected = StepRecord(
+        3, 100, "deepspeed", wall_ns=60, samples=8, tokens=32, data_wait_ns=6, gap_ns=5, hook_ns=7, **stated, **peaks
+    )
+    assert line == to_line(expected)
+
+
+def test_what_a_framework_states_in_a_type_of_its_own_is_valid_json() -> None:
+    stated = {"iteration": True, "loss_scale": 1e300}
+    line = make_line(3, 100, "deepspeed", (40, None, 7), (0, 0, 0), (0, 0, None), stated, None)
+    assert json.loads(line)["iteration"] is True
+    with pytest.raises(ValueError, match="Out of range"):
+        make_line(3, 100, "deepspeed", (40, None, 7), (0, 0, 0), (0, 0, None), {"loss_scale": float("inf")}, None)
+
+
+def test_what_the_writing_thread_did_is_in_the_next_quick_step(tmp_path: Path) -> None:
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+    ends = training.slow_ends
+    writer = training.capture.files.claim().late
+    writer._spent_ns, writer._values, writer.has_news = writer._spent_ns + 10**9, {"memory_peak_bytes": 5}, True
+    training.step()
+    training.step()
+    assert training.slow_ends == ends
+    *_, record, last = training.records()
+    assert record["hook_ns"] > 10**9 > last["hook_ns"]
+    assert (record["memory_peak_bytes"], last.get("memory_peak_bytes")) == (5, None)
+
+
+def test_a_record_that_cannot_be_written_ends_the_capture_in_a_quick_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+    training.capture.files.claim().late.error = OSError("disk full")
+    training.step()
+    assert training.capture.dead
+    assert "disk full" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from typing import Any
 
 HOOKS = str(Path(sys.modules["perfscope.hooks"].__file__ or "").resolve().parent)
 CATCHES = ("guard", "boot", "imports")
-IN_THE_WRAPPERS = ("is_compiling",)
+IN_THE_WRAPPERS = ("_is_compiling",)
 
 called: set[types.CodeType] = set()
 restore: list[tuple[object, str, object]] = []
