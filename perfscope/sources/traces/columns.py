@@ -260,8 +260,10 @@ class Columns:
         return possible, start_ns[is_possible], to_ns(duration_us[is_possible])
 
     def _numbered(self, events: Sequence[AnyEvent]) -> Int32:
-        names = self.names
-        return np.fromiter((names.setdefault(name, len(names)) for name in map(_NAME, events)), np.int32, len(events))
+        names, texts = self.names, list(map(_NAME, events))
+        for name in dict.fromkeys(texts):
+            names.setdefault(name, len(names))
+        return np.fromiter(map(names.__getitem__, texts), np.int32, len(texts))
 
     def _identities(self, events: Sequence[AnyEvent], of: Callable[[AnyEvent], int | str | None]) -> Int64:
         """Process or thread ids; a text that is no number gets a negative number."""
