@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.profiler.open_window import OPEN_WINDOW
+from perfscope.hooks.open_window import OPEN_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import argument, report_first_outputs, whole_number, wrap_functions
-from perfscope.hooks.profiler.open_window import OPEN_WINDOW
+from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:

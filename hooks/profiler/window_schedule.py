@@ -13,10 +13,10 @@ from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import identity
 from perfscope.hooks.messages import write_message
+from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.compress import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
-from perfscope.hooks.profiler.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice

@@ -13,7 +13,7 @@ import pytest
 
 from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import PERIOD_S, LateWriter
-from perfscope.hooks.profiler.open_window import OPEN_WINDOW
+from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.wire import StepRecord, to_line
 from perfscope.wire.passes import MicroBatchRecord
 
