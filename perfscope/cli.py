@@ -25,6 +25,7 @@ from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
+from perfscope.report import escape_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -209,7 +210,7 @@ def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
         _print_output(output)
     if not quiet:
         for line in _notes_apart(outcome):
-            write_line(f"perfscope: {line}" if line else "", _PATIENCE_S)
+            write_line(f"perfscope: {escape_control_characters(line)}" if line else "", _PATIENCE_S)
     if outcome.signal is not None:
         _die_by(outcome.signal)
     if sys.flags.inspect or os.environ.get("PYTHONINSPECT"):
@@ -261,7 +262,7 @@ def main() -> None:
     try:
         code = _run()
     except PerfscopeError as error:
-        write_line(f"perfscope: {error.problem}", _PATIENCE_S)
+        write_line(f"perfscope: {escape_control_characters(error.problem)}", _PATIENCE_S)
         if error.hint:
             write_line(f"  hint: {error.hint}", _PATIENCE_S)
         raise SystemExit(error.exit_code) from None

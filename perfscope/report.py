@@ -6,6 +6,7 @@ sections (for people). Renderers see only this file, so that N analyzers and M f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,6 +22,16 @@ Row: TypeAlias = tuple[Cell, ...]
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
 
 _PERCENT = 100
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def escape_control_characters(text: str) -> str:
+    r"""A text of a file, such as its name, without what would change a terminal's colour or title.
+
+    >>> escape_control_characters("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def percent(share: float | Fraction | None) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-from perfscope.report import Cell, Column, Report, Section
+from perfscope.report import Cell, Column, Report, Section, escape_control_characters
 
 _ABSENT = "n/a"
 _DEEPEST_LEVEL = 6  # of a heading, in markdown
@@ -77,4 +77,4 @@ def _escape(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return escape_control_characters(" ".join(text.split()))
