@@ -191,6 +191,7 @@ def _file_data(file: CheckpointFile) -> Json:
         "unused_bytes": file.unused_bytes,
         "unread": file.unread,
         "dangerous_calls": list(file.dangerous_calls),
+        "copy_of": file.copy_of,
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfscope.analyzers.checkpoints.parts import Share, count_elements, parts_of
+from perfscope.analyzers.checkpoints.parts import Share, count_elements, parts_of, sum_copies
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role
 
 _TOLERANCE = 0.03
@@ -48,11 +48,12 @@ def check_sizes(
     """
     findings: list[Finding] = []
     overhead = overhead_bytes * len(checkpoint.files)
+    copies = sum_copies(checkpoint)
     for share in shares:
         if not parameters or not share.expected:
             continue
         expected = share.expected * parameters
-        ratio = (share.size_bytes - overhead) / expected
+        ratio = (share.size_bytes - copies.get(share.part, 0) - overhead) / expected
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
         elif ratio > _BLOATED:
@@ -106,14 +107,16 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
     if unused:
         worst = max(unused, key=lambda file: file.unused_bytes)
         total = sum(file.unused_bytes for file in unused)
+        holders = "1 file holds" if len(unused) == 1 else f"{len(unused)} files hold"
         findings.append(
             Finding(
                 "unused_storage",
-                f"{len(unused)} files hold {total:,} bytes outside of every tensor: views were saved with their full "
+                f"{holders} {total:,} bytes outside of every tensor: views were saved with their full "
                 f"storage (fix: save tensor.clone()). The largest share is in {worst.path}: {worst.unused_bytes:,} of "
                 f"{worst.size_bytes:,} bytes.",
             )
         )
+    findings.extend(_copied(checkpoint))
     endings = {file.path.rpartition(".")[2] for file in checkpoint.files if file.kind is Kind.WEIGHTS}
     if checkpoint.layout is Layout.HUGGING_FACE and {"safetensors", "bin"} <= endings:
         findings.append(Finding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
@@ -126,6 +129,22 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
         groups.setdefault(file.kind, []).append(file)
     findings.extend(_uneven(groups.get(Kind.OPTIMIZER, [])))
     return findings
+
+
+def _copied(checkpoint: Checkpoint) -> list[Finding]:
+    """Ranks that wrote the same tensors as another one, each to a file of its own."""
+    copies = [file for file in checkpoint.files if file.copy_of is not None]
+    if not copies:
+        return []
+    size = sum(size for part, size in sum_copies(checkpoint).items() if part != "other")
+    listed = ", ".join(f"{file.path} (as {file.copy_of})" for file in copies[:_SHOWN_UNEVEN])
+    more = f" and {len(copies) - _SHOWN_UNEVEN} more" if len(copies) > _SHOWN_UNEVEN else ""
+    return [
+        Finding(
+            "copied_state",
+            f"Ranks saved the same state, each to a file of its own: {listed}{more}. {size:,} bytes are redundant.",
+        )
+    ]
 
 
 def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:

@@ -59,6 +59,15 @@ def sum_parts(checkpoint: Checkpoint) -> dict[str, int]:
     return sums
 
 
+def sum_copies(checkpoint: Checkpoint) -> dict[str, int]:
+    """Bytes by part in files whose tensors are in the file of another rank, too."""
+    sums: dict[str, int] = {}
+    for file in checkpoint.files:
+        for part, size in parts_of(checkpoint, file) if file.copy_of is not None else ():
+            sums[part] = sums.get(part, 0) + size
+    return sums
+
+
 def parts_of(checkpoint: Checkpoint, file: CheckpointFile) -> list[tuple[str, int]]:
     """A file's bytes by part."""
     if file.contents is not None:
@@ -80,8 +89,7 @@ def _part_by_name(checkpoint: Checkpoint, file: CheckpointFile) -> str:
         return "weights"
     if file.kind is Kind.MODEL and checkpoint.layout is Layout.DEEPSPEED_PIPELINE:
         return "optimizer"  # the weights are in the files of layers
-    has_optimizer_files = any(sibling.kind is Kind.OPTIMIZER for sibling in checkpoint.files)
-    return "weights" if has_optimizer_files else "both"
+    return "weights" if checkpoint.has_optimizer_files else "both"
 
 
 def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: int | None) -> tuple[int | None, str]:
@@ -106,9 +114,11 @@ def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:
 
 
 def count_elements(checkpoint: Checkpoint, role: Role) -> int:
-    """Elements of a role; weights in a second format are not counted."""
+    """Elements of a role; weights in a second format, and copies in files of other ranks, are not counted."""
     by_format: dict[str, int] = {}
     for file in checkpoint.files:
+        if file.copy_of is not None:
+            continue
         ending = file.path.rpartition(".")[2] if checkpoint.layout is Layout.HUGGING_FACE else ""
         count = sum(group.elements for group in file.contents or () if group.role is role)
         by_format[ending] = by_format.get(ending, 0) + count

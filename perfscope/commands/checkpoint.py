@@ -44,6 +44,7 @@ _PUBLISHED = re.compile(
 _UNITS = {"M": MB, "G": GB, "T": TB, "P": PETA}
 _ZERO_STAGES = range(4)
 _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
+_MOST_WARNINGS = 50
 _MODEL_PANEL = "Model and training"
 _PLAN_PANEL = "Planned size (without DIR)"
 _SPEED_PANEL = "Save speed in GB/s"
@@ -235,7 +236,9 @@ def _check(
         results["checkpoints"] = [sizes.data(), *(other.data() for other in others)]
     sections = (*sections, *(section for other in others for section in _sections_beside(other)))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
-    warnings = tuple(finding.text for finding in sizes.findings if finding.kind not in _FACTS)
+    warnings = [finding.text for finding in sizes.findings if finding.kind not in _FACTS]
+    if len(warnings) > _MOST_WARNINGS:
+        warnings[_MOST_WARNINGS:] = [f"{len(warnings) - _MOST_WARNINGS:,} more findings are in the report"]
     has_broken_newest = any(each.is_newest and each.problems for each in stored.siblings)
     return Outcome(
         Report(title, data, sections),

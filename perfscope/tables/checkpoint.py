@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Role(StrEnum):
@@ -81,6 +82,7 @@ class CheckpointFile:
         unused_bytes: Bytes of storages outside of every tensor: views that were saved without a copy.
         unread: The reason why its contents are not known; absent if they are.
         dangerous_calls: Functions that loading it would call and that no checkpoint needs.
+        copy_of: The file of another rank with the same tensors, by their checksums; absent if there is none.
     """
 
     path: str
@@ -91,6 +93,7 @@ class CheckpointFile:
     unused_bytes: int
     unread: str | None
     dangerous_calls: tuple[str, ...]
+    copy_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class CheckpointSummary:
     is_shown: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """One checkpoint.
 
@@ -150,3 +153,8 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """The size of all files."""
         return sum(file.size_bytes for file in self.files)
+
+    @cached_property
+    def has_optimizer_files(self) -> bool:
+        """Whether optimizer states have files of their own."""
+        return any(file.kind is Kind.OPTIMIZER for file in self.files)

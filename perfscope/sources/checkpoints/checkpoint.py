@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import Listing, list_files
+from perfscope.sources.checkpoints.regular_files import describe_kind
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
+from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+_LISTED_MISSING = 10
 _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 
 
@@ -32,13 +36,17 @@ class _Reading:
         folder: The checkpoint.
         damage: Problems so far, in words.
         parameter_sizes: Elements of each parameter; ZeRO 3 stores shapes where the weights would be.
-        dcp: The content of ``.metadata``; absent if there is none.
+        dcp: The content of each ``.metadata`` that could be read, by its folder.
+        metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
+        shards: The tensors of which files hold the shards of single ranks.
     """
 
     folder: Path
     damage: list[str] = field(default_factory=list)
     parameter_sizes: dict[str, int] = field(default_factory=dict)
-    dcp: DcpMetadata | None = None
+    dcp: dict[str, DcpMetadata] = field(default_factory=dict)
+    metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    shards: ShardedTensors = field(default_factory=ShardedTensors)
 
 
 @dataclass
@@ -49,6 +57,7 @@ class _Contents:
     unused_bytes: int = 0
     unread: str | None = None
     dangerous_calls: tuple[str, ...] = ()
+    copy_of: str | None = None
 
 
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
@@ -68,9 +77,19 @@ def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
     if path.is_file():
         return _read_files(path, path.parent, Selection("", "", {path.name: path.stat().st_size}))
     if not path.is_dir():
-        raise SourceError(path, "does not exist")
+        raise SourceError(path, _describe_absence(path))
     selection = select_checkpoint(path, list_files(path), tag)
     return _read_files(path, path / selection.folder, selection)
+
+
+def _describe_absence(path: Path) -> str:
+    """Why a path is neither a file nor a folder."""
+    try:
+        return f"is {describe_kind(path.stat().st_mode) or 'no regular file'}, not a checkpoint"
+    except FileNotFoundError:
+        return "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
@@ -78,10 +97,11 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     if layout is Layout.UNKNOWN:
         raise SourceError(path, "contains no checkpoint", hint=NO_CHECKPOINT)
     reading = _Reading(folder, list(selection.damage))
-    if METADATA_FILE in selection.sizes:
-        reading.dcp = _read_dcp(folder, reading.damage)
+    for name in selection.sizes:
+        if _is_metadata(name):
+            _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
-    damage = [*reading.damage, *find_missing(layout, selection.sizes), *check_indexes(folder, files)]
+    damage = [*reading.damage, *find_missing(selection.sizes), *check_indexes(folder, files)]
     return Checkpoint(
         path=str(path),
         tag=selection.tag,
@@ -97,9 +117,14 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
 
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     parsed = parse_name(name)
+    if not size:
+        return CheckpointFile(name, size, parsed.kind, parsed.ranks, None, 0, "is empty", ())
     try:
         contents = _read_contents(reading, name, parsed.kind, size)
-    except (TorchDamage, SafetensorsDamage) as damage:
+    except TorchDamage as damage:
+        contents = _Contents(unread=str(damage), dangerous_calls=find_dangerous_calls(damage.names))
+        reading.damage.append(f"{name} {damage}")
+    except SafetensorsDamage as damage:
         contents = _Contents(unread=str(damage))
         reading.damage.append(f"{name} {damage}")
     except OSError as error:
@@ -109,7 +134,15 @@ def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     if calls:
         reading.damage.append(f"{name} would call {', '.join(calls)} when it is loaded: do not load it")
     return CheckpointFile(
-        name, size, parsed.kind, parsed.ranks, contents.groups, contents.unused_bytes, contents.unread, calls
+        path=name,
+        size_bytes=size,
+        kind=parsed.kind,
+        ranks=parsed.ranks,
+        contents=contents.groups,
+        unused_bytes=contents.unused_bytes,
+        unread=contents.unread,
+        dangerous_calls=calls,
+        copy_of=contents.copy_of,
     )
 
 
@@ -122,51 +155,66 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
         file = read_torch_file(path)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
-        return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names))
+        reading.shards.add(file, kind)
+        copy_of = reading.shards.find_copy(name, file, kind)
+        return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names), copy_of)
     if name.endswith(".distcp"):
         return _read_shard(reading, name, size)
-    if name == METADATA_FILE and reading.dcp is not None:
-        return _Contents(dangerous_calls=find_dangerous_calls(reading.dcp.names))
-    return _Contents()
+    return _Contents(dangerous_calls=reading.metadata_calls.get(name, ()))
+
+
+def _is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] == METADATA_FILE
 
 
 def _count_stated_parameters(reading: _Reading) -> int | None:
-    if reading.dcp is not None:
+    if reading.dcp:
         weights = sum(
             tensor.elements
-            for tensor in reading.dcp.tensors.values()
+            for metadata in reading.dcp.values()
+            for tensor in metadata.tensors.values()
             if find_role([tensor.name], tensor.dtype, Kind.SHARD) is Role.WEIGHTS
         )
         return weights or None
-    return sum(reading.parameter_sizes.values()) or None
+    return sum(reading.parameter_sizes.values()) or reading.shards.count_parameters()
 
 
-def _read_dcp(folder: Path, damage: list[str]) -> DcpMetadata | None:
+def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
+    """Read a ``.metadata`` and compare it with the shards beside it."""
+    parent = name.removesuffix(METADATA_FILE)
+    names: frozenset[str] = frozenset()
     try:
-        return read_metadata(folder / METADATA_FILE)
-    except DcpDamage as problem:
-        damage.append(f"{METADATA_FILE} {problem}")
+        metadata = read_metadata(reading.folder / name)
+        names = metadata.names
+        reading.dcp[parent] = metadata
+        reading.damage.extend(f"{name} {problem}" for problem in metadata.problems)
+        absent = sorted(file for file in metadata.files if f"{parent}{file}" not in sizes)
+        reading.damage.extend(f"{parent}{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING])
+    except DcpDamage as damage:
+        names = damage.names
+        reading.damage.append(f"{name} {damage}")
     except OSError as error:
-        damage.append(f"{METADATA_FILE} cannot be read: {error.strerror}")
-    return None
+        reading.damage.append(f"{name} cannot be read: {error.strerror}")
+    reading.metadata_calls[name] = find_dangerous_calls(names)
 
 
 def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
-    """The tensors of a shard of a distributed checkpoint, by ``.metadata``."""
-    if reading.dcp is None:
+    """The tensors of a shard of a distributed checkpoint, by the ``.metadata`` beside it."""
+    parent, _, file_name = name.rpartition("/")
+    metadata = reading.dcp.get(f"{parent}/" if parent else "")
+    if metadata is None:
         return _Contents(unread="only .metadata lists the contents of a shard")
-    file_name = name.rpartition("/")[2]
-    extent = reading.dcp.extents.get(file_name, 0)
+    extent = metadata.extents.get(file_name, 0)
     if extent > size:
         reading.damage.append(f"{name} is cut off: .metadata states {extent:,} bytes, not {size:,}")
     sums: dict[tuple[Role, str], list[int]] = {}
-    for tensor_name, length in reading.dcp.files.get(file_name, {}).items():
-        tensor = reading.dcp.tensors.get(tensor_name)
-        dtype = tensor.dtype if tensor else "bytes"
-        role = find_role([tensor_name], dtype, Kind.SHARD) if tensor else Role.OTHER
-        entry = sums.setdefault((role, dtype), [0, 0])
-        entry[0] += tensor.elements if tensor else 0
-        entry[1] += length
+    for tensor_name, part in metadata.files.get(file_name, {}).items():
+        tensor = metadata.tensors.get(tensor_name)
+        if tensor is None or not part.elements:
+            continue  # objects, and the headers around every tensor, are bytes of the file beside its tensors
+        entry = sums.setdefault((find_role([tensor_name], tensor.dtype, Kind.SHARD), tensor.dtype), [0, 0])
+        entry[0] += part.elements
+        entry[1] += part.tensor_bytes
     return _Contents(tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items())))
 
 
@@ -198,6 +246,6 @@ def _read_list(path: Path, tag: str | None) -> Checkpoint:
         has_experts=any(file.kind in _EXPERT_KINDS for file in files),
         parameters=None,
         siblings=selection.summaries,
-        damage=(*selection.damage, *find_missing(layout, selection.sizes)),
+        damage=(*selection.damage, *find_missing(selection.sizes)),
         notes=selection.notes,
     )

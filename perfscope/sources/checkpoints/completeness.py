@@ -9,19 +9,23 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
+from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
-from perfscope.sources.checkpoints.file_names import find_layout, holds_state, parse_name
+from perfscope.sources.checkpoints.file_names import holds_state, parse_name
 from perfscope.sources.checkpoints.listing import MOST_FILES
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.torch_files import TorchDamage, check_end
-from perfscope.tables.checkpoint import CheckpointFile, Kind, Layout
+from perfscope.tables.checkpoint import CheckpointFile, Kind
 
 _INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
 _LISTED_MISSING = 10
 _LISTED_LACKING = 3
 _MOST_OPENED = 200
 _NUMBER = re.compile(r"\d+")
+_RANK = re.compile(r"(?P<before>(?:.*[-_./])?rank[-_]?)(?P<rank>\d{1,7})(?P<after>(?:\.\w+)+)", re.IGNORECASE)
+_WORLD_SIZE = re.compile(r"world[-_]?size[-_]?(\d{1,7})", re.IGNORECASE)
+_KINDS_OF_SCRIPTS = (Kind.MODEL_AND_OPTIMIZER, Kind.WEIGHTS, Kind.OPTIMIZER)
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _KINDS_OF_EVERY_RANK = (
     Kind.OPTIMIZER,
@@ -32,11 +36,15 @@ _KINDS_OF_EVERY_RANK = (
 )
 
 
-def find_missing(layout: Layout, sizes: Mapping[str, int]) -> list[str]:
-    """Files that a complete checkpoint of this layout has and this one lacks, in words."""
+def find_missing(sizes: Mapping[str, int]) -> list[str]:
+    """Files that a complete checkpoint has and this one lacks, in words."""
     missing: list[str] = []
-    if layout in (Layout.TORCH_DCP, Layout.MEGATRON_DIST) and METADATA_FILE not in sizes:
-        missing.append(f"{METADATA_FILE} is missing: it is written last, so the save did not complete")
+    folders = sorted({name.rpartition("/")[0] for name in sizes if name.endswith(".distcp")})
+    missing.extend(
+        f"{metadata} is missing: it is written last, so the save did not complete"
+        for metadata in (f"{folder}/{METADATA_FILE}" if folder else METADATA_FILE for folder in folders)
+        if metadata not in sizes
+    )
     ranks_by_kind: dict[Kind, list[Mapping[str, int]]] = {}
     for name in sizes:
         parsed = parse_name(name)
@@ -44,7 +52,29 @@ def find_missing(layout: Layout, sizes: Mapping[str, int]) -> list[str]:
     for kind, ranks in ranks_by_kind.items():
         if kind in _KINDS_OF_EVERY_RANK:
             missing.extend(_find_gaps(kind, ranks))
-    missing.extend(f"{name} is empty" for name, size in sizes.items() if size == 0 and holds_state(name))
+    empty = [name for name, size in sizes.items() if size == 0 and holds_state(name)]
+    missing.extend(f"{name} is empty" for name in empty[:_LISTED_MISSING])
+    if len(empty) > _LISTED_MISSING:
+        missing.append(f"{len(empty) - _LISTED_MISSING:,} more files are empty")
+    missing.extend(_find_missing_ranks(sizes))
+    return missing
+
+
+def _find_missing_ranks(sizes: Mapping[str, int]) -> list[str]:
+    """Ranks without a file among files that a script wrote, one a rank: ``model_world_size_4_rank_2.pt``."""
+    ranks: dict[str, set[int]] = {}
+    for name in sizes:
+        match = _RANK.fullmatch(name)
+        if match and parse_name(name).kind in _KINDS_OF_SCRIPTS:
+            ranks.setdefault(f"{match['before']}#{match['after']}", set()).add(int(match["rank"]))
+    missing = []
+    for series, present in ranks.items():
+        stated = _WORLD_SIZE.search(series)
+        expected = int(stated[1]) if stated else max(present) + 1
+        absent = [rank for rank in range(min(expected, MOST_FILES)) if rank not in present]
+        if absent and (stated or len(present) > 1):
+            listed = ", ".join(map(str, absent[:_LISTED_MISSING])) + (" ..." if len(absent) > _LISTED_MISSING else "")
+            missing.append(f"{series} is missing for {len(absent):,} of {expected:,} ranks: {listed}")
     return missing
 
 
@@ -55,7 +85,7 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
         folder: Its folder; None where only names and sizes are known.
         sizes: The size of each of its files in bytes, by path.
     """
-    problems = find_missing(find_layout(list(sizes)), sizes)
+    problems = find_missing(sizes)
     if folder is None:
         return problems
     for name, size in itertools.islice(sizes.items(), _MOST_OPENED):
@@ -78,7 +108,7 @@ def _find_absent(folder: Path, name: str, sizes: Mapping[str, int]) -> list[str]
     """Files that an index lists and that are not there."""
     try:
         listed = {str(file) for file in json.loads(read_text(folder / name))["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SourceError):
         return [f"{name} is not a complete index"]
     parent = name.rpartition("/")[0]
     absent = sorted(file for file in listed if (f"{parent}/{file}" if parent else file) not in sizes)
@@ -127,7 +157,7 @@ def _check_index(folder: Path, name: str, files: Sequence[CheckpointFile]) -> li
         index = json.loads(read_text(folder / name))
         listed = {str(file) for file in index["weight_map"].values()}
         stated = index.get("metadata", {}).get("total_size")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SourceError):
         return [f"{name} is not a complete index"]
     absent = sorted(listed - {file.path for file in files})
     if absent:

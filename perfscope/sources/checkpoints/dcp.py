@@ -1,49 +1,106 @@
-"""The tensors of a torch distributed checkpoint, from its ``.metadata``: a pickle, which is read and never loaded."""
+"""The tensors of a torch distributed checkpoint, from its ``.metadata``: a pickle, which is read and never loaded.
+
+``state_dict_metadata`` has the whole shape of each tensor and the chunks that the ranks hold; ``storage_data`` has the
+file, the offset and the length of each chunk. A chunk is a small file of ``torch.save`` of its own, 1 kB longer than
+its tensor.
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
 from perfscope.constants import MIB
-from perfscope.sources.checkpoints.pickles import Call, GlobalName, InertDict, PickleDamage, replay
+from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, parse_shape
+from perfscope.sources.checkpoints.pickle_damage import PickleDamage
+from perfscope.sources.checkpoints.pickles import replay
+from perfscope.sources.checkpoints.regular_files import open_regular
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
 
 METADATA_FILE = ".metadata"
+_CLASS = b"torch.distributed.checkpoint.metadata"
+_CLASS_WITHIN = 4096
+#: What is searched for calls where the class at the start is missing.
+_SEARCHED = MIB
+_LARGEST_COUNT = 2**63 - 1
+_LONGEST_NAME = 1000
+_LISTED = 5
 
 
 class DcpDamage(Exception):
-    """A ``.metadata`` file is not complete; the text is the problem."""
+    """A ``.metadata`` file is not complete; the text is the problem.
+
+    Attributes:
+        names: Functions that loading it would have called or looked up before the damage.
+    """
+
+    def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
 class DcpTensor:
-    """One tensor of the model, over all shards."""
+    """One tensor of the model, over all shards.
+
+    Attributes:
+        name: Its name.
+        dtype: Its data type.
+        elements: Its number of elements, over all ranks.
+        chunks: The number of elements of each chunk, by its offsets in the tensor.
+    """
 
     name: str
     dtype: str
     elements: int
-    size_bytes: int
+    chunks: dict[tuple[int, ...], int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class StoredPart:
+    """What a shard file holds of one tensor.
+
+    Attributes:
+        elements: Elements of the tensor.
+        tensor_bytes: Their size.
+        length: The bytes in the file, with the headers around each chunk.
+    """
+
+    elements: int = 0
+    tensor_bytes: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True)
 class DcpMetadata:
     """The content of ``.metadata``.
 
     Attributes:
         tensors: Every tensor, by its name.
-        files: The bytes of each tensor in each shard file, by the names of the file and the tensor.
+        files: What each shard file holds, by the names of the file and of the tensor.
         extents: The size that each shard file must have at least, in bytes.
         names: Functions and classes that loading it would look up.
+        problems: Contradictions in it, in words.
     """
 
     tensors: dict[str, DcpTensor]
-    files: dict[str, dict[str, int]]
-    extents: dict[str, int]
     names: frozenset[str]
+    files: dict[str, dict[str, StoredPart]] = field(default_factory=dict)
+    extents: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """An entry of ``storage_data``: a chunk's tensor, its offsets in that, its file, its offset, its length."""
+
+    name: str
+    place: tuple[int, ...] | None
+    file: str
+    offset: int
+    length: int
 
 
 def read_metadata(path: Path) -> DcpMetadata:
@@ -53,56 +110,58 @@ def read_metadata(path: Path) -> DcpMetadata:
         DcpDamage: It is not a complete pickle of a checkpoint's metadata.
         OSError: It cannot be read.
     """
-    if path.stat().st_size > LARGEST_PICKLE:
+    with open_regular(path) as file:
+        content = file.read(LARGEST_PICKLE + 1)
+    if len(content) > LARGEST_PICKLE:
         raise DcpDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
+    is_foreign = _CLASS not in content[:_CLASS_WITHIN]
     try:
-        replayed = replay(io.BytesIO(path.read_bytes()))
+        replayed = replay(content[:_SEARCHED] if is_foreign else content)
     except PickleDamage as damage:
-        raise DcpDamage(str(damage)) from None
+        raise DcpDamage(_NOT_METADATA if is_foreign else str(damage), damage.names) from None
     root = replayed.value
-    if not isinstance(root, Call) or not isinstance(root.state, InertDict):
-        raise DcpDamage("is not the metadata of a distributed checkpoint")
+    if is_foreign or not isinstance(root, Call) or not isinstance(root.state, InertDict):
+        raise DcpDamage(_NOT_METADATA, replayed.names)
     described = root.state.get("state_dict_metadata")
     stored = root.state.get("storage_data")
     if not isinstance(described, InertDict):
-        raise DcpDamage("lists no tensors")
-    tensors = {tensor.name: tensor for tensor in _tensors(described)}
-    files: dict[str, dict[str, int]] = {}
-    extents: dict[str, int] = {}
-    for name, file, offset, length in _pieces(stored):
-        lengths = files.setdefault(file, {})
-        lengths[name] = lengths.get(name, 0) + length
-        extents[file] = max(extents.get(file, 0), offset + length)
-    return DcpMetadata(tensors, files, extents, replayed.names)
+        raise DcpDamage("lists no tensors", replayed.names)
+    metadata = DcpMetadata({tensor.name: tensor for tensor in _tensors(described)}, replayed.names)
+    _place_pieces(metadata, list(_pieces(stored)))
+    return metadata
+
+
+_NOT_METADATA = "is not the metadata of a distributed checkpoint"
 
 
 def _tensors(described: InertDict) -> Iterator[DcpTensor]:
     for name, entry in described.items:
         if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.state, InertDict):
             continue
-        size = _size(entry.state.get("size"))
+        size = parse_shape(entry.state.get("size"))
         dtype = _dtype(entry.state.get("properties"))
         if size is not None and dtype is not None:
-            yield DcpTensor(name, dtype, prod(size), prod(size) * (item_bytes(dtype) or 0))
+            chunks = dict(_chunks(entry.state.get("chunks")))
+            yield DcpTensor(name[:_LONGEST_NAME], dtype, prod(size), chunks)
 
 
-def _size(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, Call) and isinstance(value.arguments, tuple) and len(value.arguments) == 1:
-        parts = value.arguments[0]
-        if isinstance(parts, tuple | list) and all(isinstance(part, int) and part >= 0 for part in parts):
-            return tuple(parts)
-    return None
+def _chunks(chunks: object) -> Iterator[tuple[tuple[int, ...], int]]:
+    for chunk in chunks if isinstance(chunks, list | tuple) else ():
+        if isinstance(chunk, Call) and isinstance(chunk.state, InertDict):
+            place, sizes = parse_shape(chunk.state.get("offsets")), parse_shape(chunk.state.get("sizes"))
+            if place is not None and sizes is not None:
+                yield place, prod(sizes)
 
 
 def _dtype(properties: object) -> str | None:
     state = properties.state if isinstance(properties, Call) else None
     values = state if isinstance(state, tuple) else [v for _, v in state.items] if isinstance(state, InertDict) else ()
-    names = [value.text for value in values if isinstance(value, GlobalName) and value.text.startswith("torch.")]
-    return names[0].removeprefix("torch.") if names else None
+    names = (value.text for value in values if isinstance(value, GlobalName) and value.text.startswith("torch."))
+    name = next(names, None)
+    return None if name is None else name.removeprefix("torch.")
 
 
-def _pieces(stored: object) -> Iterator[tuple[str, str, int, int]]:
-    """Each stored piece: the name of its tensor, its file, its offset and its length in bytes."""
+def _pieces(stored: object) -> Iterator[_Piece]:
     for index, info in stored.items if isinstance(stored, InertDict) else ():
         match index, info:
             case Call(state=InertDict() as tensor), Call(state=InertDict() as position):
@@ -110,5 +169,56 @@ def _pieces(stored: object) -> Iterator[tuple[str, str, int, int]]:
             case _:
                 continue
         match fields:
-            case str(name), str(file), int(offset), int(length) if offset >= 0 and length >= 0:
-                yield name, file, offset, length
+            case str(name), str(file), int(offset), int(length) if (
+                0 <= offset <= _LARGEST_COUNT and 0 <= length <= _LARGEST_COUNT
+            ):
+                place = parse_shape(tensor.get("offset"))
+                yield _Piece(name[:_LONGEST_NAME], place, file[:_LONGEST_NAME], offset, length)
+
+
+def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
+    """Sum the pieces by file and tensor, and check that they cover every tensor and overlap nowhere."""
+    covered: dict[str, int] = {}
+    for piece in pieces:
+        part = metadata.files.setdefault(piece.file, {}).setdefault(piece.name, StoredPart())
+        part.length += piece.length
+        metadata.extents[piece.file] = max(metadata.extents.get(piece.file, 0), piece.offset + piece.length)
+        tensor = metadata.tensors.get(piece.name)
+        elements = 0 if tensor is None else tensor.chunks.get(piece.place or _origin(tensor), 0)
+        if tensor is None or not elements:
+            continue
+        size = elements * (item_bytes(tensor.dtype) or 0)
+        part.elements += elements
+        part.tensor_bytes += min(size, piece.length)  # a compressed chunk is shorter than its tensor
+        covered[piece.name] = covered.get(piece.name, 0) + elements
+    _check_cover(metadata, covered)
+    _check_overlap(metadata, pieces)
+
+
+def _origin(tensor: DcpTensor) -> tuple[int, ...]:
+    """The offsets of the only chunk of a tensor whose index states none."""
+    return next(iter(tensor.chunks)) if len(tensor.chunks) == 1 else ()
+
+
+def _check_cover(metadata: DcpMetadata, covered: dict[str, int]) -> None:
+    split = [tensor for tensor in metadata.tensors.values() if tensor.chunks]
+    lacking = [tensor for tensor in split if covered.get(tensor.name, 0) < tensor.elements]
+    excessive = [name for name, elements in covered.items() if elements > metadata.tensors[name].elements]
+    metadata.problems.extend(
+        f"lists {covered.get(tensor.name, 0):,} of the {tensor.elements:,} elements of {tensor.name}: a rank is missing"
+        for tensor in lacking[:_LISTED]
+    )
+    metadata.problems.extend(f"lists more elements of {name} than it has" for name in excessive[:_LISTED])
+
+
+def _check_overlap(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
+    end, last = 0, None
+    overlaps = 0
+    for piece in sorted(pieces, key=lambda piece: (piece.file, piece.offset, piece.length)):
+        if last is None or piece.file != last.file:
+            end = 0
+        elif piece.offset < end and piece.length:
+            overlaps += 1
+            if overlaps <= _LISTED:
+                metadata.problems.append(f"puts {last.name} and {piece.name} at the same bytes of {piece.file}")
+        end, last = max(end, piece.offset + piece.length), piece

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perfscope.tables.checkpoint import Kind, Layout
 
@@ -32,6 +33,8 @@ _NAMES: tuple[tuple[str, Kind], ...] = (
     (r".*\.(?:pt|pth|ckpt)", Kind.MODEL_AND_OPTIMIZER),
 )
 _PATTERNS = tuple((re.compile(pattern), kind) for pattern, kind in _NAMES)
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors", ".json", ".pkl", ".metadata")
+_REMEMBERED_NAMES = 2**18  # the names of a folder of 100,000 files are parsed in several places
 _STATE_KINDS = frozenset(Kind) - {Kind.OTHER, Kind.METADATA}
 _TRACKERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 
@@ -44,14 +47,19 @@ class ParsedName:
     ranks: Mapping[str, int]
 
 
+@lru_cache(_REMEMBERED_NAMES)
 def parse_name(path: str) -> ParsedName:
     """Parse the path of a file below the checkpoint.
 
     >>> parse_name("bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt").ranks
     {'dp': 3, 'mp': 0}
     """
+    if not path.endswith(_ENDINGS):
+        return ParsedName(Kind.OTHER, {})
+    parts = path.split("/")
+    texts = tuple(dict.fromkeys((path, parts[-1], "/".join(parts[-2:]))))
     for pattern, kind in _PATTERNS:
-        for text in (path, path.rpartition("/")[2], "/".join(path.split("/")[-2:])):
+        for text in texts:
             match = pattern.fullmatch(text)
             if match:
                 ranks = {name: int(value) for name, value in match.groupdict().items() if value and value.isdigit()}

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 _ENDING = re.compile(r"\.(?:pt|pth|bin|ckpt|safetensors|tar|pkl)$")
-_SHARD = re.compile(r"[-_.]\d+[-_]of[-_]\d+|consolidated\.\d+|(?:mp_)?rank[-_]?\d+(?:_\d+)*")
+_SHARD = re.compile(r"world[-_]?size[-_]?\d+|[-_.]\d+[-_]of[-_]\d+|consolidated\.\d+|(?:mp_)?rank[-_]?\d+(?:_\d+)*")
 _METRIC = re.compile(r"(?:^|(?<=[-_=]))(?:\w+_)?(?:loss|acc|accuracy|metric|ppl|score|f1)[-_=]?\d+(?:\.\d+)?")
 _EPOCH = re.compile(r"(?<![a-z])(?:epoch|ep)[-_=]?(\d+)(?![0-9a-z])")
 _STEPS = (
@@ -23,7 +23,7 @@ _MARKS = frozenset({"best", "last", "latest", "final", "newest", "current", "tmp
 _ROLES = frozenset({
     "model", "models", "optimizer", "optim", "opt", "scheduler", "lr", "sched", "ema", "weights", "state", "states",
     "dict", "params", "net", "rng", "scaler", "trainer", "training", "train", "full", "checkpoint", "ckpt", "chkpt",
-    "meta", "universal", "global", "pytorch", "sd", "",
+    "extra", "meta", "universal", "global", "pytorch", "sd", "",
 })  # fmt: skip
 
 

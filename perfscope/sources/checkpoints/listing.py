@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope.errors import SourceError
+from perfscope.sources.checkpoints.regular_files import describe_kind
 
 #: More files than any checkpoint has.
 MOST_FILES = 1_000_000
+#: Checkpoints nest about five folders.
+_DEEPEST_FOLDER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,57 +26,86 @@ class Listing:
         modified_ns: When each was last modified; empty for a list of names.
         aliases: Links to a file or folder that is listed by itself, with the path of that.
         broken: Links that lead nowhere, with what they name.
+        unreadable: What is no regular file, or could not be listed, with the reason.
     """
 
     sizes: Mapping[str, int]
     modified_ns: Mapping[str, int] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_files(folder: Path) -> Listing:
     """List every file below a folder; links to folders elsewhere are followed, each folder once.
 
     Raises:
-        SourceError: A folder cannot be read, or there are too many files.
+        SourceError: The folder cannot be read, or there are too many files.
     """
-    root = os.path.realpath(folder)
-    stats: dict[str, tuple[int, int]] = {}
-    aliases: dict[str, str] = {}
-    broken: dict[str, str] = {}
-    visited = {root}
-    waiting = [("", root)]
-    while waiting:
-        parent, place = waiting.pop()
-        for entry in _entries(place):
-            name = f"{parent}{entry.name}"
-            target = os.path.realpath(entry.path) if entry.is_symlink() else None
-            if target is not None and not Path(target).exists():
-                broken[name] = str(Path(entry.path).readlink())
-            elif target is not None and target.startswith(root + os.sep):
-                aliases[name] = Path(target).relative_to(root).as_posix()
-            elif entry.is_dir():
-                real = target or entry.path
-                if real not in visited:
-                    visited.add(real)
-                    waiting.append((f"{name}/", real))
-            else:
-                status = entry.stat()
-                stats[name] = status.st_size, status.st_mtime_ns
-        if len(stats) > MOST_FILES:
-            raise SourceError(folder, f"holds more than {MOST_FILES:,} files", hint="name one checkpoint in it")
-    names = sorted(stats)
+    lister = _Lister(os.path.realpath(folder))
+    lister.list_all()
+    names = sorted(lister.stats)
     return Listing(
-        {name: stats[name][0] for name in names},
-        {name: stats[name][1] for name in names},
-        dict(sorted(aliases.items())),
-        dict(sorted(broken.items())),
+        {name: lister.stats[name][0] for name in names},
+        {name: lister.stats[name][1] for name in names},
+        dict(sorted(lister.aliases.items())),
+        dict(sorted(lister.broken.items())),
+        dict(sorted(lister.unreadable.items())),
     )
 
 
-def _entries(place: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(place) as entries:
-            return list(entries)
-    except OSError as error:
-        raise SourceError(place, f"cannot be read: {error.strerror}") from None
+class _Lister:
+    """Gathers the attributes of a Listing."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.stats: dict[str, tuple[int, int]] = {}
+        self.aliases: dict[str, str] = {}
+        self.broken: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
+        self._visited = {root}
+        self._waiting = [("", root, 0)]
+
+    def list_all(self) -> None:
+        while self._waiting:
+            parent, place, depth = self._waiting.pop()
+            try:
+                with os.scandir(place) as entries:
+                    for entry in entries:
+                        self._add(f"{parent}{entry.name}", entry, depth)
+            except OSError as error:
+                if not parent:
+                    raise SourceError(place, f"cannot be read: {error.strerror}") from None
+                self.unreadable[parent.removesuffix("/")] = f"cannot be read: {error.strerror}"
+            if len(self.stats) > MOST_FILES:
+                raise SourceError(self.root, f"holds more than {MOST_FILES:,} files", hint="name one checkpoint in it")
+
+    def _add(self, name: str, entry: os.DirEntry[str], depth: int) -> None:
+        try:
+            target = os.path.realpath(entry.path) if entry.is_symlink() else None
+            if target is not None and not Path(target).exists():
+                self.broken[name] = str(Path(entry.path).readlink())
+            elif target is not None and target.startswith(self.root + os.sep):
+                self.aliases[name] = Path(target).relative_to(self.root).as_posix()
+            elif entry.is_dir():
+                self._add_folder(name, target or entry.path, depth + 1)
+            else:
+                self._add_file(name, entry.stat())
+        except OSError as error:  # it was renamed or deleted after its folder was read
+            self.unreadable[name] = f"cannot be read: {error.strerror}"
+
+    def _add_folder(self, name: str, place: str, depth: int) -> None:
+        if self.root.startswith(place.rstrip(os.sep) + os.sep):
+            self.unreadable[name] = "is a link to a folder around this one; it is not followed"
+        elif depth > _DEEPEST_FOLDER:
+            self.unreadable[name] = f"is more than {_DEEPEST_FOLDER} folders deep; it is not read"
+        elif place not in self._visited:
+            self._visited.add(place)
+            self._waiting.append((f"{name}/", place, depth))
+
+    def _add_file(self, name: str, status: os.stat_result) -> None:
+        kind = describe_kind(status.st_mode)
+        if kind is not None or not stat.S_ISREG(status.st_mode):
+            self.unreadable[name] = f"is {kind or 'no regular file'}; it is not read"
+        else:
+            self.stats[name] = status.st_size, status.st_mtime_ns

@@ -122,7 +122,7 @@ def _join_parts(units: list[Unit], part_files: Mapping[str, int], files: Mapping
 
 def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str) -> list[Unit]:
     """The checkpoints that the files of one folder are."""
-    framework = [name for name in states if not _is_generic(name)]
+    framework = {name: None for name in states if not _is_generic(name)}
     series: dict[Identity, list[str]] = {}
     for name in states:
         identity = parse_identity(name)
@@ -131,7 +131,7 @@ def _group_files(files: Mapping[str, int], states: Mapping[str, int], path: str)
     if set(framework) <= {name for name in framework if parse_name(name).kind is Kind.OPTIMIZER} and series:
         for name in framework:
             series.setdefault(parse_identity(name), []).append(name)
-        framework = []
+        framework = {}
     own = parse_identity(path.rpartition("/")[2])
     if not series or (not framework and len(series) == 1):
         # Its name matters where it is the only one: the name of the folder, else that of the file.

@@ -1,133 +1,107 @@
 """The value of a pickle in inert form: no module is imported and no function is called.
 
-The opcodes are read with ``pickletools`` and replayed on inert values: the call of a function becomes a Call, the
-storage of a tensor a PersistentId. So a checkpoint from an untrusted source can be read, and the functions that loading
-it would call can be listed.
+The opcodes are replayed on inert values: the call of a function becomes a Call, the storage of a tensor a PersistentId.
+So a checkpoint from an untrusted source can be read, and the functions that loading it would call can be listed.
 """
 
 from __future__ import annotations
 
-import pickletools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import IO
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
 
-#: More would take minutes; a checkpoint of 100,000 tensors has about six million.
+from perfscope.sources.checkpoints.collection import without_collection
+from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, PersistentId
+from perfscope.sources.checkpoints.pickle_arguments import ARGUMENTS
+from perfscope.sources.checkpoints.pickle_damage import PickleDamage
+
+#: More would take many seconds; a checkpoint of 100,000 tensors has about six million.
 LARGEST_OPCODE_COUNT = 20_000_000
-
-
-class PickleDamage(Exception):
-    """The bytes are no complete pickle, or more than should be read; the text is the problem."""
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """The result that a call of a function would have.
-
-    Attributes:
-        function: The function's name with its module; empty if the pickle computes it.
-        arguments: The arguments of the call.
-        state: The state that would be set on the result; None without one.
-        items: Keys and values that would be added to the result, as to a dict.
-    """
-
-    function: str
-    arguments: object
-    state: object = None
-    items: list[tuple[object, object]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class InertDict:
-    """A dict, as pairs of keys and values: the keys need not be hashable here."""
-
-    items: list[tuple[object, object]]
-
-    def get(self, key: str) -> object:
-        """The value of a string key; None without the key."""
-        return next((value for name, value in reversed(self.items) if isinstance(name, str) and name == key), None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PersistentId:
-    """An object outside of the pickle, by its id: in torch files the storage of a tensor."""
-
-    id: object
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalName:
-    """A function or class by its name, which is not looked up."""
-
-    text: str
-
-
-_MARK = object()
+#: A million opcodes of a checkpoint take four bytes each; a crafted pickle repeats single bytes.
+_BATCH = 1_000_000
+_FEWEST_BYTES_OF_BATCH = 1_500_000
+_LONGEST_NAME = 1000
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
+_STOP = ord(".")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPickle:
-    """A pickle's value in inert form, and the functions that loading it would call or look up."""
+    """A pickle's value in inert form, and the functions that loading it would call or look up.
+
+    Attributes:
+        value: The value.
+        names: The functions and classes.
+        end: The position behind the pickle.
+    """
 
     value: object
     names: frozenset[str]
+    end: int
 
 
-def replay(file: IO[bytes]) -> ReplayedPickle:
-    """Read one pickle from a file's position.
+def replay(content: bytes, start: int = 0) -> ReplayedPickle:
+    """Read the pickle that begins at a position.
 
     Raises:
         PickleDamage: It is cut off, is no pickle, or has too many opcodes.
     """
-    machine = _Machine()
+    machine = _Machine(content, start)
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-            if count > LARGEST_OPCODE_COUNT:
-                raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
-            machine.step(opcode.name, argument)
+        with without_collection():
+            machine.run()
+            return ReplayedPickle(machine.pop(), frozenset(machine.names), machine.position)
+    except PickleDamage as damage:
+        raise PickleDamage(str(damage), frozenset(machine.names)) from None
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError) as error:
-        raise PickleDamage(f"is not a complete pickle ({str(error)[:80]})") from None
-    return ReplayedPickle(machine.result(), frozenset(machine.names))
+        text = f"is not a complete pickle ({str(error)[:80]})"
+        raise PickleDamage(text, frozenset(machine.names)) from None
 
 
 class _Machine:
-    """The stack and memo of a pickle, over inert values."""
+    """The stack and memo of a pickle, over inert values; a mark puts the stack aside and begins another one."""
 
-    def __init__(self) -> None:
+    __slots__ = ("content", "memo", "names", "outer", "position", "stack")
+
+    def __init__(self, content: bytes, position: int) -> None:
+        self.content = content
+        self.position = position
         self.stack: list[object] = []
+        self.outer: list[list[object]] = []
         self.memo: dict[object, object] = {}
         self.names: set[str] = set()
 
-    def result(self) -> object:
-        if not self.stack:
-            raise PickleDamage("is empty")
-        return self.stack[-1]
+    def run(self) -> None:
+        content, table = self.content, _TABLE
+        for _ in range(LARGEST_OPCODE_COUNT // _BATCH):
+            begin = self.position
+            for _ in repeat(None, _BATCH):
+                if self.position >= len(content):
+                    raise IndexError("cut off")
+                code = content[self.position]
+                self.position += 1
+                if code == _STOP:
+                    return
+                table[code](self)
+            if self.position - begin < _FEWEST_BYTES_OF_BATCH:
+                raise PickleDamage(f"repeats opcodes of one byte {_BATCH:,} times: no checkpoint does, it is not read")
+        raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
 
-    def step(self, name: str, argument: object) -> None:
-        if name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        elif name in _LITERALS:
-            self.stack.append(argument)
-        elif name in _EMPTY:
-            self.stack.append(_EMPTY[name]())
-        elif name not in _IGNORED:
-            handler = _HANDLERS.get(name)
-            if handler is None:
-                raise ValueError(f"opcode {name}")
-            handler(self, argument)
+    def pop(self) -> object:
+        if not self.stack:
+            raise IndexError("nothing on the stack")
+        return self.stack.pop()
 
     def pop_to_mark(self) -> list[object]:
-        position = len(self.stack) - 1
-        while self.stack[position] is not _MARK:
-            position -= 1
-            if position < 0:
-                raise IndexError("no mark")
-        popped = self.stack[position + 1 :]
-        del self.stack[position:]
+        if not self.outer:
+            raise IndexError("no mark")
+        popped = self.stack
+        self.stack = self.outer.pop()
         return popped
 
     def push_name(self, text: str) -> None:
+        if len(text) > _LONGEST_NAME:  # names grow quadratically where a pickle joins long ones
+            raise PickleDamage(f"names a function in {len(text):,} characters: no checkpoint does, it is not read")
         self.names.add(text)
         self.stack.append(GlobalName(text))
 
@@ -163,164 +137,176 @@ def _attribute(arguments: object) -> str:
             return ""
 
 
-def _global(machine: _Machine, argument: object) -> None:
-    machine.push_name(_dotted_name(argument))
+def _mark(machine: _Machine) -> None:
+    machine.outer.append(machine.stack)
+    machine.stack = []
 
 
-def _dotted_name(argument: object) -> str:
-    """The name in an argument that pickletools gives as ``module name``."""
-    return str(argument).replace(" ", ".", 1)
+def _stack_global(machine: _Machine) -> None:
+    name, module = machine.pop(), machine.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        machine.push_name("")
+    elif len(name) + len(module) > _LONGEST_NAME:
+        machine.push_name(name if len(name) > len(module) else module)
+    else:
+        machine.push_name(f"{module}.{name}")
 
 
-def _stack_global(machine: _Machine, _: object) -> None:
-    name, module = machine.stack.pop(), machine.stack.pop()
-    is_text = isinstance(name, str) and isinstance(module, str)
-    machine.push_name(f"{module}.{name}" if is_text else "")
+def _global(machine: _Machine, text: object) -> None:
+    machine.push_name(str(text))
 
 
-def _inst(machine: _Machine, argument: object) -> None:
+def _inst(machine: _Machine, text: object) -> None:
     arguments = tuple(machine.pop_to_mark())
-    name = _dotted_name(argument)
-    machine.names.add(name)
-    machine.call(GlobalName(name), arguments)
+    machine.push_name(str(text))
+    machine.call(machine.pop(), arguments)
 
 
-def _obj(machine: _Machine, _: object) -> None:
+def _obj(machine: _Machine) -> None:
     function, *arguments = machine.pop_to_mark()
     machine.call(function, tuple(arguments))
 
 
-def _reduce(machine: _Machine, _: object) -> None:
-    arguments, function = machine.stack.pop(), machine.stack.pop()
+def _reduce(machine: _Machine) -> None:
+    arguments, function = machine.pop(), machine.pop()
     machine.call(function, arguments)
 
 
-def _newobj_ex(machine: _Machine, _: object) -> None:
-    keywords, arguments, function = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
+def _newobj_ex(machine: _Machine) -> None:
+    keywords, arguments, function = machine.pop(), machine.pop(), machine.pop()
     machine.call(function, (arguments, keywords))
 
 
-def _build(machine: _Machine, _: object) -> None:
-    state = machine.stack.pop()
+def _build(machine: _Machine) -> None:
+    state = machine.pop()
     target = machine.stack[-1]
     if isinstance(target, Call):
         target.state = state
 
 
-def _tuple(count: int) -> Callable[[_Machine, object], None]:
-    def handler(machine: _Machine, _: object) -> None:
-        values = tuple(machine.stack[-count:])
-        if len(values) < count:
+def _tuple(count: int) -> Callable[[_Machine], None]:
+    def handler(machine: _Machine) -> None:
+        stack = machine.stack
+        if len(stack) < count:
             raise IndexError("short stack")
-        machine.stack[-count:] = [values]
+        stack[-count:] = [tuple(stack[-count:])]
 
     return handler
 
 
-def _pop(machine: _Machine, _: object) -> None:
-    machine.stack.pop()
+def _pop(machine: _Machine) -> None:
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.pop_to_mark()
 
 
-def _pop_mark(machine: _Machine, _: object) -> None:
-    machine.pop_to_mark()
-
-
-def _setitem(machine: _Machine, _: object) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
+def _setitem(machine: _Machine) -> None:
+    value, key = machine.pop(), machine.pop()
     machine.add_pairs([key, value])
 
 
-def _put(machine: _Machine, argument: object) -> None:
-    machine.memo[argument] = machine.stack[-1]
+def _put(machine: _Machine, key: object) -> None:
+    machine.memo[key] = machine.stack[-1]
 
 
-def _get(machine: _Machine, argument: object) -> None:
-    machine.stack.append(machine.memo[argument])
+def _memoize(machine: _Machine) -> None:
+    machine.memo[len(machine.memo)] = machine.stack[-1]
 
 
 def _pairs(values: list[object]) -> InertDict:
     return InertDict(list(zip(values[::2], values[1::2], strict=True)))
 
 
-_CONSTANTS: Mapping[str, object] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
-_LITERALS = frozenset(
-    {
-        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-        *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
-        *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    }
-)
-_EMPTY: Mapping[str, Callable[[], object]] = {
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_DICT": lambda: InertDict([]),
-    "EMPTY_SET": list,
-    "NEXT_BUFFER": lambda: None,
+def _ignore(machine: _Machine, argument: object = None) -> None:
+    """PROTO, FRAME, READONLY_BUFFER: they change no value."""
+
+
+def _push(make: Callable[[], object]) -> Callable[[_Machine], None]:
+    return lambda machine: machine.stack.append(make())
+
+
+def _gather(make: Callable[[list[object]], object]) -> Callable[[_Machine], None]:
+    def handler(machine: _Machine) -> None:
+        values = machine.pop_to_mark()
+        machine.stack.append(make(values))
+
+    return handler
+
+
+#: By opcode; the second kind gets the argument that follows the opcode.
+_WITHOUT_ARGUMENT: dict[bytes, Callable[[_Machine], None]] = {
+    b"N": _push(lambda: None),
+    b"\x88": _push(lambda: True),
+    b"\x89": _push(lambda: False),
+    b"]": _push(list),
+    b")": _push(tuple),
+    b"}": _push(lambda: InertDict([])),
+    b"\x8f": _push(list),
+    b"\x97": _push(lambda: None),
+    b"\x98": _ignore,
+    b"(": _mark,
+    b"0": _pop,
+    b"1": lambda machine: machine.pop_to_mark().clear(),
+    b"2": lambda machine: machine.stack.append(machine.stack[-1]),
+    b"\x93": _stack_global,
+    b"o": _obj,
+    b"R": _reduce,
+    b"\x81": _reduce,
+    b"\x92": _newobj_ex,
+    b"b": _build,
+    b"t": _gather(tuple),
+    b"\x85": _tuple(1),
+    b"\x86": _tuple(2),
+    b"\x87": _tuple(3),
+    b"l": _gather(list),
+    b"\x91": _gather(list),
+    b"d": _gather(_pairs),
+    b"a": lambda machine: machine.add_values([machine.pop()]),
+    b"e": lambda machine: machine.add_values(machine.pop_to_mark()),
+    b"\x90": lambda machine: machine.add_values(machine.pop_to_mark()),
+    b"s": _setitem,
+    b"u": lambda machine: machine.add_pairs(machine.pop_to_mark()),
+    b"\x94": _memoize,
+    b"Q": lambda machine: machine.stack.append(PersistentId(machine.pop())),
 }
-_IGNORED = frozenset({"PROTO", "FRAME", "STOP", "READONLY_BUFFER"})
-_HANDLERS: Mapping[str, Callable[[_Machine, object], None]] = {
-    "POP": _pop,
-    "POP_MARK": _pop_mark,
-    "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
-    "GLOBAL": _global,
-    "STACK_GLOBAL": _stack_global,
-    "INST": _inst,
-    "OBJ": _obj,
-    "REDUCE": _reduce,
-    "NEWOBJ": _reduce,
-    "NEWOBJ_EX": _newobj_ex,
-    "BUILD": _build,
-    "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.pop_to_mark())),
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "LIST": lambda machine, _: machine.stack.append(machine.pop_to_mark()),
-    "FROZENSET": lambda machine, _: machine.stack.append(machine.pop_to_mark()),
-    "DICT": lambda machine, _: machine.stack.append(_pairs(machine.pop_to_mark())),
-    "APPEND": lambda machine, _: machine.add_values([machine.stack.pop()]),
-    "APPENDS": lambda machine, _: machine.add_values(machine.pop_to_mark()),
-    "ADDITEMS": lambda machine, _: machine.add_values(machine.pop_to_mark()),
-    "SETITEM": _setitem,
-    "SETITEMS": lambda machine, _: machine.add_pairs(machine.pop_to_mark()),
-    "PUT": _put,
-    "BINPUT": _put,
-    "LONG_BINPUT": _put,
-    "MEMOIZE": lambda machine, _: _put(machine, len(machine.memo)),
-    "GET": _get,
-    "BINGET": _get,
-    "LONG_BINGET": _get,
-    "PERSID": lambda machine, argument: machine.stack.append(PersistentId(argument)),
-    "BINPERSID": lambda machine, _: machine.stack.append(PersistentId(machine.stack.pop())),
+_WITH_ARGUMENT: dict[bytes, Callable[[_Machine, object], None]] = {
+    **dict.fromkeys((b"\x80", b"\x95"), _ignore),
+    **dict.fromkeys((b"p", b"q", b"r"), _put),
+    **dict.fromkeys((b"g", b"h", b"j"), lambda machine, key: machine.stack.append(machine.memo[key])),
+    b"c": _global,
+    b"i": _inst,
+    b"P": lambda machine, text: machine.stack.append(PersistentId(text)),
 }
 
 
-def walk(value: object) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every value inside a value, each object once, with the keys on the path to it."""
-    todo: list[tuple[tuple[str, ...], object]] = [((), value)]
-    seen: set[int] = set()
-    while todo:
-        path, current = todo.pop()
-        if isinstance(current, InertDict | Call | list | tuple):
-            if id(current) in seen:
-                continue
-            seen.add(id(current))
-        yield path, current
-        todo.extend((_extend_path(path, key), child) for key, child in _children(current))
+def _with_argument(code: bytes) -> Callable[[_Machine], None]:
+    read, handle = ARGUMENTS[code], _WITH_ARGUMENT.get(code)
+
+    def handler(machine: _Machine) -> None:
+        argument, machine.position = read(machine.content, machine.position)
+        if handle is None:  # a literal
+            machine.stack.append(argument)
+        else:
+            handle(machine, argument)
+
+    return handler
 
 
-def _children(value: object) -> list[tuple[object, object]]:
-    if isinstance(value, InertDict):
-        return value.items
-    if isinstance(value, list | tuple):
-        return [(None, child) for child in value]
-    if isinstance(value, Call):
-        inside: list[tuple[object, object]] = [(None, value.arguments), (None, value.state)]
-        return inside + value.items
-    return []
+def _refuse(code: int) -> Callable[[_Machine], None]:
+    def handler(machine: _Machine) -> None:
+        raise ValueError(f"opcode {bytes([code])!r} at position {machine.position - 1:,}")
+
+    return handler
 
 
-_LONGEST_PATH = 12
+def _build_table() -> list[Callable[[_Machine], None]]:
+    table = [_refuse(code) for code in range(256)]
+    for code, handler in _WITHOUT_ARGUMENT.items():
+        table[code[0]] = handler
+    for code in ARGUMENTS:
+        table[code[0]] = _with_argument(code)
+    return table
 
 
-def _extend_path(path: tuple[str, ...], key: object) -> tuple[str, ...]:
-    return (*path, key) if isinstance(key, str) and len(path) < _LONGEST_PATH else path
+_TABLE = _build_table()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 
-from perfscope.sources.checkpoints.pickles import InertDict
+from perfscope.sources.checkpoints.inert_values import InertDict
 from perfscope.sources.checkpoints.safetensors import StoredTensor
 from perfscope.sources.checkpoints.torch_files import Tensor, TorchFile, item_bytes
 from perfscope.tables.checkpoint import Kind, Role, TensorGroup
@@ -32,6 +32,8 @@ _BUFFERS = frozenset({
     "relative_position_index", "freqs_cis", "mask", "tril", "triu", "pe", "betas", "alphas_cumprod",
     "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "posterior_variance",
 })  # fmt: skip
+#: How a sharded tensor lies on the ranks; it is saved beside each shard.
+_LAYOUTS = frozenset({"_spec", "_rank_map"})
 _MASTERS_IN_OPTIMIZER = frozenset({"param", "master", "params"})
 #: The whole numbers of a quantised weight, and what scales them, in torchao's tensors and in quantised safetensors.
 _QUANTISED = re.compile(r"(?:.*[._])?(?:qdata|int_data|qweight|weight)")
@@ -50,6 +52,8 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
         buffers: The names of buffers, where the file states them.
     """
     parts = {part for key in path for part in key.lower().split(".")}
+    if parts & _LAYOUTS:
+        return Role.OTHER
     in_optimizer = kind in _OPTIMIZER_KINDS or _is_optimizer_state(path) or any(map(_names_optimizer, parts))
     if parts & _MOMENTS and (in_optimizer or kind is Kind.UNIVERSAL or "state" in parts):
         return Role.MOMENTS

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
+from typing import IO
+
+from perfscope.sources.checkpoints.collection import without_collection
+from perfscope.sources.checkpoints.regular_files import open_regular
 
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
 _BITS_PER_BYTE = 8
+_MOST_DIMENSIONS = 64
+_LARGEST_SIZE = 2**63 - 1
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -30,12 +39,18 @@ class SafetensorsDamage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a header."""
+    """One tensor of a header; ``start`` and ``stop`` are its place in the bytes behind the header."""
 
     name: str
     dtype: str
     elements: int
-    size_bytes: int
+    start: int
+    stop: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+        return self.stop - self.start
 
 
 def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
@@ -45,34 +60,67 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
         SafetensorsDamage: The header is not complete, or does not fit the file.
         OSError: The file cannot be read.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
-            raise SafetensorsDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
-        content = file.read(length)
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+    answer = _read_header(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+    if isinstance(answer, SafetensorsDamage):
+        raise SafetensorsDamage(str(answer))
+    return answer
+
+
+@lru_cache(maxsize=1)  # a file is checked where checkpoints are listed, and read where one is shown
+def _read_header(path: Path, identity: tuple[int, int, int]) -> tuple[StoredTensor, ...] | SafetensorsDamage:
+    """Read the header of a file; ``identity`` is its inode, its size and when it was modified."""
     try:
-        header = json.loads(content)
+        with open_regular(path) as file, without_collection():
+            return _parse_header(file, identity[1])
+    except SafetensorsDamage as damage:
+        return damage
+
+
+def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
+        raise SafetensorsDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
+    try:
+        header = json.loads(file.read(length))
     except (ValueError, RecursionError):
         raise SafetensorsDamage("has a header that is not JSON") from None
     if not isinstance(header, dict):
         raise SafetensorsDamage("has a header that is not a JSON object")
-    tensors = [_tensor(name, entry) for name, entry in header.items() if name != "__metadata__"]
-    end = max((stop for _, stop in tensors), default=0)
-    data = size - _LENGTH_BYTES - length
-    if end > data:
-        raise SafetensorsDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are present")
-    return tuple(tensor for tensor, _ in tensors)
+    tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
+    _check_places(tensors, size - _LENGTH_BYTES - length)
+    return tensors
 
 
-def _tensor(name: str, entry: object) -> tuple[StoredTensor, int]:
+def _tensor(name: str, entry: object) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
-            sizes = [size for size in shape if isinstance(size, int) and size >= 0]
+            pass
         case _:
             raise SafetensorsDamage(f"has no complete entry for {name[:60]!r}")
-    elements = prod(sizes)
-    is_consistent = len(sizes) == len(shape) and 0 <= start <= stop
-    if not is_consistent or elements * _ITEM_BITS.get(dtype, 0) > (stop - start) * _BITS_PER_BYTE:
+    numbers = (*shape[: _MOST_DIMENSIONS + 1], start, stop)
+    is_possible = len(shape) <= _MOST_DIMENSIONS and all(type(number) is int for number in numbers)
+    is_possible = is_possible and min(numbers) >= 0 and max(numbers) <= _LARGEST_SIZE and start <= stop
+    elements = prod(shape) if is_possible else 0
+    bits = _ITEM_BITS.get(dtype)
+    if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):
         raise SafetensorsDamage(f"has an entry for {name[:60]!r} that cannot be right")
-    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, stop - start), stop
+    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop)
+
+
+def _check_places(tensors: Sequence[StoredTensor], data: int) -> None:
+    """Check that the tensors fill the bytes behind the header, each byte once, as the format demands."""
+    end = max((tensor.stop for tensor in tensors), default=0)
+    if end > data:
+        raise SafetensorsDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are present")
+    filled = 0
+    before = None
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop)):
+        if tensor.start < filled and before is not None and tensor.size_bytes:
+            raise SafetensorsDamage(f"has overlapping tensors: {before.name[:60]!r} and {tensor.name[:60]!r}")
+        if tensor.start > filled:
+            raise SafetensorsDamage(f"has {tensor.start - filled:,} bytes before {tensor.name[:60]!r} of no tensor")
+        filled, before = max(filled, tensor.stop), tensor
+    if data > end:
+        raise SafetensorsDamage(f"has {data - end:,} bytes of no tensor at its end")

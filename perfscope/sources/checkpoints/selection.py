@@ -7,19 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from perfscope.constants import MIB
 from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.completeness import find_lacking, find_problems
+from perfscope.sources.checkpoints.file_names import is_tracker, parse_name
 from perfscope.sources.checkpoints.listing import Listing
 from perfscope.sources.checkpoints.partition import Unit, find_tracker, find_units, read_tracked_tag
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file, stated_numbers
-from perfscope.tables.checkpoint import CheckpointSummary
+from perfscope.tables.checkpoint import CheckpointSummary, Kind
 
 NO_CHECKPOINT = "no file in it has a name that a checkpoint's files have"
 _LONGEST_TAG = 200
 _TRAINER_STATE = "trainer_state.json"
-#: Files without a step in their names, such as last.ckpt, are asked for it; reading one may take a second.
+#: Files without a step in their names, such as last.ckpt, are asked for it, if their lists of tensors are short.
 _MOST_ASKED = 20
+_LARGEST_ASKED = 2 * MIB
+#: The ends of so many files are checked; of others only names and sizes.
+_MOST_OPENED = 2000
+_MOST_NAMED = 10
 _BY_TRACKER = "the one that the tracker file names"
 _BY_LINK = "the one that a link names"
 _BY_STEP = "the newest by its training step"
@@ -69,19 +75,30 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
     tracked = _read_tracker(path, listing)
     links = {name: target for name, target in listing.aliases.items() if "/" not in name}
     candidates = _find_candidates(path, listing, tracked)
+    unreadable = [f"{name} {reason}" for name, reason in listing.unreadable.items() if _is_relevant(name)]
     if not candidates:
-        empty = not listing.sizes and not listing.broken
-        raise SourceError(path, "holds no file" if empty else "contains no checkpoint", hint=NO_CHECKPOINT)
+        empty = not listing.sizes and not listing.broken and not unreadable
+        problem = "; ".join(["contains no checkpoint", *unreadable[:_MOST_NAMED]])
+        raise SourceError(path, "holds no file" if empty else problem, hint=NO_CHECKPOINT)
     newest, reason = _find_newest(candidates, tracked, links)
     chosen = newest
     if tag is not None:
         chosen = next((each for each in candidates if each.unit.name == tag), None) or _refuse(path, tag)
     damage = [f"{name} is a link to {target}, which does not exist" for name, target in listing.broken.items()]
+    damage.extend(unreadable[:_MOST_NAMED])
+    if len(unreadable) > _MOST_NAMED:
+        damage.append(f"{len(unreadable) - _MOST_NAMED} more cannot be read")
     if tracked is not None and not any(_is_named(each.unit, tracked) for each in candidates):
         damage.append(f"the tracker file names {tracked} as the latest checkpoint, which is missing")
     summaries = tuple(replace(each.summary, is_newest=each is newest, is_shown=each is chosen) for each in candidates)
     notes = tuple(_notes(candidates, newest, reason, links)) if len(candidates) > 1 or links else ()
     return Selection(chosen.unit.name, chosen.unit.folder, chosen.unit.sizes, summaries, tuple(damage), notes)
+
+
+def _is_relevant(name: str) -> bool:
+    """Whether what cannot be read may belong to a checkpoint: a socket of a debugger does not."""
+    last = name.rpartition("/")[2]
+    return parse_name(name).kind is not Kind.OTHER or is_tracker(last) or "." not in last
 
 
 def _refuse(path: Path, tag: str) -> _Candidate:
@@ -99,7 +116,7 @@ def _read_tracker(path: Path, listing: Listing) -> str | None:
 def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[_Candidate]:
     """The checkpoints, in the order of their series and steps."""
     units = find_units(listing.sizes, tracked)
-    asked = 0
+    asked = opened = 0
     candidates = []
     for unit in units:
         identity = unit.identity
@@ -107,7 +124,9 @@ def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[
             stated = _ask_for_step(path / unit.folder, unit)
             asked += 1
             identity = identity._replace(step=stated[0], epoch=identity.epoch if stated[1] is None else stated[1])
-        problems = find_problems(path / unit.folder if path.is_dir() else None, unit.sizes)
+        is_opened = path.is_dir() and opened < _MOST_OPENED
+        opened += len(unit.sizes)
+        problems = find_problems(path / unit.folder if is_opened else None, unit.sizes)
         if identity.mark.startswith(("tmp", "temp")):
             problems.append("it is the temporary folder of a save")
         modified = [listing.modified_ns[name] for name in unit.paths() if name in listing.modified_ns]
@@ -177,7 +196,7 @@ def _ask_for_step(folder: Path, unit: Unit) -> tuple[int | None, int | None]:
     if not name.endswith((".pt", ".pth", ".ckpt")):
         return None, None
     try:
-        numbers = stated_numbers(read_torch_file(folder / name).value)
+        numbers = stated_numbers(read_torch_file(folder / name, _LARGEST_ASKED).value)
     except (OSError, TorchDamage):
         return None, None
     step = next((numbers[key] for key in ("global_step", "step", "iteration", "iter") if key in numbers), None)

@@ -6,31 +6,31 @@ files are a sequence of pickles, followed by the storages.
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
 
 from perfscope.constants import MIB
-from perfscope.sources.checkpoints.pickles import (
-    Call,
-    GlobalName,
-    InertDict,
-    PersistentId,
-    PickleDamage,
-    ReplayedPickle,
-    replay,
-    walk,
-)
+from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, PersistentId, parse_shape, walk
+from perfscope.sources.checkpoints.pickle_damage import PickleDamage
+from perfscope.sources.checkpoints.pickles import ReplayedPickle, replay
+from perfscope.sources.checkpoints.regular_files import open_regular
 
 LARGEST_PICKLE = 256 * MIB
-LARGEST_DIRECTORY = 256 * MIB
+#: Room for 200,000 tensors; reading an entry takes microseconds.
+LARGEST_DIRECTORY = 16 * MIB
+_FIRST_READ = 16 * MIB
+_LARGEST_COUNT = 2**63 - 1
+#: torch.save does not compress; a text-like pickle that somebody packed again shrinks to a tenth.
+_HIGHEST_COMPRESSION = 50
+_SUSPICIOUS_PICKLE = MIB
+_LONGEST_TEXT = 200
 _SMALLEST_ZIP = 22
 # The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
@@ -58,11 +58,20 @@ _ITEM_BYTES: Mapping[str, int] = {
 }
 _DTYPES = {"Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
            "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
+_SHARDED_TENSORS = (".DTensor", ".ShardedTensor")
 _REBUILDS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 
 
 class TorchDamage(Exception):
-    """A file is no complete file of ``torch.save``; the text is the problem."""
+    """A file is no complete file of ``torch.save``; the text is the problem.
+
+    Attributes:
+        names: Functions that loading it would have called or looked up before the damage.
+    """
+
+    def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +108,16 @@ class TorchFile:
         tensors: Its tensors.
         names: Every function or class that loading it would look up.
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
+        checksums: The CRC-32 of each storage, by key; empty for the old format.
+        whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
     """
 
     value: object
     tensors: tuple[Tensor, ...]
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
+    checksums: Mapping[str, int]
+    whole_elements: Mapping[tuple[str, ...], int]
 
 
 def item_bytes(dtype: str) -> int | None:
@@ -112,22 +125,26 @@ def item_bytes(dtype: str) -> int | None:
     return _ITEM_BYTES.get(dtype)
 
 
-def read_torch_file(path: Path) -> TorchFile:
+def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFile:
     """Read a file's table of contents.
+
+    Args:
+        path: The file.
+        largest_pickle: A longer list of tensors, in bytes, is refused.
 
     Raises:
         TorchDamage: The file is not complete, or was made to harm its reader.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4096)
         if not start:
             raise TorchDamage("is empty")
         if start.startswith(b"PK"):
-            return _read_zip(file)
+            return _read_zip(file, largest_pickle)
         file.seek(0)
         if start[:1] == b"\x80":
-            return _read_legacy(file)
+            return _read_legacy(file, largest_pickle)
         if not start.strip(b"\0"):
             raise TorchDamage("begins with zeros only: it was not written whole")
         raise TorchDamage("is not a torch.save file")
@@ -140,7 +157,7 @@ def check_end(path: Path) -> None:
         TorchDamage: It is cut off, or was never written.
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(4096)
         if start.startswith(b"PK"):
             _refuse_large_directory(file)
@@ -154,7 +171,7 @@ def stated_numbers(value: object) -> dict[str, int]:
     return {key: number for key, number in pairs if isinstance(key, str) and type(number) is int}
 
 
-def _read_zip(file: IO[bytes]) -> TorchFile:
+def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
     _refuse_large_directory(file)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -163,15 +180,19 @@ def _read_zip(file: IO[bytes]) -> TorchFile:
             pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise TorchDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
+            _refuse_large_pickle(members[pickles[0]], largest_pickle)
+            if not members[pickles[0]].CRC:  # torch can leave checksums out
+                del members[pickles[0]].CRC
             with archive.open(pickles[0]) as stream:
-                replayed = _replay(stream.read(LARGEST_PICKLE + 1))
+                replayed = _replay(stream.read(largest_pickle + 1), largest_pickle)
     except _ZIP_ERRORS as error:
         raise TorchDamage(f"is not a complete zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
-    stored = {name.removeprefix(folder): entry.file_size for name, entry in members.items() if name.startswith(folder)}
-    tensors = tuple(find_tensors(replayed.value))
-    _check_storages(tensors, stored)
-    return TorchFile(replayed.value, tensors, replayed.names, stored)
+    storages = {name.removeprefix(folder): entry for name, entry in members.items() if name.startswith(folder)}
+    stored = {key: entry.file_size for key, entry in storages.items()}
+    file_content = _describe(replayed, stored, {key: entry.CRC for key, entry in storages.items()})
+    _check_storages(file_content)
+    return file_content
 
 
 def _refuse_large_directory(file: IO[bytes]) -> None:
@@ -200,57 +221,92 @@ def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) 
         raise TorchDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
 
 
-def _replay(content: bytes) -> ReplayedPickle:
-    if len(content) > LARGEST_PICKLE:
-        raise TorchDamage(f"has a data.pkl of more than {LARGEST_PICKLE // MIB} MiB; it is not read")
+def _refuse_large_pickle(entry: zipfile.ZipInfo, largest: int) -> None:
+    if entry.file_size > largest:
+        raise TorchDamage(f"has a data.pkl of {entry.file_size:,} bytes; it is not read")
+    if entry.file_size > max(_SUSPICIOUS_PICKLE, _HIGHEST_COMPRESSION * entry.compress_size):
+        raise TorchDamage(
+            f"is a zip bomb: its data.pkl of {entry.file_size:,} bytes is packed into {entry.compress_size:,}; "
+            "it is not unpacked"
+        )
+
+
+def _replay(content: bytes, largest: int) -> ReplayedPickle:
+    if len(content) > largest:
+        raise TorchDamage(f"has a data.pkl of more than {largest:,} bytes; it is not read")
     try:
-        return replay(io.BytesIO(content))
+        return replay(content)
     except PickleDamage as damage:
-        raise TorchDamage(f"has a data.pkl that {damage}") from None
+        raise TorchDamage(f"has a data.pkl that {damage}", damage.names) from None
 
 
-def _read_legacy(file: IO[bytes]) -> TorchFile:
+def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
     """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
-    limited = io.BytesIO(file.read(LARGEST_PICKLE))
+    content = file.read(min(largest, _FIRST_READ))
     try:
-        if replay(limited).value != _LEGACY_MAGIC:
-            limited.seek(0)
-            return _plain_pickle(replay(limited))
-        replay(limited)
-        replay(limited)
-        replayed = replay(limited)
+        try:
+            return _parse_legacy(content)
+        except PickleDamage:
+            if len(content) < _FIRST_READ:
+                raise
+            return _parse_legacy(content + file.read(largest - len(content)))
     except PickleDamage as damage:
-        raise TorchDamage(f"holds a pickle that {damage}") from None
-    return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
+        raise TorchDamage(f"holds a pickle that {damage}", damage.names) from None
 
 
-def _plain_pickle(replayed: ReplayedPickle) -> TorchFile:
-    return TorchFile(replayed.value, tuple(find_tensors(replayed.value)), replayed.names, {})
+def _parse_legacy(content: bytes) -> TorchFile:
+    replayed = replay(content)
+    if replayed.value == _LEGACY_MAGIC:
+        for _ in range(3):
+            replayed = replay(content, replayed.end)
+    return _describe(replayed, {}, {})
 
 
-def find_tensors(value: object) -> Iterator[Tensor]:
-    """The tensors of an inert value."""
-    for path, current in walk(value):
-        match current:
-            case Call(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
-                tensor = _tensor(path, arguments)
-            case Call(function=function, arguments=(GlobalName(text=rebuild), GlobalName(), tuple(arguments), *_)) if (
-                "_rebuild_from_type" in function and rebuild.rpartition(".")[2] in _REBUILDS
-            ):  # a tensor with further attributes, as DeepSpeed saves it
-                tensor = _tensor(path, arguments)
-            case _:
-                continue
-        if tensor is not None:
-            yield tensor
+def _describe(replayed: ReplayedPickle, stored: Mapping[str, int], checksums: Mapping[str, int]) -> TorchFile:
+    tensors: list[Tensor] = []
+    whole: dict[tuple[str, ...], int] = {}
+    try:
+        for path, call in walk(replayed.value):
+            tensor = _find_tensor(path, call)
+            if tensor is not None:
+                tensors.append(tensor)
+            shape = _whole_shape(call)
+            if shape is not None:
+                whole[path] = prod(shape)
+    except PickleDamage as damage:
+        raise TorchDamage(f"has a pickle that {damage}", replayed.names) from None
+    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, whole)
+
+
+def _find_tensor(path: tuple[str, ...], call: Call) -> Tensor | None:
+    """The tensor that a call would make; None for another call."""
+    match call:
+        case Call(function=function, arguments=arguments) if function.rpartition(".")[2] in _REBUILDS:
+            return _tensor(path, arguments)
+        case Call(function=function, arguments=(GlobalName(text=rebuild), GlobalName(), tuple(arguments), *_)) if (
+            "_rebuild_from_type" in function and rebuild.rpartition(".")[2] in _REBUILDS
+        ):  # a tensor with further attributes, as DeepSpeed saves it
+            return _tensor(path, arguments)
+    return None
+
+
+def _whole_shape(call: Call) -> tuple[int, ...] | None:
+    """The shape over all ranks of a DTensor or ShardedTensor, of which a file holds the shard of one rank."""
+    match call:
+        case Call(
+            arguments=(GlobalName(text=rebuild), GlobalName(text=kind), (_, GlobalName(), tuple(size), *_), *_)
+        ) if rebuild.endswith("_rebuild_wrapper_subclass") and kind.endswith(_SHARDED_TENSORS):
+            return parse_shape(size)
+    return None
 
 
 def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
     """Parse the arguments of the functions that rebuild a tensor: storage, offset, shape, strides and, in v3, dtype."""
     match arguments:
         case (PersistentId(id=(_, GlobalName(text=kind), key, _, int(items), *_)), int(offset), size, _, *options) if (
-            items >= 0 and offset >= 0
+            0 <= items <= _LARGEST_COUNT and 0 <= offset <= _LARGEST_COUNT
         ):
-            shape = _shape(size)
+            shape = parse_shape(size)
         case _:
             return None
     if shape is None:
@@ -262,20 +318,13 @@ def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
     return Tensor(path, dtype, shape, storage, offset)
 
 
-def _shape(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, Call):  # torch.Size((2, 3))
-        value = value.arguments[0] if isinstance(value.arguments, tuple) and value.arguments else None
-    if isinstance(value, tuple | list) and all(isinstance(part, int) and part >= 0 for part in value):
-        return tuple(value)
-    return None
-
-
-def _check_storages(tensors: tuple[Tensor, ...], stored: Mapping[str, int]) -> None:
-    for tensor in tensors:
+def _check_storages(file: TorchFile) -> None:
+    for tensor in file.tensors:
         size = item_bytes(tensor.storage.dtype)
-        if tensor.storage.key not in stored:
-            raise TorchDamage(f"lacks the storage {tensor.storage.key} of {'.'.join(tensor.path) or 'a tensor'}")
-        if size is not None and stored[tensor.storage.key] < tensor.storage.items * size:
-            raise TorchDamage(
-                f"holds {stored[tensor.storage.key]:,} bytes for a storage of {tensor.storage.items * size:,}"
-            )
+        stored = file.stored_bytes.get(tensor.storage.key)
+        if stored is None:
+            name = ".".join(tensor.path)[:_LONGEST_TEXT] or "a tensor"
+            raise TorchDamage(f"lacks the storage {tensor.storage.key[:_LONGEST_TEXT]} of {name}", file.names)
+        if size is not None and stored < tensor.storage.items * size:
+            text = f"holds {stored:,} bytes for a storage of {tensor.storage.items * size:,}"
+            raise TorchDamage(text, file.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from perfscope.sources.checkpoints.pickles import Call, InertDict
+from perfscope.sources.checkpoints.inert_values import Call, InertDict, parse_shape
 
 
 def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
@@ -27,8 +27,5 @@ def _entries(value: object, key: str) -> object:
 
 
 def _elements(shape: object) -> int | None:
-    if isinstance(shape, Call) and isinstance(shape.arguments, tuple) and len(shape.arguments) == 1:
-        parts = shape.arguments[0]
-        if isinstance(parts, tuple | list) and all(isinstance(part, int) and part >= 0 for part in parts):
-            return prod(parts)
-    return None
+    sizes = parse_shape(shape) if isinstance(shape, Call) else None
+    return None if sizes is None else prod(sizes)

@@ -1,0 +1,320 @@
+"""Files that were made to harm their reader: each is answered within a second of processor time, and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import struct
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.sources.checkpoints import listing
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+from perfscope.sources.checkpoints.listing import list_files
+from tests.commands.report_cli import run
+from tests.sources.checkpoints.checkpoint_files import FIXTURES
+
+MEGABYTES_4 = 4 * 2**20
+METADATA_CLASS = b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x08Metadata\x93q\x00)\x81"
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < seconds
+
+
+def a_second() -> AbstractContextManager[None]:
+    """At most a second of a quiet core; a core shared with other tests takes up to twice as long."""
+    return at_most(2)
+
+
+def write_pickle(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", content)
+
+
+def tensors_of_one_key(count: int, key_bytes: int, shape: bytes) -> bytes:
+    """Many tensors that share one key and one shape through the memo."""
+    head = b"\x80\x04\x8c\x0ctorch._utils\x8c\x12_rebuild_tensor_v2\x93q\x00\x8c\x05torch\x8c\x0cFloatStorage\x93q\x01"
+    key = b"X" + struct.pack("<I", key_bytes) + b"k" * key_bytes + b"q\x02"
+    entry = b"h\x02h\x00((\x8c\x07storageh\x01\x8c\x010\x8c\x03cpuK\x00tQK\x00h\x03)\x89NtR"
+    return head + key + shape + b"q\x030000}(" + entry * count + b"u."
+
+
+def getattr_chain() -> bytes:
+    head = b"\x80\x04\x8c\x08builtins\x8c\x07getattr\x93q\x000\x8c\x05torch\x8c\x01x\x93q\x010"
+    return head + b"h\x00h\x01\x8c\x08abcdefgh\x86Rq\x010" * 200_000 + b"N."
+
+
+def long_names() -> bytes:
+    names = b"".join(b"h\x00\x8c\x07%07d\x93" % number for number in range(250_000))
+    return b"\x80\x04X" + struct.pack("<I", 2**20) + b"a" * 2**20 + b"q\x000" + names + b"."
+
+
+PICKLES = {
+    "nested lists": (b"\x80\x02" + b"]" * 2_000_000 + b"a" * 1_999_999 + b".", "repeats opcodes"),
+    "few nested lists": (b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".", "nested deeper than 200 levels"),
+    "nested tuples": (b"\x80\x02N" + b"\x85" * MEGABYTES_4 + b".", "repeats opcodes"),
+    "nested dicts": (b"\x80\x02" + b"}N" * 1_400_000 + b"}" + b"s" * 1_400_000 + b".", "repeats opcodes"),
+    "flat": (b"\x80\x02](" + b"N" * MEGABYTES_4 + b"e.", "repeats opcodes"),
+    "marks": (b"\x80\x02" + b"(" * MEGABYTES_4 + b".", "repeats opcodes"),
+    "pops": (b"\x80\x02" + b"N0" * 2_000_000 + b"N.", "repeats opcodes"),
+    "copies": (b"\x80\x02]" + b"2" * MEGABYTES_4 + b".", "repeats opcodes"),
+    "calls": (b"\x80\x04\x8c\x01a\x8c\x01b\x93" + b")R" * 2_000_000 + b".", "repeats opcodes"),
+    "attributes of attributes": (getattr_chain(), "names a function in"),
+    "long names": (long_names(), "names a function in 1,048,576 characters"),
+    "long keys": (tensors_of_one_key(30_000, 10**6, b"K\x00\x85"), "lacks the storage 0"),
+}
+
+
+class TestCraftedPickles:
+    """The list of tensors of a file of torch.save."""
+
+    @pytest.mark.parametrize("name", PICKLES)
+    def test_is_answered_within_a_second(self, tmp_path: Path, name: str) -> None:
+        content, problem = PICKLES[name]
+        write_pickle(tmp_path / "model.pt", content)
+        with a_second():
+            checkpoint = read_checkpoint(tmp_path)
+        assert problem in " ".join(checkpoint.damage)
+
+    def test_a_million_dimensions_are_no_shape(self, tmp_path: Path) -> None:
+        shape = b"(" + (b"\x8a\x08" + b"\xff" * 7 + b"\x7f") * 100_000 + b"t"
+        write_pickle(tmp_path / "model.pt", tensors_of_one_key(9_000, 9, shape))
+        with a_second():
+            assert read_checkpoint(tmp_path).parameters is None
+
+    def test_a_compressed_pickle_is_not_unpacked(self, tmp_path: Path) -> None:
+        write_pickle(tmp_path / "model.pt", b"\x80\x02](" + b"N" * (100 * 2**20) + b"e.", zipfile.ZIP_DEFLATED)
+        with a_second():
+            checkpoint = read_checkpoint(tmp_path)
+        assert "is a zip bomb: its data.pkl of 104,857,606 bytes" in " ".join(checkpoint.damage)
+
+    def test_a_directory_of_more_members_than_a_checkpoint_has_is_refused(self, tmp_path: Path) -> None:
+        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 17 * 2**20, 0, 0)
+        (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100) + end)
+        assert "zip directory of 17,825,792 bytes" in " ".join(read_checkpoint(tmp_path).damage)
+
+    def test_calls_before_the_damage_are_named(self, tmp_path: Path) -> None:
+        """Loading it would call the function, and fail only then."""
+        write_pickle(tmp_path / "model.pt", b"cos\nsystem\n(S'x'\ntR0\xff")
+        checkpoint = read_checkpoint(tmp_path)
+        assert checkpoint.files[0].dangerous_calls == ("os.system",)
+        assert "opcode b'\\xff'" in " ".join(checkpoint.damage)
+
+    def test_an_escaped_name_is_read_as_python_reads_it(self, tmp_path: Path) -> None:
+        write_pickle(tmp_path / "model.pt", b"\x80\x04S'\\x6fs'\nV\\u0073ystem\n\x93.")
+        assert read_checkpoint(tmp_path).files[0].dangerous_calls == ("os.system",)
+
+
+class TestCraftedMetadata:
+    """The ``.metadata`` of a distributed checkpoint, which torch unpickles."""
+
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (b"cos\nsystem\n(S'true'\ntR.", ".metadata would call os.system when it is loaded"),
+            (METADATA_CLASS + b"cos\nsystem\n(S'true'\ntRb.", ".metadata would call os.system when it is loaded"),
+            (METADATA_CLASS + b"cos\nsystem\n(S'true'\ntR", ".metadata would call os.system when it is loaded"),
+            (b"\x80\x02" + b"]" * 2_000_000 + b"a" * 1_999_999 + b".", "is not the metadata of a distributed"),
+            (bytes(range(256)) * 2**14, "is not the metadata of a distributed"),
+            (b"\x80\x02](" + b"N" * (64 * 2**20) + b"e.", "is not the metadata of a distributed"),
+            (METADATA_CLASS + b"](" + b"N" * (64 * 2**20) + b"e.", "repeats opcodes"),
+            (METADATA_CLASS + b"}(\x8c\x13state_dict_metadataNub.", "lists no tensors"),
+        ],
+    )
+    def test_is_named_within_a_second(self, tmp_path: Path, content: bytes, problem: str) -> None:
+        (tmp_path / ".metadata").write_bytes(content)
+        (tmp_path / "__0_0.distcp").write_bytes(bytes(10))
+        with a_second():
+            checkpoint = read_checkpoint(tmp_path)
+        assert problem in " ".join(checkpoint.damage)
+
+    def test_a_dict_that_is_named_again_and_again_is_read_once(self, tmp_path: Path) -> None:
+        """A scan of 20,000 keys for each of 20,000 entries would take minutes."""
+        keys = b"".join(b"\x8c\x06%06dN" % number for number in range(20_000))
+        pair = b"h\x00)\x81h\x05bh\x00)\x81h\x05b"
+        stored = b"h\x00)\x81}(" + keys + b"uq\x05bh\x00)\x81h\x05b" + pair * 20_000
+        content = METADATA_CLASS + b"}(\x8c\x13state_dict_metadata}\x8c\x0cstorage_data}(" + stored + b"uub."
+        (tmp_path / ".metadata").write_bytes(content)
+        (tmp_path / "__0_0.distcp").write_bytes(bytes(10))
+        with a_second():
+            read_checkpoint(tmp_path)
+
+    def test_chunks_at_the_same_bytes_are_named(self, tmp_path: Path) -> None:
+        source = FIXTURES / "torchtitan_fsdp2" / "step-2"
+        shutil.copytree(source, tmp_path / "c")
+        metadata = pickle.loads((source / ".metadata").read_bytes())
+        pieces = [index for index, info in metadata.storage_data.items() if info.relative_path == "__0_0.distcp"]
+        metadata.storage_data[pieces[1]] = metadata.storage_data[pieces[0]]
+        (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata))
+        assert "at the same bytes of __0_0.distcp" in " ".join(read_checkpoint(tmp_path / "c").damage)
+
+    def test_a_tensor_of_which_a_rank_is_missing_is_named(self, tmp_path: Path) -> None:
+        source = FIXTURES / "torchtitan_fsdp2" / "step-2"
+        shutil.copytree(source, tmp_path / "c")
+        metadata = pickle.loads((source / ".metadata").read_bytes())
+        piece = next(index for index in metadata.storage_data if index.fqn == "0.weight")
+        del metadata.storage_data[piece]
+        (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata))
+        assert "of the 40 elements of 0.weight: a rank is missing" in " ".join(read_checkpoint(tmp_path / "c").damage)
+
+
+def write_header(path: Path, header: Any, data: int) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data))
+
+
+def entry(start: int, stop: int, shape: list[int] | None = None) -> dict[str, Any]:
+    return {"dtype": "U8", "shape": [stop - start] if shape is None else shape, "data_offsets": [start, stop]}
+
+
+class TestCraftedSafetensors:
+    """Headers that the format's own library refuses, too."""
+
+    @pytest.mark.parametrize(
+        ("header", "data", "problem"),
+        [
+            ({"a": entry(0, 100), "b": entry(50, 150)}, 150, "has overlapping tensors: 'a' and 'b'"),
+            ({f"t{number}": entry(0, 100) for number in range(100)}, 100, "has overlapping tensors: 't0' and 't1'"),
+            ({"a": entry(0, 100), "b": entry(200, 300)}, 300, "has 100 bytes before 'b' of no tensor"),
+            ({"a": entry(0, 100)}, 3000, "has 2,900 bytes of no tensor at its end"),
+            ({"a": {"dtype": "F32", "shape": [10], "data_offsets": [0, 100]}}, 100, "cannot be right"),
+            (b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[false,true]}}', 1, "cannot be right"),
+            ({"a": entry(0, 1, [2**63 - 1] * 200_000)}, 1, "cannot be right"),
+            (b"[" * MEGABYTES_4, 0, "is not JSON"),
+            (b'{"a":{"dtype":"U8","shape":[' + b"9" * MEGABYTES_4 + b"]}}", 0, "is not JSON"),
+        ],
+    )
+    def test_is_named_within_a_second(self, tmp_path: Path, header: Any, data: int, problem: str) -> None:
+        write_header(tmp_path / "model.safetensors", header, data)
+        with a_second():
+            checkpoint = read_checkpoint(tmp_path)
+        assert problem in " ".join(checkpoint.damage)
+
+    def test_empty_tensors_overlap_nothing(self, tmp_path: Path) -> None:
+        write_header(tmp_path / "model.safetensors", {"a": entry(0, 9), "n": entry(0, 0), "z": entry(9, 9)}, 9)
+        assert not read_checkpoint(tmp_path).damage
+
+
+class TestWhatIsNoFile:
+    """FIFOs, sockets, devices, loops of links, and files that vanish."""
+
+    @pytest.mark.parametrize(
+        "name",
+        ["model.pt", ".metadata", "latest", "model.safetensors", "model.safetensors.index.json", "trainer_state.json"],
+    )
+    def test_a_fifo_is_named_and_not_opened(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        os.mkfifo(tmp_path / name)
+        write_header(tmp_path / "adapter_model.safetensors", {"a": entry(0, 9)}, 9)
+        with a_second():
+            answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert f"{name} is a FIFO; it is not read" in answer.err
+
+    def test_a_fifo_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        os.mkfifo(tmp_path / "model.pt")
+        answer = run(capsys, "checkpoint", tmp_path / "model.pt")
+        assert answer.code == 1
+        assert "is a FIFO, not a checkpoint" in answer.err
+        assert "model.pt is a FIFO; it is not read" in run(capsys, "checkpoint", tmp_path).err
+
+    def test_a_link_to_a_device_and_a_socket(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "model.pt").symlink_to("/dev/zero")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.fsencode(os.path.relpath(tmp_path / "optimizer.pt")))
+            text = run(capsys, "checkpoint", tmp_path).err
+        assert "model.pt is a device; it is not read" in text
+        assert "optimizer.pt is a socket; it is not read" in text
+
+    def test_a_fifo_that_takes_the_place_of_a_file_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("model.pt", "model.safetensors", "__0_0.distcp", ".metadata"):
+            (tmp_path / name).write_bytes(b"x" * 100)
+        listed = list_files(tmp_path)
+        for name in ("model.pt", "model.safetensors", ".metadata"):
+            (tmp_path / name).unlink()
+            os.mkfifo(tmp_path / name)
+        monkeypatch.setattr("perfscope.sources.checkpoints.checkpoint.list_files", lambda _: listed)
+        text = " ".join(read_checkpoint(tmp_path).damage)
+        assert text.count("cannot be read: it is a FIFO") >= 3
+
+    def test_files_that_vanish_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("model.safetensors", "optimizer.pt", "model.safetensors.index.json", ".metadata", "latest"):
+            (tmp_path / name).write_bytes(b"x" * 100)
+        listed = list_files(tmp_path)
+        for name in listed.sizes:
+            if name != "latest":
+                (tmp_path / name).unlink()
+        monkeypatch.setattr("perfscope.sources.checkpoints.checkpoint.list_files", lambda _: listed)
+        text = " ".join(read_checkpoint(tmp_path).damage)
+        assert "optimizer.pt cannot be read: No such file" in text
+
+    def test_a_file_that_vanishes_while_its_folder_is_listed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("model.pt", "optimizer.pt"):
+            (tmp_path / name).write_bytes(b"x")
+        add = listing._Lister._add
+
+        def vanish(lister: Any, name: str, *rest: Any) -> None:
+            (tmp_path / "model.pt").unlink(missing_ok=True)
+            add(lister, name, *rest)
+
+        monkeypatch.setattr(listing._Lister, "_add", vanish)
+        assert list_files(tmp_path).unreadable == {"model.pt": "cannot be read: No such file or directory"}
+
+    def test_loops_of_links_and_links_around_the_folder_end(self, tmp_path: Path) -> None:
+        folder = tmp_path / "outer" / "c"
+        folder.mkdir(parents=True)
+        write_header(folder / "model.safetensors", {"a": entry(0, 9)}, 9)
+        (folder / "self").symlink_to(".")
+        (folder / "a").symlink_to("b")
+        (folder / "b").symlink_to("a")
+        (folder / "up").symlink_to("../..")
+        (folder / "root").symlink_to("/")
+        listed = list_files(folder)
+        assert list(listed.sizes) == ["model.safetensors"]
+        assert listed.unreadable["up"] == "is a link to a folder around this one; it is not followed"
+        assert "root" in listed.unreadable
+        assert set(listed.broken) == {"a", "b"}
+
+    def test_a_folder_three_hundred_deep(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "/".join(["d"] * 300)).mkdir(parents=True)
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 1
+        assert "folders deep; it is not read" in answer.err
+
+    def test_a_name_with_escapes_does_not_reach_the_terminal(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "mo\x1b[31mdel.pt").write_bytes(b"x")
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert "\x1b" not in answer.out + answer.err
+        assert "mo\\x1b[31mdel.pt is not a torch.save file" in answer.err
+
+
+class TestManyFiles:
+    """Time grows with the number of files, and not faster."""
+
+    def test_a_hundred_thousand(self, tmp_path: Path) -> None:
+        names = ("mp_rank_{}_model_states.pt", "x{}.dat", "model_rank_{}.pt")
+        for number in range(100_000):
+            os.mknod(tmp_path / names[number % 3].format(number))
+        with at_most(20):
+            checkpoint = read_checkpoint(tmp_path)
+        assert len(checkpoint.damage) < 100
