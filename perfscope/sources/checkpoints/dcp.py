@@ -97,7 +97,7 @@ class _Piece:
     """An entry of ``storage_data``: a chunk's tensor, its offsets in that, its file, its offset, its length."""
 
     name: str
-    place: tuple[int, ...] | None
+    offsets: tuple[int, ...] | None
     file: str
     offset: int
     length: int
@@ -148,9 +148,9 @@ def _tensors(described: InertDict) -> Iterator[DcpTensor]:
 def _chunks(chunks: object) -> Iterator[tuple[tuple[int, ...], int]]:
     for chunk in chunks if isinstance(chunks, list | tuple) else ():
         if isinstance(chunk, Call) and isinstance(chunk.state, InertDict):
-            place, sizes = parse_shape(chunk.state.get("offsets")), parse_shape(chunk.state.get("sizes"))
-            if place is not None and sizes is not None:
-                yield place, prod(sizes)
+            offsets, sizes = parse_shape(chunk.state.get("offsets")), parse_shape(chunk.state.get("sizes"))
+            if offsets is not None and sizes is not None:
+                yield offsets, prod(sizes)
 
 
 def _dtype(properties: object) -> str | None:
@@ -172,8 +172,8 @@ def _pieces(stored: object) -> Iterator[_Piece]:
             case str(name), str(file), int(offset), int(length) if (
                 0 <= offset <= _LARGEST_COUNT and 0 <= length <= _LARGEST_COUNT
             ):
-                place = parse_shape(tensor.get("offset"))
-                yield _Piece(name[:_LONGEST_NAME], place, file[:_LONGEST_NAME], offset, length)
+                offsets = parse_shape(tensor.get("offset"))
+                yield _Piece(name[:_LONGEST_NAME], offsets, file[:_LONGEST_NAME], offset, length)
 
 
 def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
@@ -184,7 +184,7 @@ def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
         part.length += piece.length
         metadata.extents[piece.file] = max(metadata.extents.get(piece.file, 0), piece.offset + piece.length)
         tensor = metadata.tensors.get(piece.name)
-        elements = 0 if tensor is None else tensor.chunks.get(piece.place or _origin(tensor), 0)
+        elements = 0 if tensor is None else tensor.chunks.get(piece.offsets or _origin(tensor), 0)
         if tensor is None or not elements:
             continue
         size = elements * (item_bytes(tensor.dtype) or 0)

@@ -68,14 +68,14 @@ class _Lister:
 
     def list_all(self) -> None:
         while self._waiting:
-            parent, place, depth = self._waiting.pop()
+            parent, real_path, depth = self._waiting.pop()
             try:
-                with os.scandir(place) as entries:
+                with os.scandir(real_path) as entries:
                     for entry in entries:
                         self._add(f"{parent}{entry.name}", entry, depth)
             except OSError as error:
                 if not parent:
-                    raise SourceError(place, f"cannot be read: {error.strerror}") from None
+                    raise SourceError(real_path, f"cannot be read: {error.strerror}") from None
                 self.unreadable[parent.removesuffix("/")] = f"cannot be read: {error.strerror}"
             if len(self.stats) > MOST_FILES:
                 raise SourceError(self.root, f"holds more than {MOST_FILES:,} files", hint="name one checkpoint in it")
@@ -94,14 +94,14 @@ class _Lister:
         except OSError as error:  # it was renamed or deleted after its folder was read
             self.unreadable[name] = f"cannot be read: {error.strerror}"
 
-    def _add_folder(self, name: str, place: str, depth: int) -> None:
-        if self.root.startswith(place.rstrip(os.sep) + os.sep):
+    def _add_folder(self, name: str, real_path: str, depth: int) -> None:
+        if self.root.startswith(real_path.rstrip(os.sep) + os.sep):
             self.unreadable[name] = "is a link to a folder around this one; it is not followed"
         elif depth > _DEEPEST_FOLDER:
             self.unreadable[name] = f"is more than {_DEEPEST_FOLDER} folders deep; it is not read"
-        elif place not in self._visited:
-            self._visited.add(place)
-            self._waiting.append((f"{name}/", place, depth))
+        elif real_path not in self._visited:
+            self._visited.add(real_path)
+            self._waiting.append((f"{name}/", real_path, depth))
 
     def _add_file(self, name: str, status: os.stat_result) -> None:
         kind = describe_kind(status.st_mode)
