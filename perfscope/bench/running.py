@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.bench.failures import explain_failure
@@ -18,6 +18,7 @@ from perfscope.bench.settings import Settings, Variant
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.report import Json
+from perfscope.wire import RUN_FILE
 
 SCHEMA = "perfscope/bench-settings/1"
 _SETTINGS_FILE = "bench.json"
@@ -68,8 +69,11 @@ def order_trainings(variants: Sequence[Variant], repetitions: int) -> list[tuple
     return [(variant, number) for row, number in rounds for variant in row]
 
 
-def prepare_folder(folder: Path, settings: Settings) -> None:
+def prepare_folder(folder: Path, settings: Settings) -> Settings:
     """Begin a benchmark in a folder, or go on with the one that was interrupted there.
+
+    Returns:
+        The settings, with the threads that a device has in the folder.
 
     Raises:
         UsageError: The folder holds something else, or a benchmark with other settings.
@@ -78,15 +82,18 @@ def prepare_folder(folder: Path, settings: Settings) -> None:
     document: dict[str, Json] = {"schema": SCHEMA, **settings.data_of()}
     if path.exists():
         earlier = read_settings(folder)
+        settings = replace(settings, threads=int(str(earlier.get("threads", settings.threads))))
+        document["threads"] = settings.threads
         differing = [name for name, value in document.items() if earlier.get(name) != value]
         if differing:
             changes = ", ".join(f"{name} {earlier.get(name)!r} to {document[name]!r}" for name in differing)
             raise UsageError(f"{folder} holds a benchmark with other settings: {changes}", hint="name another with -o")
-        return
+        return settings
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} exists and holds no benchmark", hint="name another folder with -o")
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(document, indent=1).encode())
+    return settings
 
 
 def read_settings(folder: Path) -> dict[str, Json]:
@@ -176,7 +183,10 @@ def _conclude(plan: Plan, measurement: Measurement, place: Place, code: int | No
 
 
 def _clear_up(plan: Plan, measurement: Measurement, place: Place) -> None:
-    """Remove the checkpoint, and the run where it is not to stay; the log of a failure stays."""
+    """Remove what is not to stay: a failure's log stays, and what describes the machine."""
+    description = place.run_dir / RUN_FILE
+    if description.exists() and not (plan.folder / RUN_FILE).exists():
+        shutil.copyfile(description, plan.folder / RUN_FILE)
     shutil.rmtree(place.result.parent, ignore_errors=True)
     if not plan.keeps_runs:
         shutil.rmtree(place.run_dir, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,10 +48,10 @@ def bench(
         return Outcome(to_report(read_settings(results), read_rows(results), fit_bytes), format)
     choice = choose_matrix(matrix, settings, running)
     machine = describe_machine(choice.settings)
-    prepare_folder(running.output, choice.settings)
+    settings_here = prepare_folder(running.output, choice.settings)
     plan = Plan(
         folder=running.output,
-        settings=choice.settings,
+        settings=settings_here,
         machine=machine,
         variants=choice.variants,
         repetitions=choice.repetitions,
@@ -66,6 +67,7 @@ def bench(
     code: ExitCode | int = ExitCode.OK
     notes = []
     try:
+        _let_signals_interrupt()
         for measurement in run_trainings(plan, _tell, predictor if running.predict else lambda before, _: before):
             finished.append(measurement)
             if measurement.reason is not None:
@@ -105,6 +107,12 @@ def to_report(
         *scaling_sections(rows, is_weak=bool(settings["is_weak"])),
     )
     return Report(title, data, sections)
+
+
+def _let_signals_interrupt() -> None:
+    """Let a signal end the sweep as Ctrl-C does, in a shell's background job, too, where Ctrl-C is ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def _tell(line: str) -> None:

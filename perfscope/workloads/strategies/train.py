@@ -79,7 +79,8 @@ def save(job: Job, training: Training) -> int | None:
 
 def describe(task: Task, options: argparse.Namespace) -> dict[str, object]:
     """What is known of a model before it is trained."""
-    layers = task.layers()
+    with torch.device("meta"):
+        layers = task.layers()
     parameters = [parameter.numel() for parameter in nn.ModuleList(layers).parameters()]
     return {
         "torch": str(torch.__version__),
@@ -100,7 +101,8 @@ def count_flops(task: Task) -> int | None:
     """
     samples = 2
     inputs, targets = (part.to("meta") for part in task.batch(0, samples))
-    model = nn.Sequential(*task.layers()).to("meta")
+    with torch.device("meta"):
+        model = nn.Sequential(*task.layers())
     counter = FlopCounterMode(display=False)
     try:
         with counter:
