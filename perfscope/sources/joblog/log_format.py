@@ -123,13 +123,13 @@ class Format(Generic[State]):
     def _bind(self, rule: Rule[State], state: State) -> OpenRule:
         on_match, framework, frameworks = rule.on_match, self.framework, state.log.frameworks
         if framework is None or not rule.identifies:
-            return OpenRule(rule.find, partial(on_match, state))
+            return OpenRule(rule.anchor, rule.find, partial(on_match, state))
 
         def apply(line: LineMatch) -> None:
             frameworks.add(framework)
             on_match(state, line)
 
-        return OpenRule(rule.find, apply)
+        return OpenRule(rule.anchor, rule.find, apply)
 
     def _bind_bulk(self, bulk: BulkReading[State], state: State) -> OpenBulkReading:
         return OpenBulkReading(bulk.source, self._bind(bulk.rule, state), bulk.split, partial(bulk.add, state))
@@ -151,10 +151,12 @@ class OpenRule:
     """A rule bound to a state.
 
     Attributes:
+        anchor: Bytes that its lines have.
         find: Yields its lines in a block.
         apply: Writes what a line states into the log's builder.
     """
 
+    anchor: bytes
     find: Callable[[bytes], Iterable[LineMatch]]
     apply: Callable[[LineMatch], None]
 

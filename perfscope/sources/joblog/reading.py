@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
+from perfscope.sources.joblog.anchors import AnchorSearch
 from perfscope.sources.joblog.assembly import assemble_log
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import SplitBlock
@@ -39,6 +41,7 @@ class _LogReader:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._rules = [rule for log_format in self._formats for rule in log_format.rules]
+        self._anchors = AnchorSearch([rule.anchor for rule in self._rules])
 
     def read(self, path: Path, size: int) -> JobLog:
         """Read the log: block by block, and in several processes once a fast path may be taken."""
@@ -75,14 +78,18 @@ class _LogReader:
             self._apply_split(bulk, block)
 
     def _apply_rules(self, text: bytes) -> None:
-        for _, rule, line in _find_lines(self._rules, text):
+        for _, rule, line in _find_lines(self._possible_rules(text), text):
             rule.apply(line)
+
+    def _possible_rules(self, text: bytes) -> list[OpenRule]:
+        """The rules whose anchors the text contains."""
+        return list(compress(self._rules, self._anchors.find(text)))
 
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
         plain, done = block.plain, 0
         # A block of nothing but plain lines leaves its last one as the rest.
-        rules = self._rules if len(block.origin) > 1 else [bulk.rule]
+        rules = self._possible_rules(block.rest) if len(block.origin) > 1 else [bulk.rule]
         for start, rule, line in _find_lines(rules, block.rest):
             row = int(np.searchsorted(block.rest_start, start, "right")) - 1
             before = int(np.searchsorted(plain.start, block.origin[row]))
