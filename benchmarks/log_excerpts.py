@@ -2,7 +2,7 @@
 
 Run: ``python -m benchmarks.log_excerpts``. ``fixtures/logs/excerpts/excerpts.toml`` says where each excerpt is from and
 what it says. A figure is right if it equals the one worked out by hand to six digits, *n/a* if perfscope says that
-there is none and the file says why, else wrong. The lines of ``fixtures/logs/foreign`` are of programs that are not
+there is none and the file says why, else wrong. The lines of ``fixtures/foreign_logs`` are of programs that are not
 claimed. ``reports/log-formats.md`` holds the tables.
 """
 
@@ -23,7 +23,7 @@ from perfscope.sources.joblog import read_log
 
 ROOT = Path(__file__).parents[1]
 EXCERPTS = ROOT / "fixtures" / "logs" / "excerpts"
-FOREIGN = ROOT / "fixtures" / "logs" / "foreign"
+FOREIGN = ROOT / "fixtures" / "foreign_logs"
 TOLERANCE = 1e-6
 
 

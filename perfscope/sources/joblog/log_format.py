@@ -124,6 +124,8 @@ class Format(Generic[State]):
         on_match, framework, frameworks = rule.on_match, self.framework, state.log.frameworks
         if framework is None or not rule.identifies:
             return OpenRule(rule.anchor, rule.find, partial(on_match, state))
+        if on_match is ignore_line:
+            return OpenRule(rule.anchor, rule.find, partial(on_match, state), proves=framework)
 
         def apply(line: LineMatch) -> None:
             frameworks.add(framework)
@@ -154,11 +156,13 @@ class OpenRule:
         anchor: Bytes that its lines have.
         find: Yields its lines in a block.
         apply: Writes what a line states into the log's builder.
+        proves: The framework that its lines prove, where they state nothing else: one of them is enough.
     """
 
     anchor: bytes
     find: Callable[[bytes], Iterable[LineMatch]]
     apply: Callable[[LineMatch], None]
+    proves: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,14 @@ class _LogReader:
             rule.apply(line)
 
     def _possible_rules(self, text: bytes) -> list[OpenRule]:
-        """The rules whose anchors the text contains."""
-        return list(compress(self._rules, self._anchors.find(text)))
+        """The rules whose anchors the text contains, without those that only prove a framework: these are applied."""
+        rules, frameworks = [], self._log.frameworks
+        for rule in compress(self._rules, self._anchors.find(text)):
+            if rule.proves is None:
+                rules.append(rule)
+            elif rule.proves not in frameworks and next(iter(rule.find(text)), None):
+                frameworks.add(rule.proves)
+        return rules
 
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""

@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
 
+_MOST_TRIES_OF_LINE = 16
+_COST_OF_A_FAILURE = 3
+
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
 
 
@@ -57,6 +60,8 @@ class Rule(Generic[StateT_contra]):
         on_match: Called with the format's state and the match, to read the line.
         reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
         at_line_start: The pattern is tried at the beginning of the line only, which is faster.
+        begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
+            of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         identifies: Whether such a line proves that the format's framework wrote the log.
     """
 
@@ -66,20 +71,35 @@ class Rule(Generic[StateT_contra]):
     reach: int = 0
     identifies: bool = True
     at_line_start: bool = False
+    begin: tuple[bytes, ...] = ()
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield every match in a block of text; two records glued on one line are two matches."""
-        match_from = self.pattern.match if self.at_line_start else self.pattern.search
+        """Yield the matches in a block of text; two records glued on one line are two matches, of at most 16."""
+        is_anywhere = not self.at_line_start and not self.begin
+        match_from = self.pattern.search if is_anywhere else self.pattern.match
         anchored = text.find(self.anchor)
-        searched = 0
+        line, searched, tries = -1, 0, 0
         while anchored >= 0:
-            line = text.rfind(b"\n", 0, anchored) + 1
+            before, line = line, text.rfind(b"\n", 0, anchored) + 1
+            tries = tries + 1 if line == before else 1
             end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
-            match = match_from(text, max(line, searched), end + self.reach)
-            # What does not match from here on does not match at a later anchor of the line either.
-            searched = end
+            first = self._beginning(text, max(line, searched), anchored) if self.begin else max(line, searched)
+            match = match_from(text, first, end + self.reach) if first >= 0 else None
             if match is not None:
                 yield LineMatch(text, line, end, match)
                 searched = max(anchored + len(self.anchor), match.end())
+            elif is_anywhere:
+                searched = end  # what does not match from here on does not match at a later anchor either
+            else:
+                searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
+            if tries >= _MOST_TRIES_OF_LINE:
+                searched = max(end, searched)
             anchored = text.find(self.anchor, searched)
+
+    def _beginning(self, text: bytes, line: int, anchored: int) -> int:
+        """Where the record of an anchor begins; -1 where nothing begins."""
+        if self.anchor in self.begin:
+            return anchored
+        places = (text.rfind(begin, line, anchored) for begin in self.begin)
+        return next((place for place in places if place >= 0), -1)

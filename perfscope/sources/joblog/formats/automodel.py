@@ -70,6 +70,7 @@ FORMAT = Format(
                 rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)"
             ),
             _on_step,
+            begin=(b"step ",),
         ),
         Rule(b"[val] ", re.compile(rb"\[val\] (?:name|step)"), _on_validation, identifies=False),
     ),

@@ -75,10 +75,11 @@ FORMAT = Format(
         Rule(
             b"total_loss: ",
             re.compile(
-                rb"(?:d2\.utils\.events\]:|detectron2\.utils\.events\b)[^\n]{0,40}? iter: (?P<step>\d{1,9}) "
+                rb"utils\.events\b[^\n]{0,40}? iter: (?P<step>\d{1,9}) "
                 rb"(?P<cells>[^\n]{0,1500})"
             ),
             _on_iteration,
+            begin=(b"utils.events",),
         ),
         Rule(
             b"Starting training from iteration ", re.compile(rb"Starting training from iteration (\d{1,9})"), _on_start

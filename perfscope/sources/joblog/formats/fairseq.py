@@ -102,11 +102,13 @@ FORMAT = Format(
                 rb" wps=[^\n]{1,400}"
             ),
             _on_update,
+            begin=(b"epoch ",),
         ),
         Rule(
             b'"wps": ',
             re.compile(rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}'),
             _on_update,
+            begin=(b'{"epoch": ',),
         ),
         Rule(b"valid on '", re.compile(rb"\| valid on '"), _on_validation, identifies=False),
         Rule(b"| INFO | valid | epoch", re.compile(rb"\| INFO \| valid \| epoch"), _on_validation, identifies=False),

@@ -77,7 +77,12 @@ FORMAT = Format(
     framework="gluon-nlp",
     state=_State,
     rules=(
-        Rule(b"ms/batch", re.compile(rb"\[step (?P<step>\d+)\].*?latency=(?P<latency>[^\s,]+) ms/batch"), _on_step),
+        Rule(
+            b"ms/batch",
+            re.compile(rb"\[step (?P<step>\d+)\].*?latency=(?P<latency>[^\s,]+) ms/batch"),
+            _on_step,
+            begin=(b"[step ",),
+        ),
     ),
     sources=(StepTimeSource(SOURCE),),
     close=_close,

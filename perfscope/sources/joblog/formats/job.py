@@ -77,6 +77,7 @@ FORMAT = Format(
             b"DUE TO TIME LIMIT",
             re.compile(rb"CANCELLED AT .* DUE TO TIME LIMIT"),
             _bad_end("SLURM cancelled it at its time limit"),
+            begin=(b"CANCELLED AT",),
         ),
         Rule(b"CANCELLED AT", re.compile(rb"CANCELLED AT"), _bad_end("it was cancelled")),
         Rule(

@@ -74,6 +74,7 @@ FORMAT = Format(
                 re.IGNORECASE,
             ),
             _on_batch,
+            begin=(b"iter ",),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

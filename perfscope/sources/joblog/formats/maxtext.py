@@ -80,6 +80,7 @@ FORMAT = Format(
                 rb"(?P<cells>TFLOP/s[^\n]{0,600})"
             ),
             _on_step,
+            begin=(b"completed step: ",),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

@@ -92,6 +92,7 @@ FORMAT = Format(
                 b'"' + name + b'", "value": ',
                 re.compile(_HEAD + rb'"(' + name + rb')", "value": (\d[\d.]{0,15})'),
                 _on_setting,
+                begin=(b":::MLLOG {",),
             )
             for name in _SETTINGS
         ),
@@ -99,18 +100,21 @@ FORMAT = Format(
             b'"tracked_stats", "value": {',
             re.compile(_HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})'),
             _on_stats,
+            begin=(b":::MLLOG {",),
         ),
         Rule(
             b'"throughput", "value": ',
             re.compile(_HEAD + rb'"throughput", "value": ([\d.eE+]{1,40})'),
             _on_throughput,
+            begin=(b":::MLLOG {",),
         ),
         Rule(
             b'"run_stop", "value": ',
             re.compile(_HEAD + rb'"run_stop", "value": [^\n]{0,300}?"status": "(\w{1,20})"'),
             _on_stop,
+            begin=(b":::MLLOG {",),
         ),
-        Rule(b'"run_start", "value": ', re.compile(_HEAD + rb'"run_start"'), ignore_line),
+        Rule(b'"run_start", "value": ', re.compile(_HEAD + rb'"run_start"'), ignore_line, begin=(b":::MLLOG {",)),
     ),
     sources=(StepTimeSource(STEP), StepTimeSource(THROUGHPUT)),
     close=_close,

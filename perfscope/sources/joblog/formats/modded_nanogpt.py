@@ -71,11 +71,12 @@ FORMAT = Format(
         Rule(
             b" step_avg:",
             re.compile(
-                rb"(?<!\w)s(?:tep)?:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
+                rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
                 rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
                 rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms"
             ),
             _on_step,
+            begin=(b"step:",),
         ),
     ),
     sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),

@@ -74,7 +74,7 @@ def _framework_of(state: _State) -> str:
 
 
 _NANOGPT = re.compile(
-    rb"\biter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms(?:, mfu |\s*$)", re.M
+    rb"iter (?P<step>\d{1,15}): loss (?P<loss>\S{1,30}), time (?P<ms>[\d.]{1,30})ms(?:, mfu |\s*$)", re.M
 )
 _LLAMA2_C = re.compile(
     rb"(?<![^\s:])(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| "
@@ -86,7 +86,7 @@ FORMAT = Format(
     framework="nanogpt",
     state=_State,
     rules=(
-        Rule(b", time ", _NANOGPT, _on_iteration),
+        Rule(b", time ", _NANOGPT, _on_iteration, begin=(b"iter ",)),
         Rule(b" | lr ", _LLAMA2_C, _on_iteration),
         Rule(
             b": train loss ",

@@ -93,6 +93,7 @@ FORMAT = Format(
                 rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})"
             ),
             _on_iteration,
+            begin=(b"]: iteration: ",),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

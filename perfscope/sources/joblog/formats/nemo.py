@@ -69,6 +69,7 @@ _RULES = (
             rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
         ),
         _on_bar,
+        begin=(b"Epoch ", b"| "),
     ),
     Rule(
         b"train_step_timing in s:",
@@ -77,6 +78,7 @@ _RULES = (
             rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
         ),
         _on_line,
+        begin=(b"iteration ",),
     ),
     Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line),
 )

@@ -69,6 +69,7 @@ _RULES: tuple[Rule[_State], ...] = (
             rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
         ),
         _on_stamped_step,
+        begin=(b"step: ",),
     ),
     Rule(
         b"samples/s: ",
@@ -77,11 +78,13 @@ _RULES: tuple[Rule[_State], ...] = (
             rb"samples/s: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
         ),
         _on_stamped_step,
+        begin=(b"epoch ",),
     ),
     Rule(
         b"latency(ms): ",
         re.compile(rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),.*?latency\(ms\): (?P<latency>[^\s|]+)"),
         _on_latency,
+        begin=(b"iter: ",),
     ),
     Rule(b"validation: epoch ", re.compile(rb"validation: epoch \d+, iter "), _on_validation, identifies=False),
     *(

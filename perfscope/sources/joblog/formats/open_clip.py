@@ -66,6 +66,7 @@ FORMAT = Format(
                 rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})"
             ),
             _on_batch,
+            begin=(b"Train Epoch: ",),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

@@ -87,6 +87,7 @@ FORMAT = Format(
                 rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? ?(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD
             ),
             _on_iteration,
+            begin=(b" - INFO - ",),
         ),
         Rule(b"(val) [", re.compile(rb" - INFO - (?:Epoch|Iter)\(val\) "), _on_evaluation, identifies=False),
         Rule(b" - INFO - Saving checkpoint at ", re.compile(rb" Saving checkpoint at \d"), _on_save, identifies=False),

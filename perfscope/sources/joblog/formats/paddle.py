@@ -94,8 +94,9 @@ FORMAT = Format(
             b"interval_runtime: ",
             re.compile(rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}"),
             _on_interval,
+            begin=(b"loss: ",),
         ),
-        Rule(b"batch_cost", _SCRIPT, _on_batch_cost),
+        Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter=")),
         Rule(
             b"***** Running Evaluation",
             re.compile(rb"\*{5} Running Evaluation \*{5}"),

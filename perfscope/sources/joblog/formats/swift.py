@@ -62,11 +62,13 @@ FORMAT = Format(
             b"/max_steps",
             re.compile(rb"\{[^\n{}]{0,3000}?['\"]global_step/max_steps['\"]: [^\n{}]{0,3000}\}"),
             _on_dictionary,
+            begin=(b"{",),
         ),
         Rule(
             b"train_speed(s/it)",
             re.compile(rb"\{[^\n{}]{0,3000}?['\"]iteration['\"]: [^\n{}]{0,3000}\}"),
             _on_dictionary,
+            begin=(b"{",),
         ),
         Rule(b"[INFO:swift]", re.compile(rb"\[INFO:swift\]"), ignore_line),
     ),

@@ -49,7 +49,7 @@ class _State(FormatState):
 
 def _on_step(state: _State, line: LineMatch) -> None:
     log = state.log
-    if line["validate"]:
+    if line.text.endswith(b"validate ", 0, line.match.start()):
         log.on_disturbance(Disturbance.EVALUATION)
         return
     record = Record(
@@ -129,14 +129,14 @@ def _close(state: _State) -> None:
 
 
 _STEP = re.compile(
-    rb"(?P<validate>validate )?\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*?"
+    rb"step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*?"
     rb"(?:memory:\s*(?P<memory>[\d.]+)GiB(?:\((?P<percent>[\d.]+)%\))?\s+)?[tw]ps:\s*(?P<tps>[\d,]+)"
     rb"(?:\s+tflops:\s*(?P<tflops>[\d.,]+))?"
 )
 
 _RULES = (
-    Rule(b"  tps:", _STEP, _on_step),
-    Rule(b"  wps:", _STEP, _on_step),
+    Rule(b"  tps:", _STEP, _on_step, begin=(b"step:",)),
+    Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",)),
     Rule(b"Training starts at step", re.compile(rb"Training starts at step.*"), _on_start),
     Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.*"), _on_settings),
     Rule(b"device mesh with", re.compile(rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])"), _on_mesh),
@@ -151,7 +151,7 @@ _RULES = (
         b"inish",
         re.compile(
             rb"[Ff]inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
-            rb"[^\n]*?in (?P<seconds>[\d.]+) seconds"
+            rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds"
         ),
         _on_saved,
         identifies=False,

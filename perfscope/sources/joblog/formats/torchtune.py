@@ -45,6 +45,7 @@ FORMAT = Format(
             b"tokens_per_second_per_gpu:",
             re.compile(rb"Step (?P<step>\d+) \| (?P<cells>loss:.*tokens_per_second_per_gpu:.*)"),
             _on_step,
+            begin=(b"Step ",),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

@@ -122,6 +122,7 @@ FORMAT = Format(
                 rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?'
             ),
             _on_line,
+            begin=(b'{"current_steps": ',),
         ),
         Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
         Rule(b'"loss": ', re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE), _on_loss, identifies=False),

@@ -77,11 +77,16 @@ RULES: tuple[Rule[DeepSpeedState], ...] = (
         )
         for name in (b"train_batch_size", b"train_micro_batch_size_per_gpu", b"gradient_accumulation_steps")
     ),
-    Rule(b"UNIQUE_PARAMS=", re.compile(rb"RANK=(\d+) STAGE=(\d+) .*?UNIQUE_PARAMS=(\d+)"), _on_stage),
+    Rule(
+        b"UNIQUE_PARAMS=",
+        re.compile(rb"RANK=(\d+) STAGE=(\d+) .*?UNIQUE_PARAMS=(\d+)"),
+        _on_stage,
+        begin=(b"RANK=",),
+    ),
     Rule(b"Using topology:", re.compile(rb"Using topology: .*"), _on_topology),
     Rule(
         b"CONFIG: micro_batches=", re.compile(rb"CONFIG: micro_batches=(\d+) micro_batch_size=(\d+)"), _on_micro_batches
     ),
     Rule(b"dist_world_size=", re.compile(rb"dist_world_size=(\d+)"), _on_world_size),
-    Rule(b"nnodes=", re.compile(rb"launch\.py.*\bnnodes=(\d+)"), _on_nodes),
+    Rule(b"nnodes=", re.compile(rb"launch\.py.*\bnnodes=(\d+)"), _on_nodes, begin=(b"launch.py",)),
 )

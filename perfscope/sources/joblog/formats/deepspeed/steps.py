@@ -134,6 +134,7 @@ RULES = (
             rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?"
         ),
         _on_pipeline_step,
+        begin=(b"steps: ",),
     ),
     Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step),
     Rule(b"DeepSpeed info: version=", re.compile(rb"DeepSpeed info: version=([^,\s]+)"), _on_start),

@@ -93,7 +93,7 @@ RULES = (
     ),
     Rule(
         b"memory (MB) |",
-        re.compile(rb"memory \(MB\) \|.*?max allocated: ([\d.]+) \|.*?max reserved: ([\d.]+)"),
+        re.compile(rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)"),
         _on_memory,
         identifies=False,
     ),

@@ -167,10 +167,16 @@ RULES = (
         _on_billions,
         identifies=False,
     ),
-    Rule(b" Billion", re.compile(rb"number of parameters[^\n]*?([\d.]+) Billion"), _on_billions, identifies=False),
+    Rule(
+        b" Billion",
+        re.compile(rb"number of parameters[^\n]*?([\d.]+) Billion"),
+        _on_billions,
+        identifies=False,
+        begin=(b"number of parameters",),
+    ),
     Rule(
         b"padded vocab (size:",
-        re.compile(rb"padded vocab \(size: (\d+)\).*?\(new size: (\d+)\)"),
+        re.compile(rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)"),
         _on_vocabulary,
         identifies=False,
     ),
