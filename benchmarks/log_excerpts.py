@@ -1,7 +1,7 @@
 """How many figures of published logs are read right, against what a hand calculation makes of the same lines.
 
-Run: ``python -m benchmarks.log_excerpts``. ``fixtures/published_logs/excerpts.toml`` says where each excerpt is from and
-what it says. A figure is right if it equals the one worked out by hand to six digits, *n/a* if perfscope says that
+Run: ``python -m benchmarks.log_excerpts``. ``fixtures/published_logs/excerpts.toml`` says where each excerpt is from,
+and what it says. A figure is right if it equals the one worked out by hand to six digits, *n/a* if perfscope says that
 there is none and the file says why, else wrong. The lines of ``fixtures/foreign_logs`` are of programs that are not
 claimed. ``reports/log-formats.md`` holds the tables.
 """
