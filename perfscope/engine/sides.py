@@ -54,7 +54,7 @@ def _read_part(location: str, *, with_operators: bool) -> Side:
     if path.is_dir():
         return _read_folder(location, with_operators=with_operators)
     if path.is_file() and _is_saved(path):
-        return _read_saved(path)
+        return read_saved(path)
     if path.is_file() and not location.endswith(TRACE_ENDINGS):
         return _read_log(path)
     return _read_traces(location, with_operators=with_operators)
@@ -119,7 +119,13 @@ def _is_saved(path: Path) -> bool:
     return head.lstrip()[:1] == b"{" and _SCHEMA in head
 
 
-def _read_saved(path: Path) -> Side:
+def read_saved(path: Path) -> Side:
+    """Read a baseline, or a saved analysis.
+
+    Raises:
+        SourceError: It is too large, or not complete JSON.
+        PerfscopeError: It is of another schema or version, or damaged.
+    """
     if path.stat().st_size > _LARGEST_SAVED:
         raise SourceError(path, f"is larger than {_LARGEST_SAVED // MIB} MiB", hint="is it a saved result?")
     try:

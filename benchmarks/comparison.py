@@ -1,0 +1,134 @@
+"""How fast ``perfscope compare`` is, and how often it is wrong: ``python -m benchmarks.comparison speed|record|judge``.
+
+``speed TRACE`` analyzes a trace, and compares it with its copy, in turns; the ratio is of processor time, which other
+programs on the machine disturb least. ``record FILE`` trains one small model many times under ``perfscope profile`` and
+keeps the steps of each run. ``judge FILE`` takes pairs of these runs, all of the same code: a difference is a false
+alarm. Then 2 % are added to the steps of one of each pair, and it counts how often that is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from perfscope.analyzers.comparison.change import Samples, compare_samples
+from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.sources.runs.run import read_run
+from perfscope.tables.columns import Float64
+
+_ROUNDS = 5
+_RUNS = 130
+_ADDED = 1.02
+_COMPARED = 100
+_TRAINING = (
+    "perfscope/workloads/gpt_torch.py", "--layers", "2", "--hidden", "128", "--seq-len", "64", "--steps", "130",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of pairs of runs of the same code.
+
+    Attributes:
+        pairs: How many pairs.
+        false_alarms: Pairs in which a difference was found.
+        found: Pairs in which 2 % that were added to the second one's steps were found.
+        opposite: Pairs in which the second one was called faster, although 2 % were added.
+        half_width: The median of half the intervals' widths.
+    """
+
+    pairs: int
+    false_alarms: int
+    found: int
+    opposite: int
+    half_width: float
+
+
+def judge(pairs: Sequence[tuple[Samples, Samples]]) -> Judgement:
+    """Compare the sides of each pair, as they are and with 2 % added to the second one."""
+    false_alarms = found = opposite = 0
+    widths = []
+    for a, b in pairs:
+        interval = compare_samples(a, b).interval
+        slower = compare_samples(a, b.scaled(_ADDED)).interval
+        assert interval is not None
+        assert slower is not None
+        false_alarms += not interval[0] <= 0 <= interval[1]
+        found += slower[0] > 0
+        opposite += slower[1] < 0
+        widths.append((interval[1] - interval[0]) / 2)
+    return Judgement(len(pairs), false_alarms, found, opposite, float(np.median(widths)))
+
+
+def halves(series: Sequence[float]) -> tuple[Samples, Samples]:
+    """The even and the odd steps of a run, as if they were two runs on the quietest machine."""
+    values: Float64 = np.asarray(series, np.float64)
+    return Samples((values[::2],)), Samples((values[1::2],))
+
+
+def cpu_seconds(*words: str) -> float:
+    """The processor time of a command and what it waited for."""
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure_speed(trace: Path) -> tuple[float, float]:
+    """Median processor seconds of analyzing a trace, and of comparing it with its copy, in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        twin = Path(folder) / trace.name
+        shutil.copy(trace, twin)
+        analyzing, comparing = [], []
+        for _ in range(_ROUNDS):
+            analyzing.append(cpu_seconds("-m", "perfscope", "analyze", str(trace)))
+            comparing.append(cpu_seconds("-m", "perfscope", "compare", str(trace), str(twin)))
+    return float(np.median(analyzing)), float(np.median(comparing))
+
+
+def record(runs: int) -> list[list[float]]:
+    """The undisturbed steps, in milliseconds, of runs of one small training on the CPU."""
+    series = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(runs):
+            run = f"{folder}/{number}"
+            options = ["profile", "--exec", "--nvml-hz", "0", "--steps", "4-5", "-o", run, "--", sys.executable]
+            command = [sys.executable, "-m", "perfscope", *options, *_TRAINING]
+            subprocess.run(["nice", *command], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            series.append(steps_of(Path(run)))
+            shutil.rmtree(run)
+    return series
+
+
+def steps_of(run: Path) -> list[float]:
+    """The undisturbed steps of a run in milliseconds, each on its slowest rank."""
+    times_ns = find_undisturbed(read_run(run).steps).times_ns()
+    return [times_ns[step] / 1e6 for step in sorted(times_ns)][-_COMPARED:]
+
+
+def main() -> None:
+    what, path = sys.argv[1], Path(sys.argv[2])
+    if what == "speed":
+        analyzing, comparing = measure_speed(path)
+        print(
+            f"analyze {analyzing:.2f} s, compare {comparing:.2f} s of processor time: {comparing / analyzing:.2f} times"
+        )
+    elif what == "record":
+        path.write_text(json.dumps({"runs": record(_RUNS)}) + "\n")
+    else:
+        runs = [Samples((np.asarray(run),)) for run in json.loads(path.read_text())["runs"]]
+        print(judge(list(pairwise(runs))))
+
+
+if __name__ == "__main__":
+    main()
