@@ -42,6 +42,7 @@ COMMANDS = (
     "analyze",
     "compare",
     "whatif",
+    "merge",
     "tflops",
     "logs",
     "scaling",

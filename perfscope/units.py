@@ -45,6 +45,9 @@ _LARGEST_TIME_NS = 10_000 * 365 * S_PER_DAY * NS_PER_S
 
 _DECIMAL_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
+_RANGE = re.compile(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", re.ASCII)
+_LARGEST_RANGE = 1_000_000
+
 
 def parse_parameters(text: str) -> int:
     """Read a model size such as ``52B``, ``7.5B``, ``125M`` or ``52e9`` as a number of parameters.
@@ -177,6 +180,25 @@ def format_count(count: int, noun: str) -> str:
     ('1 table', '3 tables')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def parse_ranges(text: str) -> tuple[int, ...]:
+    """Numbers that are written as ranges, in ascending order.
+
+    >>> parse_ranges("7,0-2, 1")
+    (0, 1, 2, 7)
+
+    Raises:
+        UsageError: The text is not of numbers from 0 on and of ranges of them, or of too many.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if high < low or high - low >= _LARGEST_RANGE:
+            raise UsageError(f"{text!r} is not a list of numbers and ranges", hint="write it like 0,3-5")
+        numbers.update(range(low, high + 1))
+    return tuple(sorted(numbers))
 
 
 def format_ranges(numbers: Sequence[int], limit: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The console examples of the guides on GPUs, hosts, frameworks and the wall clock print what they say."""
+"""The console examples of the guides on GPUs, hosts, frameworks, the wall clock and merging print what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, perfscope
 
 
-@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md", "wall-clock.md"])
+@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md"])
 def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
     for folder in ("fixtures", "tests"):

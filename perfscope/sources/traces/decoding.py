@@ -15,6 +15,7 @@ from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event
 from perfscope.sources.traces.scan import DoesNotFit
 
 _E = TypeVar("_E", bound=AnyEvent)
+_R = TypeVar("_R")  # the type of a record
 
 
 class EventDecoder(Generic[_E]):
@@ -91,9 +92,9 @@ class OddEvents:
         return events
 
 
-def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
+def list_decoder(kind: type[_R]) -> Callable[[bytes], list[_R]]:
     """A decoder of lists of events."""
-    decode: Callable[[bytes], list[_E]] = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=False).decode
+    decode: Callable[[bytes], list[_R]] = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=False).decode
     return decode
 
 

@@ -41,7 +41,7 @@ from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
-from perfscope.wire.traces import TraceMetadata
+from perfscope.wire.traces import MERGED_MARK, TraceMetadata
 
 #: How the rank of a trace that does not state it is found: the number, or a pattern that finds it in the path.
 RankRule: TypeAlias = "int | re.Pattern[str]"
@@ -113,11 +113,12 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     damage: list[str] = []
     keep_freed_memory()
     with paced(read_blocks(path, damage), pace) as blocks:
-        head = _read_head(blocks)
+        head = read_head(blocks)
         start = start_of_events(head)
         layout = None if start is None else find_layout(head, start)
         if start is None or layout is None:
             raise DoesNotFit
+        _refuse_merged(path, head[:start])
         first = head.index(b"{", start)
         finder = ProductFinder() if Events.PRODUCTS in events else None
         fits = times_fit_doubles(head, start)
@@ -158,8 +159,18 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
 
 
-def _read_head(blocks: Iterator[bytes]) -> bytes:
-    """The first blocks, until there are enough events to find the layout."""
+def _refuse_merged(path: str, head: bytes) -> None:
+    """Refuse what `perfscope merge` wrote: the ranks in it would count as one.
+
+    Raises:
+        NotATrace: It is that.
+    """
+    if MERGED_MARK in head:
+        raise NotATrace(path, "is a merged timeline of ranks, for viewers", hint="analyze the traces of the ranks")
+
+
+def read_head(blocks: Iterator[bytes]) -> bytes:
+    """The first blocks of a trace, until there are enough events to find its layout."""
     head = b""
     for block in blocks:
         head = head + block if head else block
@@ -185,7 +196,7 @@ def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) 
     """
     damage: list[str] = []
     blocks = read_blocks(path, damage)
-    head = _read_head(blocks).removeprefix(_BYTE_ORDER_MARK)
+    head = read_head(blocks).removeprefix(_BYTE_ORDER_MARK)
     if not head.strip():
         head += b"".join(blocks)
         if not head.strip():
@@ -195,6 +206,7 @@ def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) 
         raise NotATrace(path, "is a profile of JAX (XPlane)", hint="perfscope reads traces of torch.profiler")
     if start is None:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
+    _refuse_merged(path, head[:start])
     columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None
     stream: EventStream[AnyEvent] = EventStream(kind)
     for members, text in stream.read(head[start:], blocks):

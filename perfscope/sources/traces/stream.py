@@ -10,17 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from perfscope.constants import KIB, MIB
 from perfscope.sources.traces.decoding import list_decoder
 from perfscope.sources.traces.plausibility import PHASES, is_damaged
-from perfscope.sources.traces.records import KIND, AnyEvent
+from perfscope.sources.traces.records import KIND
 from perfscope.sources.traces.salvage import FAILURES, Salvager
 
-_E = TypeVar("_E", bound=AnyEvent)
+
+class HasCategory(Protocol):
+    """What an event needs, so that damage to it is noticed."""
+
+    ph: str
+    cat: str
+
+
+Categorized = TypeVar("Categorized", bound=HasCategory)
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _CHUNK_BYTES = MIB
 _NEAR_BYTES = 64 * KIB
@@ -33,7 +41,7 @@ class _Last(msgspec.Struct):
     events: msgspec.Raw
 
 
-class EventStream(Generic[_E]):
+class EventStream(Generic[Categorized]):
     """The events of one trace.
 
     Attributes:
@@ -43,7 +51,7 @@ class EventStream(Generic[_E]):
         tail: What follows the last event.
     """
 
-    def __init__(self, kind: type[_E]) -> None:
+    def __init__(self, kind: type[Categorized]) -> None:
         self.events = self.lost = 0
         self.is_closed = False
         self.tail = b""
@@ -53,7 +61,7 @@ class EventStream(Generic[_E]):
         self._rest = b""
         self._is_last_lost = False
 
-    def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[_E], bytes]]:
+    def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[Categorized], bytes]]:
         """Yield the events, those of a chunk together, with the text of each chunk where it is valid JSON.
 
         Args:
@@ -76,7 +84,7 @@ class EventStream(Generic[_E]):
             self.lost -= self._is_last_lost and not self.is_closed
         self.tail = self._rest
 
-    def _advance(self, *, is_last: bool) -> Iterator[tuple[list[_E], bytes]]:
+    def _advance(self, *, is_last: bool) -> Iterator[tuple[list[Categorized], bytes]]:
         rest = self._rest
         ends = [match.start() + 1 for match in _BOUNDARY.finditer(rest, max(0, len(rest) - _NEAR_BYTES))]
         for end in reversed(ends[-_BOUNDARIES_TRIED:]):
@@ -96,7 +104,7 @@ class EventStream(Generic[_E]):
         if is_last:
             yield self._salvage(ends[-1] if ends else len(rest)), b""
 
-    def _finish(self) -> Iterator[tuple[list[_E], bytes]]:
+    def _finish(self) -> Iterator[tuple[list[Categorized], bytes]]:
         """The last events, and the end of the list."""
         for end in (b"", b"}"):
             try:
@@ -111,7 +119,7 @@ class EventStream(Generic[_E]):
             return
         yield self._salvage(len(self._rest)), b""
 
-    def _salvage(self, end: int) -> list[_E]:
+    def _salvage(self, end: int) -> list[Categorized]:
         """The events of a damaged text one by one."""
         salvage = self._salvager.salvage(self._rest[:end])
         self._rest = self._rest[salvage.end :]
@@ -124,7 +132,7 @@ class EventStream(Generic[_E]):
                 self._look_for_damage([event], b"[%b]" % text)
         return salvage.events
 
-    def _look_for_damage(self, events: Sequence[_E], text: bytes) -> None:
+    def _look_for_damage(self, events: Sequence[Categorized], text: bytes) -> None:
         if {(event.ph, event.cat) for event in events} <= self._harmless:
             return
         try:

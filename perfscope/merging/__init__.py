@@ -1,0 +1,1 @@
+"""One timeline of all ranks for viewers of traces, on one clock."""

@@ -1,0 +1,278 @@
+"""Claims about merged timelines: every event of every rank, moved exactly; tracks of all ranks that add up."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import Counter, defaultdict
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.commands.report_cli import run
+from tests.conftest import ROOT
+from tests.merging.conftest import Event, MergedFile, MergeInto, parse
+from tests.viewers.test_perfetto import breaches
+
+FIXTURES = ROOT / "fixtures"
+BASE = FIXTURES / "whatif" / "base"
+PIPELINE = FIXTURES / "pipeline" / "pp4_1f1b_m8"
+ZERO = FIXTURES / "runs" / "h200_zero1"
+GLOO = FIXTURES / "traces" / "gloo2"
+ALL = [BASE, PIPELINE, ZERO, GLOO, FIXTURES / "pipeline" / "megatron_pp2_interleaved_m4"]
+_HOST = "host"
+
+
+def traces_of(merged: MergedFile) -> list[tuple[int, Event, Decimal]]:
+    """Rank, document and shift of each trace: what must be added to its microseconds."""
+    answer = []
+    bases = []
+    for trace in merged.said["traces"]:
+        document = parse(ROOT / trace["path"])
+        base_us = Decimal(document.get("baseTimeNanoseconds", 0)) / 1000
+        bases.append(base_us - Decimal(str(trace["offset_us"])))
+        answer.append((trace["rank"], document))
+    first = min(
+        Decimal(event["ts"]) + base
+        for (_, document), base in zip(answer, bases, strict=True)
+        for event in document["traceEvents"]
+        if event.get("name", "").startswith("ProfilerStep#")
+        or event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        if event["ph"] == "X"
+        if event.get("cat") != "gpu_user_annotation"
+    )
+    return [(rank, document, base - first) for (rank, document), base in zip(answer, bases, strict=True)]
+
+
+def _arguments(event: Event) -> str:
+    return json.dumps(event.get("args"), default=str)
+
+
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name)
+def test_a_merged_timeline_keeps_every_rule_of_viewers(folder: Path, merge_into: MergeInto) -> None:
+    document = json.loads(gzip.decompress(merge_into(folder).path.read_bytes()))
+    assert breaches(document) == []
+    assert all(isinstance(event["pid"], int) and isinstance(event["tid"], int) for event in document["traceEvents"])
+
+
+@pytest.mark.parametrize("folder", [BASE, PIPELINE, GLOO], ids=lambda folder: folder.name)
+def test_every_event_is_there_once_and_moved_by_the_offset_of_its_rank(folder: Path, merge_into: MergeInto) -> None:
+    merged = merge_into(folder)
+    own = [event for event in merged.events if event["pid"] != 1 and event["ph"] not in "MC"]
+    moved = Counter(
+        (event["pid"] // 10_000, event["ph"], event["name"], event["ts"], event.get("dur"), _arguments(event))
+        for event in own
+    )
+    expected: Counter[tuple[object, ...]] = Counter()
+    for position, (_, document, shift_us) in enumerate(traces_of(merged), 1):
+        for event in document["traceEvents"]:
+            if event["ph"] != "M":
+                time_us = Decimal(event["ts"]) + shift_us
+                expected[position, event["ph"], event["name"], time_us, event.get("dur"), _arguments(event)] += 1
+    assert moved == expected
+    assert sum(trace["events"] for trace in merged.said["traces"]) >= len(own)
+
+
+def test_arrows_and_threads_of_ranks_are_kept_apart(merge_into: MergeInto) -> None:
+    merged = merge_into(BASE)
+    owners: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for event in merged.events:
+        if event["ph"] in "sf":
+            owners[event["cat"], event["id"]].add(event["pid"] // 10_000)
+    assert all(len(ranks) == 1 for ranks in owners.values())
+    documents = [document["traceEvents"] for _, document, _ in traces_of(merged)]
+    launches = [
+        {event["id"] for event in events if (event["ph"], event.get("cat")) == ("s", "ac2g")} for events in documents
+    ]
+    before = sum(map(len, launches))
+    after = {event["id"] for event in merged.events if event["ph"] == "s" and event["cat"] == "ac2g"}
+    assert len(after) == before
+
+
+def test_common_collectives_end_together_within_the_printed_residual(merge_into: MergeInto) -> None:
+    """Recomputed from the merged file alone. In one step the one rank comes last, and leaves 14 us later, in the other
+    step the other rank: in the middle they are together."""
+    merged = merge_into(BASE)
+    ends: dict[int, dict[tuple[str, int], list[Decimal]]] = defaultdict(lambda: defaultdict(list))
+    kernels = (event for event in merged.events if event.get("cat") == "kernel")
+    for event in sorted(kernels, key=lambda event: event["ts"]):
+        if event["args"].get("Collective name") == "allreduce":
+            key = event["name"], event["args"]["In msg nelems"]
+            ends[event["pid"] // 10_000][key].append(event["ts"] + event["dur"])
+    first, second = ends[1], ends[2]
+    assert {key: len(times) for key, times in first.items()} == {key: len(times) for key, times in second.items()}
+    differences = [later - earlier for key in first for earlier, later in zip(first[key], second[key], strict=True)]
+    residual_us = Decimal(str(merged.said["traces"][1]["residual_us"]))
+    late = [difference for difference in differences if difference > 0]
+    early = [difference for difference in differences if difference < 0]
+    assert len(late) == len(early) == 26
+    assert abs(median(late) + median(early)) / 2 <= residual_us < 2
+    assert 10 < median(late) < 20
+
+
+def test_a_shifted_clock_is_found(merge_into: MergeInto, tmp_path: Path) -> None:
+    """The same traces, one of them an hour and some nanoseconds ahead: the merged ends are where they were."""
+    source = tmp_path / "shifted"
+    shutil.copytree(BASE, source)
+    trace = source / "rank1.json.gz"
+    document = json.loads(gzip.decompress(trace.read_bytes()))
+    document["baseTimeNanoseconds"] += 3_600_000_012_345
+    trace.write_bytes(gzip.compress(json.dumps(document).encode()))
+    straight, shifted = merge_into(BASE), merge_into(source, name="shifted.json.gz")
+    offsets = [one.said["traces"][1]["offset_us"] for one in (straight, shifted)]
+    assert offsets[1] - offsets[0] == pytest.approx(3_600_000_012.345, abs=0.0011)
+    times = [[event["ts"] for event in one.events if event["pid"] // 10_000 == 2 and event["ph"] == "X"]
+             for one in (straight, shifted)]  # fmt: skip
+    assert times[0] == times[1]
+
+
+def test_the_states_of_a_device_are_its_breakdown(merge_into: MergeInto, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = merge_into(BASE)
+    answer = run(capsys, "analyze", BASE, "--only", "breakdown,idle", "--format", "json").data["results"]
+    for rank, measured in enumerate(answer["breakdown"]["ranks"]):
+        states = merged.track(f"rank {rank}: device {rank}")
+        assert all(state["ts"] + state["dur"] == following["ts"] for state, following in pairwise(states))
+        total: Counter[str] = Counter()
+        for state in states:
+            name = state["name"]
+            total["idle" if name.startswith("idle: ") else name] += state["dur"]
+        window_us = Decimal(str(measured["window_us"]))
+        assert sum(total.values()) == states[-1]["ts"] + states[-1]["dur"] - states[0]["ts"]
+        assert total["idle"] >= 0
+        assert sum(total.values()) >= window_us
+        assert {state["name"] for state in states} >= {"compute", "compute beside communication"}
+
+
+def test_steps_stand_where_the_profiler_marked_them(merge_into: MergeInto) -> None:
+    merged = merge_into(BASE)
+    for rank, document, shift_us in traces_of(merged):
+        marks = sorted(
+            (event["ts"] + shift_us, event["dur"], "step " + event["name"].partition("#")[2])
+            for event in document["traceEvents"]
+            if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+        )
+        assert [(step["ts"], step["dur"], step["name"]) for step in merged.track(f"rank {rank}: steps")] == marks
+
+
+def test_an_operation_is_an_arrow_from_its_first_rank_to_its_last_one(merge_into: MergeInto) -> None:
+    merged = merge_into(BASE)
+    points: dict[int, list[Event]] = defaultdict(list)
+    for event in merged.events:
+        if event.get("cat") == "operation of several ranks":
+            points[event["id"]].append(event)
+    assert len(points) == merged.said["operations"] > 0
+    slices = {
+        (event["tid"], event["ts"]): event["args"]
+        for event in merged.events
+        if event["ph"] == "X" and event["pid"] == 1
+    }
+    for begin, end in points.values():
+        assert (begin["ph"], end["ph"]) == ("s", "f")
+        assert begin["ts"] <= end["ts"]
+        told = slices[begin["tid"], begin["ts"]]
+        assert told["ranks"] == [told["first_to_arrive"], told["last_to_arrive"]]
+        assert told["waiting_us"] >= 0
+        assert slices[end["tid"], end["ts"]]["ranks"] == told["ranks"]
+
+
+def test_a_stage_of_a_pipeline_runs_a_pass_or_has_a_bubble(merge_into: MergeInto) -> None:
+    merged = merge_into(PIPELINE)
+    for rank in range(4):
+        passes, bubbles = merged.track(f"rank {rank}: passes"), merged.track(f"rank {rank}: bubbles")
+        assert {part["name"].split()[0] for part in passes} == {"forward", "backward"}
+        assert bubbles
+        for bubble in bubbles:
+            end = bubble["ts"] + bubble["dur"]
+            assert all(part["ts"] >= end or part["ts"] + part["dur"] <= bubble["ts"] for part in passes)
+    # In 1F1B the first stage waits in the middle of a step, the last one at its beginning and at its end.
+    begins = [merged.track(f"rank {rank}: passes")[0]["ts"] for rank in range(4)]
+    assert begins == sorted(begins)
+
+
+def test_counters_of_nvml_stand_under_the_gpu_of_their_rank(merge_into: MergeInto) -> None:
+    merged = merge_into(ZERO)
+    (first, last) = (min(event["ts"] for event in merged.events if event["ph"] == "X"),
+                     max(event["ts"] for event in merged.events if event["ph"] == "X"))  # fmt: skip
+    counters = [event for event in merged.events if event["ph"] == "C"]
+    assert {event["pid"] for event in counters} == {merged.process(f"rank {rank}: GPU") for rank in range(4)}
+    power = [event["args"]["value"] for event in counters if event["name"] == "NVML power (W)"]
+    assert power
+    assert all(50 < value < 800 for value in power)
+    assert all(first - 1_100_000 <= event["ts"] <= last + 1_100_000 for event in counters)
+
+
+def test_chosen_ranks_and_steps_are_all_that_is_left(merge_into: MergeInto) -> None:
+    whole, part = merge_into(BASE), merge_into(BASE, "--ranks", "1", "--steps", "4", name="part.json.gz")
+    assert [trace["rank"] for trace in part.said["traces"]] == [1]
+    assert part.said["traces"][0]["offset_us"] == whole.said["traces"][1]["offset_us"]
+    (step,) = part.track("rank 1: steps")[-1:]
+    assert step["name"] == "step 4"
+    kernels = [event for event in part.events if event.get("cat") == "kernel"]
+    assert 0 < len(kernels) < sum(event.get("cat") == "kernel" for event in whole.events)
+    arrows: dict[int, set[str]] = defaultdict(set)
+    for event in part.events:
+        if event["ph"] in "stf" and event["pid"] != 1:
+            arrows[event["id"]].add(event["ph"])
+    assert all({"s", "f"} <= phases for phases in arrows.values())
+
+
+def test_one_process_and_two_write_the_same(merge_into: MergeInto) -> None:
+    one, two = merge_into(PIPELINE, "--workers", "1"), merge_into(PIPELINE, "--workers", "2", name="two.json.gz")
+    assert one.document == two.document
+    plain = merge_into(PIPELINE, name="plain.json")
+    assert plain.document == one.document
+
+
+def test_a_merged_timeline_is_no_rank(merge_into: MergeInto, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = merge_into(BASE)
+    answer = run(capsys, "analyze", merged.path)
+    assert answer.code == 1
+    assert "is a merged timeline of ranks, for viewers" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "400"], "they hold ranks 0, 1, steps 3, 4"),
+        (["--ranks", "7"], "they hold ranks 0, 1"),
+        (["--ranks", "1-"], "is not a list of numbers and ranges"),
+        (["--ranks", "5-2"], "is not a list of numbers and ranges"),
+        (["--workers", "0"], "--workers must be at least 1"),
+    ],
+)
+def test_a_choice_that_names_nothing_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = run(capsys, "merge", BASE, "-o", tmp_path / "all.json.gz", *words)
+    assert answer.code in (1, 2)
+    assert message in answer.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_trace_is_overwritten_and_no_part_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(BASE, tmp_path / "traces")
+    trace = tmp_path / "traces" / "rank0.json.gz"
+    content = trace.read_bytes()
+    answer = run(capsys, "merge", tmp_path / "traces", "-o", trace)
+    assert (answer.code, trace.read_bytes()) == (2, content)
+    assert run(capsys, "merge", BASE, "-o", tmp_path / "all.txt").code == 2
+    assert run(capsys, "merge", BASE, "-o", tmp_path / "nowhere" / "all.json").code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_a_damaged_trace_gives_what_is_left_of_it(
+    merge_into: MergeInto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "damaged"
+    shutil.copytree(BASE, source)
+    trace = source / "rank1.json.gz"
+    trace.write_bytes(trace.read_bytes()[: trace.stat().st_size // 2])
+    merged = merge_into(source, code=4)
+    whole = merge_into(BASE, name="whole.json.gz")
+    assert merged.said["traces"][0]["events"] == whole.said["traces"][0]["events"]
+    assert 0 < merged.said["traces"][1]["events"] < whole.said["traces"][1]["events"]
+    assert any("cut off" in warning for warning in merged.said["warnings"])
