@@ -50,6 +50,7 @@ class RankParts:
         is_damaged: A part of the trace is lost, and the numbers rest on the rest.
         activities: What its times are of: see ``Trace``.
         world_size: Ranks of the job; absent where nothing states it.
+        exporter: See ``Trace``.
     """
 
     rank: int | None
@@ -65,6 +66,7 @@ class RankParts:
     is_damaged: bool
     activities: str = ""
     world_size: int | None = None
+    exporter: str = ""
 
     @property
     def marked(self) -> Parts | None:
@@ -259,6 +261,7 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         is_damaged=bool(trace.damage),
         activities=trace.activities,
         world_size=trace.world_size,
+        exporter=trace.exporter,
     )
 
 
@@ -302,7 +305,13 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
         devices.setdefault(rank.rank, set()).add(rank.device)
     for number, indices in devices.items():
         if len(indices) > 1:
-            notes.append(f"Rank {number} drives several devices: {sorted(indices)}.")
+            owner = "A rank that is not stated" if number is None else f"Rank {number}"
+            notes.append(f"{owner} drives several devices: {sorted(indices)}.")
+    notes += [
+        f"From a profile of {exporter}: results that need what it does not have (steps, operators, metadata of "
+        "collectives) are missing."
+        for exporter in sorted({rank.exporter for rank in ranks if rank.exporter})
+    ]
     restarted = {later.rank for earlier, later in pairwise(ranks) if _are_two_runs(earlier, later)}
     if restarted:
         numbers = ", ".join(str(number) for number in sorted(number for number in restarted if number is not None))

@@ -11,7 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
+MTIA = "mtia_ccp_events"
+DEVICE = (MTIA, "kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
 CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "mtia_runtime")
 ANNOTATIONS = ("user_annotation",)
 OPERATORS = ("cpu_op", "Operator")
@@ -54,6 +55,8 @@ def _kind(event: dict[str, Any]) -> str | None:
     if event.get("ph") != "X":
         return None
     category = event.get("cat")
+    if category == MTIA and event["name"].startswith("event_"):
+        return None
     if category in DEVICE:
         return "device"
     if category in CALLS:

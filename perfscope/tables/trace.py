@@ -244,6 +244,7 @@ class Trace:
         waits: What streams and the host waited for; absent unless requested, empty where it was not recorded.
         sequence: For each operator the number that it shares with its node of autograd, or ABSENT; absent unless these
             numbers were requested.
+        exporter: What wrote it, where that is not torch.profiler; ``""`` else.
         damage: What is lost or doubtful, as sentences.
     """
 
@@ -269,6 +270,7 @@ class Trace:
     processors: int = 0
     sequence: Int64 | None = None
     waits: DeviceWaits | None = None
+    exporter: str = ""
     damage: tuple[str, ...] = ()
 
     @cached_property

@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
-from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, AnyEvent, Args, HostArgs
+from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, MTIA, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
@@ -46,6 +46,7 @@ _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _STREAM_WAIT = "Stream Wait Event"
+_MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
@@ -71,6 +72,7 @@ class Columns:
         dropped: How many events were left out, by reason.
         requested: The kinds of events that are collected.
         repeated: How many events of the device's table were there twice.
+        is_of_mtia: Whether events of MTIA, Meta's accelerator, are among them.
     """
 
     def __init__(self, requested: Events, *, needs_grids: bool = True) -> None:
@@ -80,6 +82,7 @@ class Columns:
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
         self.requested = requested
         self.repeated = 0
+        self.is_of_mtia = False
         self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
@@ -218,6 +221,10 @@ class Columns:
         self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
+        if category == MTIA:
+            self.is_of_mtia = True
+            # Its queues also show when they record events and wait for them.
+            events = [event for event in events if not event.name.startswith(_MTIA_EVENT)]
         events, start_ns, duration_ns = self._times(events)
         args = _arguments(events, Args())
         self._device.append(
@@ -326,6 +333,8 @@ class Columns:
             of_kernel[number], of_copy[number] = classify(texts[number]), classify_copy(texts[number])
         work: Int8 = np.where(category == KERNEL, of_kernel[name], of_copy[name])
         work[category == FILL] = Work.COPY
+        is_dma = np.array([text == _MTIA_COPY for text in texts], np.bool_)[name]
+        work[category == MTIA] = np.where(is_dma, Work.COPY, of_kernel[name])[category == MTIA]
         work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
         return work
 

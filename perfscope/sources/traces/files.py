@@ -15,7 +15,7 @@ from perfscope.wire import TRACE_SUFFIX
 if TYPE_CHECKING:  # an optional dependency
     from fsspec import AbstractFileSystem
 
-TRACE_ENDINGS = (".json", ".json.gz")
+TRACE_ENDINGS = (".json", ".json.gz", ".xplane.pb")
 _URL = "://"
 #: A folder with more files than this is hardly one of traces.
 MOST_FILES = 100_000

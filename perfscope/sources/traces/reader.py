@@ -23,6 +23,7 @@ from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
+from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.products import ProductFinder
@@ -52,7 +53,6 @@ _LARGEST_MENDED_BYTES = MIB
 #: The head of a job of one rank, whose kernels are compared with those of no other rank.
 _IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
-_XPLANE = ".xplane.pb"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
@@ -96,11 +96,16 @@ def read_trace(
         SourceError: The file cannot be opened, is empty, or is not a trace.
     """
     location = os.fspath(path)
+    if XPLANE in location:
+        return read_xplane(location)
     try:
         content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
-    return _to_trace(location, content, rank_rule)
+    trace = _to_trace(location, content, rank_rule)
+    if not (len(trace.device) or len(trace.calls) or len(trace.annotations)) and is_export(location):
+        return read_export(location)
+    return trace
 
 
 def _scan(path: str, events: Events, pace: Pace) -> _Content:
@@ -202,8 +207,6 @@ def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) 
         if not head.strip():
             raise SourceError(path, "is empty", hint=damage[0] if damage else None)
     start = start_of_events(head)
-    if start is None and path.endswith(_XPLANE):
-        raise NotATrace(path, "is a profile of JAX (XPlane)", hint="perfscope reads traces of torch.profiler")
     if start is None:
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     _refuse_merged(path, head[:start])
@@ -279,6 +282,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         names=tuple(names),
         products=content.products,
         activities=hooks.activities or "",
+        exporter="torch.profiler on MTIA" if columns.is_of_mtia else "",
         damage=(*content.damage, *dropped),
     )
     return name_exchanges(trace)

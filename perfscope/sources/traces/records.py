@@ -11,7 +11,7 @@ import msgspec
 
 from perfscope.tables.trace import ABSENT, Events
 
-KERNEL, COPY, FILL = range(3)
+KERNEL, COPY, FILL, MTIA = range(4)
 DEVICE_CATEGORIES = {
     "kernel": KERNEL,
     "gpu_memcpy": COPY,
@@ -19,6 +19,7 @@ DEVICE_CATEGORIES = {
     "Kernel": KERNEL,
     "Memcpy": COPY,
     "Memset": FILL,
+    "mtia_ccp_events": MTIA,
 }
 _CALL_CATEGORIES = (
     "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",

@@ -1,0 +1,299 @@
+"""Profiles of JAX: what ran on devices, with the calls that launched it, of XPlane and of its export for Chrome.
+
+XPlane is the protocol buffer ``XSpace`` (tsl/profiler/protobuf/xplane.proto): planes of devices and of the host, lines
+of streams and threads in them, events with a name and a time. It is read by its wire format alone. The export has the
+same planes as processes and the lines as threads, named by events of metadata; its events have no category.
+
+Neither has operators of PyTorch, steps of its profiler or metadata of collectives. What XLA calls ``all-reduce`` and so
+on communicates.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfscope.constants import NS_PER_US
+from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.traces.files import open_trace
+from perfscope.sources.traces.inflate import read_blocks
+from perfscope.sources.traces.protobuf import message_of, number_of, read_fields, text_of
+from perfscope.tables.columns import Int64
+from perfscope.tables.kernel_classes import classify, classify_copy
+from perfscope.tables.trace import ABSENT, DeviceEvents, HostSpans, Trace, Work
+
+XPLANE = ".xplane.pb"
+_PS_PER_NS = 1000
+_DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")
+_STREAM = re.compile(r"Stream #(\d+)")
+_TPU_OPERATIONS = "XLA Ops"
+_CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]")
+_COPY = re.compile(r"mem(?:cpy|set)|copy(?:device|host)|^(?:host|device)to", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    r"\b(?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)\b"
+)
+_GZIP = b"\x1f\x8b"
+_IS_EXPORT = re.compile(rb'"process_name"[^{}]*\{[^{}]*"/(?:device|host):')
+#: Bytes of the head that has an export's names of processes.
+_HEAD_BYTES = 1 << 20
+#: The numbers of fields: of the file, of planes, of entries of maps, of what has an id and a name, of lines, events and
+#: values that are stated of events.
+_PLANES, _HOSTS = 1, 4
+_PLANE_NAME, _LINES, _EVENT_NAMES, _STAT_NAMES = 2, 3, 4, 5
+_KEY, _VALUE = 1, 2
+_ID, _NAME = 1, 2
+_LINE_NS, _EVENTS = 3, 4
+_OFFSET_PS, _DURATION_PS, _STATS = 2, 3, 4
+_UNSIGNED, _SIGNED = 3, 4
+
+
+class _Event(NamedTuple):
+    """An event: where it ran, its name, its times and its correlation."""
+
+    line: int
+    name: str
+    start_ns: int
+    duration_ns: int
+    correlation: int
+
+
+@dataclass(slots=True)
+class _Profile:
+    """What a profile contains.
+
+    Attributes:
+        device: Events of devices, by the index of the device.
+        calls: Calls of the host that launch something; the line is the thread.
+        host: The machine; ``""`` where it is not stated.
+        damage: What is lost, as sentences.
+    """
+
+    device: dict[int, list[_Event]] = field(default_factory=dict)
+    calls: list[_Event] = field(default_factory=list)
+    host: str = ""
+    damage: list[str] = field(default_factory=list)
+
+
+def read_xplane(path: str) -> Trace:
+    """Read an XPlane file.
+
+    Raises:
+        SourceError: It cannot be read, or contains nothing of a device.
+    """
+    with open_trace(path) as file:
+        content = file.read()
+    if content.startswith(_GZIP):
+        try:
+            content = zlib.decompressobj(wbits=31).decompress(content)
+        except zlib.error as error:
+            raise SourceError(path, f"cannot be read: {error}") from None
+    profile = _Profile()
+    try:
+        for number, value in read_fields(memoryview(content)):
+            if number == _PLANES:
+                _read_plane(message_of(value), profile)
+            elif number == _HOSTS:
+                profile.host = profile.host or text_of(value)
+    except (IndexError, ValueError):
+        profile.damage.append(f"{path}: is cut off or damaged; what follows is lost")
+    return _to_trace(path, profile, "XPlane")
+
+
+def is_export(path: str) -> bool:
+    """Whether a file is an export of JAX for Chrome, by the names of its processes."""
+    head = b""
+    for block in read_blocks(path, []):
+        head += block
+        if len(head) >= _HEAD_BYTES:
+            break
+    return _IS_EXPORT.search(head) is not None
+
+
+class _Args(msgspec.Struct, gc=False):
+    name: str = ""
+    correlation_id: int | str | None = None
+
+
+class _ExportedEvent(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    pid: int = 0
+    tid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Args | None = None
+
+
+class _Export(msgspec.Struct, rename={"events": "traceEvents"}):
+    events: list[_ExportedEvent] = []
+
+
+def read_export(path: str) -> Trace:
+    """Read an export for Chrome.
+
+    Raises:
+        SourceError: It cannot be read, or contains nothing of a device.
+    """
+    try:
+        export = msgspec.json.decode(b"".join(read_blocks(path, [])), type=_Export, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SourceError(path, f"cannot be read: {error}") from None
+    processes, threads = {}, {}
+    for event in export.events:
+        if event.ph == "M" and event.args:
+            if event.name == "process_name":
+                processes[event.pid] = event.args.name
+            elif event.name == "thread_name":
+                threads[event.pid, event.tid] = event.args.name
+    profile = _Profile()
+    for event in export.events:
+        if event.ph != "X":
+            continue
+        process, thread = processes.get(event.pid, ""), threads.get((event.pid, event.tid), "")
+        correlation = _correlation(event.args.correlation_id if event.args else None)
+        _add(profile, process, thread, _Event(event.tid, event.name, _ns(event.ts), _ns(event.dur), correlation))
+    return _to_trace(path, profile, "export for Chrome")
+
+
+def _add(profile: _Profile, plane: str, line: str, event: _Event) -> None:
+    """Add an event of a plane if it ran on a device, or launched something there."""
+    device = _DEVICE.match(plane)
+    if device:
+        stream = _STREAM.match(line)
+        if stream or line == _TPU_OPERATIONS:
+            number = int(stream[1]) if stream else event.line
+            profile.device.setdefault(int(device[1]), []).append(event._replace(line=number))
+    elif event.correlation != ABSENT and _CALL.match(event.name):
+        profile.calls.append(event)
+
+
+def _read_plane(plane: memoryview, profile: _Profile) -> None:
+    name, lines = "", []
+    names: dict[int, str] = {}
+    stats: dict[int, str] = {}
+    for number, value in read_fields(plane):
+        if number == _PLANE_NAME:
+            name = text_of(value)
+        elif number == _LINES:
+            lines.append(message_of(value))
+        elif number in (_EVENT_NAMES, _STAT_NAMES):
+            entry = dict(read_fields(message_of(value)))
+            metadata = dict(read_fields(message_of(entry.get(_VALUE))))
+            (names if number == _EVENT_NAMES else stats)[number_of(entry.get(_KEY))] = text_of(metadata.get(_NAME))
+    correlation = next((number for number, text in stats.items() if text == "correlation_id"), None)
+    for line in lines:
+        _read_line(line, name, names, correlation, profile)
+
+
+def _read_line(
+    line: memoryview, plane: str, names: Mapping[int, str], correlation: int | None, profile: _Profile
+) -> None:
+    fields = list(read_fields(line))
+    head = dict(fields)
+    title, thread, base_ns = text_of(head.get(_NAME)), number_of(head.get(_ID)), number_of(head.get(_LINE_NS))
+    for number, value in fields:
+        if number != _EVENTS:
+            continue
+        event: dict[int, int] = {}
+        found = ABSENT
+        for key, part in read_fields(message_of(value)):
+            if isinstance(part, int):
+                event[key] = part
+            elif key == _STATS and correlation is not None and found == ABSENT:
+                stat = dict(read_fields(part))
+                if stat.get(_ID) == correlation:
+                    found = number_of(stat.get(_UNSIGNED, stat.get(_SIGNED)), ABSENT)
+        start_ps = event.get(_OFFSET_PS, 0)
+        start_ns, end_ns = (base_ns + ps // _PS_PER_NS for ps in (start_ps, start_ps + event.get(_DURATION_PS, 0)))
+        name = names.get(event.get(_ID, 0), "")
+        _add(profile, plane, title, _Event(thread, name, start_ns, end_ns - start_ns, found))
+
+
+def _to_trace(path: str, profile: _Profile, what: str) -> Trace:
+    events = [(gpu, event) for gpu, members in sorted(profile.device.items()) for event in members]
+    if not events:
+        hint = "; ".join(profile.damage) or "perfscope reads what ran on its GPUs and TPUs"
+        raise NotATrace(path, f"is a profile of JAX ({what}) without anything that ran on a device", hint=hint)
+    events.sort(key=lambda pair: pair[1].start_ns)
+    calls = sorted(profile.calls, key=lambda call: call.start_ns)
+    first_ns = min(event.start_ns for event in (events[0][1], *calls[:1]))
+    names: dict[str, int] = {}
+    device = _columns([event for _, event in events], names, first_ns)
+    of_call = _columns(calls, names, first_ns)
+    absent = np.full(len(events), ABSENT, np.int64)
+    of_host = np.full(len(calls), ABSENT, np.int64)
+    return Trace(
+        path=path,
+        rank=None,
+        world_size=None,
+        host=profile.host,
+        backend="",
+        devices=(),
+        base_ns=first_ns,
+        names=tuple(names),
+        device=DeviceEvents(
+            name=device["name"].astype(np.int32),
+            work=np.array([_work(event.name) for _, event in events], np.int8),
+            start_ns=device["start_ns"],
+            duration_ns=device["duration_ns"],
+            device=np.array([gpu for gpu, _ in events], np.int64),
+            stream=device["line"],
+            correlation=device["correlation"],
+            external_id=absent,
+            bytes=absent,
+            collective=absent,
+            grid=absent,
+        ),
+        calls=_spans(of_call, of_host),
+        annotations=_spans(_columns([], names, 0), of_host[:0]),
+        operators=_spans(_columns([], names, 0), of_host[:0]),
+        exporter=f"JAX ({what})",
+        damage=tuple(profile.damage),
+    )
+
+
+def _columns(events: Sequence[_Event], names: dict[str, int], first_ns: int) -> dict[str, Int64]:
+    return {
+        "name": np.array([names.setdefault(event.name, len(names)) for event in events], np.int64),
+        "start_ns": np.array([event.start_ns - first_ns for event in events], np.int64),
+        "duration_ns": np.array([event.duration_ns for event in events], np.int64),
+        "line": np.array([event.line for event in events], np.int64),
+        "correlation": np.array([event.correlation for event in events], np.int64),
+    }
+
+
+def _spans(columns: Mapping[str, Int64], absent: Int64) -> HostSpans:
+    return HostSpans(
+        name=columns["name"].astype(np.int32),
+        start_ns=columns["start_ns"],
+        duration_ns=columns["duration_ns"],
+        process=np.zeros(len(absent), np.int64),
+        thread=columns["line"],
+        correlation=columns["correlation"],
+        external_id=absent,
+    )
+
+
+def _work(name: str) -> Work:
+    """What an event of a device does, by the name that XLA or the library gives it."""
+    if _COPY.search(name):
+        return classify_copy(name)
+    return Work.COMMUNICATION if _COMMUNICATION.search(name) else classify(name)
+
+
+def _correlation(written: int | str | None) -> int:
+    try:
+        return ABSENT if written is None else int(written)
+    except ValueError:
+        return ABSENT
+
+
+def _ns(microseconds: float) -> int:
+    whole = int(microseconds // 1)
+    return whole * NS_PER_US + round((microseconds - whole) * NS_PER_US)
