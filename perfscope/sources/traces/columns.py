@@ -18,12 +18,12 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import is_caller
+from perfscope.sources.traces.device_work import classify_work, is_work
 from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
-from perfscope.sources.traces.records import DEVICE_CATEGORIES, FILL, KERNEL, KIND, MTIA, AnyEvent, Args, HostArgs
+from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
-from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import (
     ABSENT,
     STEP_MARK,
@@ -33,8 +33,6 @@ from perfscope.tables.trace import (
     HostSpans,
     Int8,
     Int32,
-    Work,
-    distinct,
     joined,
     no_spans,
 )
@@ -46,7 +44,6 @@ _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _STREAM_WAIT = "Stream Wait Event"
-_MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
@@ -122,7 +119,7 @@ class Columns:
         name = names.astype(np.int32, copy=False)
         return DeviceEvents(
             name=name,
-            work=self._work(name, categories, collective),
+            work=classify_work(list(self.names), name, categories, collective),
             start_ns=start_ns,
             duration_ns=duration_ns,
             device=device,
@@ -223,8 +220,7 @@ class Columns:
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
         if category == MTIA:
             self.is_of_mtia = True
-            # Its queues also show when they record events and wait for them.
-            events = [event for event in events if not event.name.startswith(_MTIA_EVENT)]
+            events = [event for event in events if is_work(category, event.name)]
         events, start_ns, duration_ns = self._times(events)
         args = _arguments(events, Args())
         self._device.append(
@@ -325,18 +321,6 @@ class Columns:
         if number == len(self.collectives):
             self.collectives.append(collective)
         return number
-
-    def _work(self, name: Int32, category: Int64, collective: Int64) -> Int8:
-        texts = list(self.names)
-        of_kernel, of_copy = np.zeros(len(texts), np.int8), np.zeros(len(texts), np.int8)
-        for number in distinct(name):
-            of_kernel[number], of_copy[number] = classify(texts[number]), classify_copy(texts[number])
-        work: Int8 = np.where(category == KERNEL, of_kernel[name], of_copy[name])
-        work[category == FILL] = Work.COPY
-        is_dma = np.array([text == _MTIA_COPY for text in texts], np.bool_)[name]
-        work[category == MTIA] = np.where(is_dma, Work.COPY, of_kernel[name])[category == MTIA]
-        work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
-        return work
 
 
 def _by_meaning(by_category: dict[str, list[AnyEvent]]) -> Iterator[tuple[str, list[AnyEvent]]]:
