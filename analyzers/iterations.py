@@ -382,5 +382,5 @@ def _data(parts: Parts | None) -> Json:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    hidden = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {hidden} more" if hidden > 0 else "")

@@ -110,7 +110,7 @@ def _count_convolution(product: Product) -> int | None:
     if len(image) != len(weight) or len(image) < _STACK:
         return None
     is_transposed = places.transposed is not None and product.values[places.transposed] == "True"
-    stride, padding, dilation = (_sizes(product.values[place], len(image) - 2) for place in places[:3])
+    stride, padding, dilation = (_sizes(product.values[index], len(image) - 2) for index in places[:3])
     if is_transposed:
         return 2 * image[0] * prod(image[2:]) * prod(weight)
     if stride is None or padding is None or dilation is None:
@@ -130,9 +130,9 @@ def _count_convolution_backward(product: Product) -> int | None:
     gradient, image, weight = product.shapes[:3]
     if not len(gradient) == len(image) == len(weight) or len(image) < _STACK:
         return None
-    wanted = [word == "True" for word in re.findall(r"True|False", product.values[mask])]
+    gradients_asked = [word == "True" for word in re.findall(r"True|False", product.values[mask])]
     spatial = image[2:] if product.values[transposed] == "True" else gradient[2:]
-    gradients: int = sum(wanted[:2])
+    gradients: int = sum(gradients_asked[:2])
     return 2 * image[0] * prod(spatial) * prod(weight) * gradients
 
 
@@ -189,7 +189,7 @@ def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, 
     if layout.longest is None or len(product.values) <= max(layout.longest):
         return None
     sequences = product.shapes[layout.bounds[0]][0] - 1
-    longest = [_NUMBER.fullmatch(product.values[place]) for place in layout.longest]
+    longest = [_NUMBER.fullmatch(product.values[index]) for index in layout.longest]
     lengths = [int(match[0]) for match in longest if match]
     tokens = [prod(operand[:-2]) for operand in (query, key)]
     if len(lengths) < _MATRIX or [sequences * length for length in lengths] != tokens:

@@ -201,18 +201,18 @@ def _read_line(
         if number != _EVENTS:
             continue
         event: dict[int, int] = {}
-        found = ABSENT
+        identity = ABSENT
         for key, part in read_fields(message_of(value)):
             if isinstance(part, int):
                 event[key] = part
-            elif key == _STATS and correlation is not None and found == ABSENT:
+            elif key == _STATS and correlation is not None and identity == ABSENT:
                 stat = dict(read_fields(part))
                 if stat.get(_ID) == correlation:
-                    found = number_of(stat.get(_UNSIGNED, stat.get(_SIGNED)), ABSENT)
+                    identity = number_of(stat.get(_UNSIGNED, stat.get(_SIGNED)), ABSENT)
         start_ps = event.get(_OFFSET_PS, 0)
         start_ns, end_ns = (base_ns + ps // _PS_PER_NS for ps in (start_ps, start_ps + event.get(_DURATION_PS, 0)))
         name = names.get(event.get(_ID, 0), "")
-        _add(profile, plane, title, _Event(thread, name, start_ns, end_ns - start_ns, found))
+        _add(profile, plane, title, _Event(thread, name, start_ns, end_ns - start_ns, identity))
 
 
 def _to_trace(path: str, profile: _Profile, what: str) -> Trace:

@@ -20,24 +20,24 @@ def read_fields(message: memoryview) -> Iterator[tuple[int, Value]]:
         IndexError: The message is cut off.
         ValueError: It is no message.
     """
-    place, end = 0, len(message)
-    while place < end:
-        tag, place = _read_number(message, place)
+    position, end = 0, len(message)
+    while position < end:
+        tag, position = _read_number(message, position)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
-            value, place = _read_number(message, place)
+            value, position = _read_number(message, position)
             yield number, value
             continue
         length = _FIXED.get(kind)
         if kind == _BYTES:
-            length, place = _read_number(message, place)
+            length, position = _read_number(message, position)
         if length is None or not number:
             raise ValueError(tag)
-        if place + length > end:
-            raise IndexError(place)
+        if position + length > end:
+            raise IndexError(position)
         if kind == _BYTES:
-            yield number, message[place : place + length]
-        place += length
+            yield number, message[position : position + length]
+        position += length
 
 
 def text_of(value: Value | None) -> str:
@@ -61,14 +61,14 @@ def number_of(value: Value | None, default: int = 0) -> int:
     return value - (1 << _WIDTH) if value >= _SIGN else value
 
 
-def _read_number(message: memoryview, place: int) -> tuple[int, int]:
+def _read_number(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = message[place]
-        place += 1
+        byte = message[position]
+        position += 1
         value |= (byte & ~_LAST) << shift
         if byte < _LAST:
-            return value, place
+            return value, position
         shift += _BITS
         if shift >= _WIDTH:
             raise ValueError(shift)
