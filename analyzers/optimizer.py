@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Column, Json, Section
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
 FUSED, FOREACH, LOOP = "fused", "foreach", "loop"
@@ -38,6 +40,7 @@ class OptimizerStep:
         steps: How many steps are marked.
         kernels: How many kernels it launched.
         duration: Their time, in nanoseconds.
+        idle: How long the device stood still between the first and the last of them in each step.
         way: FUSED, FOREACH or LOOP.
     """
 
@@ -47,6 +50,7 @@ class OptimizerStep:
     steps: int
     kernels: int
     duration: int
+    idle: int
     way: str
 
     def data(self) -> dict[str, Json]:
@@ -58,6 +62,7 @@ class OptimizerStep:
             "steps": self.steps,
             "kernels": self.kernels / self.steps,
             "device_us": self.duration / self.steps / NS_PER_US,
+            "idle_us": self.idle / self.steps / NS_PER_US,
             "way": self.way,
         }
 
@@ -76,6 +81,7 @@ class OptimizerTime:
         """A row a rank."""
         columns = (
             Column("Rank"), Column("Optimizer"), Column("Way"), Column("Kernels"), Column("Device (ms)", 3),
+            Column("Gaps (ms)", 3),
         )  # fmt: skip
         rows = tuple(
             (
@@ -84,6 +90,7 @@ class OptimizerTime:
                 rank.way,
                 rank.kernels / rank.steps,
                 rank.duration / rank.steps / NS_PER_MS,
+                rank.idle / rank.steps / NS_PER_MS,
             )
             for rank in self.ranks
         )
@@ -108,8 +115,19 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
             duration = trace.device.duration_ns[rows]
             names = trace.device.name[rows]
             way = _way(trace, names, duration)
-            found.append(OptimizerStep(trace.rank, device, name, len(trace.steps), len(rows), int(duration.sum()), way))
+            sums = len(rows), int(duration.sum()), _idle(trace, rows)
+            found.append(OptimizerStep(trace.rank, device, name, len(trace.steps), *sums, way))
     return tuple(found) or None
+
+
+def _idle(trace: Trace, rows: Int64) -> int:
+    """How long none of the optimizer's kernels ran between the first and the last one of each step."""
+    idle = 0
+    for step in distinct(trace.step[rows]):
+        members = rows[trace.step[rows] == step]
+        start, end = trace.device.start_ns[members], trace.device.end_ns[members]
+        idle += int(end.max()) - int(start.min()) - union(start, end).measure
+    return idle
 
 
 def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:

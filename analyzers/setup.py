@@ -7,19 +7,32 @@ from dataclasses import asdict, dataclass
 
 from perfscope.errors import MissingInput
 from perfscope.report import Json, Section
+from perfscope.tables.model import Model
 from perfscope.tables.run import Run
 from perfscope.wire.setup import LoaderRecord, OptimizerRecord, SetupRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The set-up of every rank that recorded one."""
+    """The set-up of every rank that recorded one, and its model."""
 
     ranks: Mapping[int, SetupRecord]
+    models: Mapping[int, Model]
 
     def data(self) -> Json:
         """The value of ``results.setup``."""
-        return {"ranks": [{"rank": rank, **asdict(record)} for rank, record in sorted(self.ranks.items())]}
+        return {
+            "ranks": [
+                {"rank": rank, **asdict(record), **self._model(rank)} for rank, record in sorted(self.ranks.items())
+            ]
+        }
+
+    def _model(self, rank: int) -> dict[str, Json]:
+        model = self.models.get(rank)
+        return {
+            "zero_stage": model.zero_stage if model else None,
+            "checkpointing": model.checkpointing if model else None,
+        }
 
     def sections(self) -> tuple[Section, ...]:
         """One line for each thing that was seen; ranks that differ are in JSON."""
@@ -55,4 +68,4 @@ def analyze(run: Run) -> Setup:
     """
     if not run.setups:
         raise MissingInput("the run did not record how training is set up")
-    return Setup(run.setups)
+    return Setup(run.setups, {model.rank: model for model in run.models})

@@ -91,7 +91,7 @@ def find_unpinned_copies(training: Training) -> Cause | None:
     if not blocked:
         return None
     row = max(blocked, key=lambda row: facts.amount(f"{row}/pageable/regained_us"))
-    rank = next((rank for rank in training.ranks if rank.rank == facts.rank(row)), training.ranks[0])
+    copied_us = training.exposed_copies_us(_PAGEABLE)
     regained_us = facts.amount(f"{row}/pageable/regained_us")
     size = facts.amount(f"{row}/pageable/bytes")
     evidence = Evidence(
@@ -106,10 +106,9 @@ def find_unpinned_copies(training: Training) -> Cause | None:
             TORCH: "`DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.",
         },
     )
-    return Cause(
-        max(regained_us, rank.copy), (rank.copy, regained_us), (facts.rank(row),), (evidence,), advice,
-        basis=Basis.BOUND,
-    )  # fmt: skip
+    interval = min(copied_us, regained_us), regained_us + copied_us
+    cost_us = max(regained_us, copied_us)
+    return Cause(cost_us, interval, (facts.rank(row),), (evidence,), advice, basis=Basis.BOUND)
 
 
 def find_padding(training: Training) -> Cause | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
-from perfscope.analyzers.findings.options import LIGHTNING, MEGATRON, TORCH, TRAINER, option
+from perfscope.analyzers.findings.memory import free_memory
+from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import RankStep, Training
 from perfscope.constants import US_PER_MS
 from perfscope.report import percent
@@ -28,7 +29,7 @@ def find_synchronisations(training: Training) -> Cause | None:
     row = max(rows, key=lambda row: facts.amount(f"{row}/synchronisation/regained_us"), default=None)
     if row is None:
         return None
-    cost_us = facts.amount(f"{row}/synchronisation/regained_us") + _copied_us(training)
+    cost_us = facts.amount(f"{row}/synchronisation/regained_us") + training.exposed_copies_us(_TO_HOST)
     callers = [
         other
         for other in facts.rows(f"{row}/callers")
@@ -49,7 +50,14 @@ def find_synchronisations(training: Training) -> Cause | None:
         )
     lines = "" if facts.text(f"{callers[0]}/function") else " `perfscope profile --stack` names the line."
     operator = facts.text(f"{callers[0]}/operator")
-    if "nonzero" in operator or "masked" in operator or "unique" in operator:
+    if not operator:
+        loop = {
+            MEGATRON: ", and try `--timing-log-level 0` with `--no-barrier-with-level-1-timing`",
+            DEEPSPEED: ', and try `"wall_clock_breakdown": false`',
+            TORCH: "",
+        }
+        advice = f"Remove `torch.cuda.synchronize()` and timers from the loop{option(training, loop)}.{lines}"
+    elif "nonzero" in operator or "masked" in operator or "unique" in operator:
         advice = (
             f"Replace selection by a mask with `torch.where` or a product, whose shape does not depend on data.{lines}"
         )
@@ -69,16 +77,6 @@ def find_synchronisations(training: Training) -> Cause | None:
         )
     ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
     return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
-
-
-def _copied_us(training: Training) -> float:
-    """The exposed part of a step's copies into memory of the host that is not pinned, for which the host waits."""
-    facts = training.facts
-    rows = facts.rows("/kernels/names")
-    copies = [row for row in rows if facts.text(f"{row}/work") == "copy"]
-    to_host_us = sum(facts.amount(f"{row}/total_us") for row in copies if _TO_HOST in facts.text(f"{row}/name"))
-    whole_us = sum(facts.amount(f"{row}/total_us") for row in copies)
-    return max((rank.copy for rank in training.ranks), default=0.0) * to_host_us / whole_us if whole_us else 0.0
 
 
 def _also(training: Training, rows: str, name: str, cost_us: float) -> tuple[int, ...]:
@@ -166,26 +164,18 @@ def _mean_kernel_us(training: Training) -> float | None:
     return sum(facts.amount(f"{row}/total_us") for row in rows) / calls if calls else None
 
 
-def _free_memory(training: Training) -> float | None:
-    """The share of the device's memory that tensors never used; None where unknown."""
-    facts = training.facts
-    peak = max((facts.amount(f"{row}/memory_peak_bytes") for row in facts.rows("/steps/ranks")), default=0.0)
-    total = max((facts.amount(f"{row}/memory_total_bytes") for row in facts.rows("/gpus")), default=0.0)
-    return 1 - peak / total if peak and total else None
-
-
 def find_small_batch(training: Training) -> Cause | None:
     """Kernels are shorter than their launches, and most of the memory is free: the batch could be larger."""
     rank = max(training.ranks, key=_launch_us, default=None)
-    kernel_us, free = _mean_kernel_us(training), _free_memory(training)
-    if rank is None or not training.has_device or kernel_us is None or free is None:
+    kernel_us, memory = _mean_kernel_us(training), free_memory(training)
+    if rank is None or not training.has_device or kernel_us is None or memory is None:
         return None
-    if kernel_us >= _SHORTEST_KERNEL_US or free < _MOST_MEMORY:
+    if kernel_us >= _SHORTEST_KERNEL_US or memory.free < _MOST_MEMORY:
         return None
     cost_us = _launch_us(rank)
     evidence = (
         Evidence(f"A kernel takes {kernel_us:.1f} us on average, less than its launch.", ("/kernels/names",)),
-        Evidence(f"{percent(free):.0f} % of the GPU's memory is never used by tensors.", ("/steps/ranks", "/gpus")),
+        Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
     )
     advice = "Try a larger micro-batch, " + option(
         training,

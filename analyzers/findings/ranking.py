@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from perfscope.analyzers.findings.finding import Account, Basis, Cause, Finding, Rule
+from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Finding, Rule
 from perfscope.analyzers.findings.training import Training
 
 #: A finding that regains a smaller share of a step is not worth a line.
@@ -28,19 +29,26 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         cause = rule.find(training)
         if cause is None:
             continue
-        cause = _replayed(training, cause)
-        first = left.get(rule.accounts[0])
-        cost_us = cause.cost_us if first is None or cause.is_of_all_steps else min(cause.cost_us, first)
+        cause = _judged(training, rule, _replayed(training, cause))
+        limit = math.inf if cause.is_of_all_steps else left.get(rule.accounts[0], math.inf)
+        cost_us = min(cause.cost_us, limit)
         if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
         for account in rule.accounts:
             if account in left:
                 left[account] = max(left[account] - cost_us, 0.0)
         low, high = cause.interval_us
-        cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, cost_us), cost_us)))
+        cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, limit), cost_us)))
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
         findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))
     return tuple(sorted(findings, key=lambda finding: (-finding.cost_us, finding.id)))
+
+
+def _judged(training: Training, rule: Rule, cause: Cause) -> Cause:
+    """The cause with less confidence where the profiler may have slowed the host that it blames."""
+    if rule.accounts[0] is not Account.HOST or cause.is_of_all_steps or training.is_undisturbed:
+        return cause
+    return replace(cause, confidence=Confidence.LOW, interval_us=(0.0, cause.interval_us[1]))
 
 
 def _balances(training: Training) -> dict[Account, float]:
@@ -48,8 +56,15 @@ def _balances(training: Training) -> dict[Account, float]:
     ranks = training.ranks
     if not ranks:
         return {}
+    host_us = max(rank.waits_for_host + rank.copy for rank in ranks)
+    if training.pipeline:
+        # Hosts of stages wait for what other stages send: only what the bubble's measurement leaves is theirs.
+        facts, source = training.facts, training.pipeline
+        names = ("host_fraction_of_total", "transfer_and_host_fraction_of_total")
+        gaps = max(facts.amount(f"{source}/{name}") for name in names)
+        host_us = min(host_us, gaps * facts.amount(f"{source}/section_us"))
     return {
-        Account.HOST: max(rank.waits_for_host + rank.copy for rank in ranks),
+        Account.HOST: host_us,
         Account.COMMUNICATION: max(rank.communication for rank in ranks),
         Account.COMPUTE: max(rank.compute for rank in ranks),
     }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.findings import batches, beside, host
+from perfscope.analyzers.findings import batches, beside, devices, exchange, host, kernels, laggards, stages
 from perfscope.analyzers.findings.finding import Rule
 
-_FAMILIES = (batches, beside, host)
+_FAMILIES = (batches, beside, laggards, stages, kernels, host, exchange, devices)
 
 
 def all_rules() -> tuple[Rule, ...]:

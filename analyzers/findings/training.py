@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,6 +95,41 @@ class Training:
         """The rank whose device waits longest for its host."""
         return max(self.ranks, key=lambda rank: rank.waits_for_host, default=None)
 
+    @cached_property
+    def is_undisturbed(self) -> bool:
+        """Whether the profiled steps are known not to be slowed, or to be corrected for it."""
+        return self.facts.number("/steps/median_s") is not None or self.facts.text("/breakdown/window") == "light"
+
+    @cached_property
+    def pipeline(self) -> str:
+        """Where a pipeline was measured, by the hooks in every step or in the profiled ones; empty without one."""
+        for name in ("/pipeline_steps", "/pipeline_bubble"):
+            if self.facts.number(f"{name}/section_us"):
+                return name
+        return ""
+
+    @cached_property
+    def window_steps(self) -> float:
+        """How many steps' work one rank's windows hold, the steps that are not marked included."""
+        rows = self.facts.rows("/breakdown/ranks")
+        counts = [
+            max(len(self.facts.rows(f"{row}/steps")), 1) + self.facts.amount(f"{row}/outside/steps") for row in rows
+        ]
+        return sum(counts) / len(counts) if counts else 1.0
+
+    def kernel_us(self, rows: Sequence[str]) -> float:
+        """Time of some kernels in a step of one rank."""
+        devices = max(len(self.facts.rows("/breakdown/ranks")), 1)
+        return sum(self.facts.amount(f"{row}/total_us") for row in rows) / self.window_steps / devices
+
+    def exposed_copies_us(self, text: str) -> float:
+        """The exposed part of a step's copies with a text in their names."""
+        facts = self.facts
+        rows = [row for row in facts.rows("/kernels/names") if facts.text(f"{row}/work") == "copy"]
+        whole_us = sum(facts.amount(f"{row}/total_us") for row in rows)
+        such_us = sum(facts.amount(f"{row}/total_us") for row in rows if text in facts.text(f"{row}/name"))
+        return max((rank.copy for rank in self.ranks), default=0.0) * such_us / whole_us if whole_us else 0.0
+
     @property
     def _profiled_rows(self) -> list[str]:
         return self.facts.rows("/breakdown/ranks") or self.facts.rows("/host/ranks")
@@ -113,16 +148,16 @@ class Training:
         )
         idle_pointer = self._idle_pointer(pointer)
         host = self._late_host(pointer, idle_pointer, count)
-        spare = (self.median_us or 0.0) - compute - communication - copy
-        measured = sum(host.values())
-        # The profiler slows the host: a step that nobody profiled has no more time left for it than this.
+        spare = (self.median_us or 0.0) - compute - copy
+        measured = sum(host.values()) + communication
+        # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.
         scale = min(max(spare, 0.0) / measured, 1.0) if measured and facts.number("/steps/median_s") else 1.0
         return RankStep(
             rank=facts.rank(pointer),
             pointer=times,
             idle_pointer=idle_pointer,
             compute=compute,
-            communication=communication,
+            communication=communication * scale,
             copy=copy,
             host={cause: us * scale for cause, us in host.items()},
             steps=count,

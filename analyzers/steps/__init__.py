@@ -62,6 +62,7 @@ def analyze(run: Run) -> StepTimes:
         effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),
+        micro_batches=max((rank.micro_batches for rank in ranks if rank.micro_batches is not None), default=None),
     )
 
 
@@ -81,6 +82,7 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         data_wait_s=in_unit(median(steps.data_wait_ns[steady]), NS_PER_S),
         means=measure_means(steps, steady),
         memory_peak_bytes=maximum(steps.memory_peak_bytes),
+        micro_batches=_median_work(steps.micro_batches, steady),
         samples=_median_work(steps.samples, steady),
         tokens=_median_work(steps.tokens, steady),
         global_samples=_median_work(steps.global_samples, steady),

@@ -26,6 +26,7 @@ class RankSteps:
         data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was detected.
         means: What the steps lose beside their work.
         memory_peak_bytes: Peak device memory of tensors; absent without a device.
+        micro_batches: Forward passes of a median steady-state step; absent where unknown.
         samples: Samples of a median steady-state step on this rank; absent where unknown.
         tokens: Tokens of it; absent where unknown.
         global_samples: Samples over all ranks as the framework states them; absent where it does not.
@@ -43,6 +44,7 @@ class RankSteps:
     data_wait_s: float | None
     means: StepMeans
     memory_peak_bytes: int | None
+    micro_batches: float | None
     samples: float | None
     tokens: float | None
     global_samples: float | None
@@ -81,6 +83,7 @@ class StepTimes:
         effect: The steps before the first window and behind it; absent without a window.
         unreached_windows: Which windows training ended too early for, in words.
         notes: What a reader must know.
+        micro_batches: Forward passes of a median step on a rank; absent where unknown.
     """
 
     source: str
@@ -97,6 +100,7 @@ class StepTimes:
     effect: WindowEffect | None
     unreached_windows: tuple[str, ...]
     notes: tuple[str, ...]
+    micro_batches: float | None = None
 
     def data(self) -> Json:
         """The value of ``results.steps``."""
@@ -111,6 +115,7 @@ class StepTimes:
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "undisturbed_ns": list(self.undisturbed_ns),
+            "micro_batches": self.micro_batches,
             "window_effect": None if self.effect is None else self.effect.data(),
             "unreached_windows": list(self.unreached_windows),
             "ranks": [rank.data() for rank in self.ranks],

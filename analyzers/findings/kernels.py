@@ -1,0 +1,163 @@
+"""Findings about what the device computes: its type, attention, recomputation, and the optimizer."""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.analyzers.findings.facts import Evidence
+from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.memory import free_memory
+from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
+from perfscope.analyzers.findings.training import Training
+from perfscope.constants import US_PER_MS
+from perfscope.report import percent
+from perfscope.tables.kernel_precision import product_precision
+
+#: A softmax that is no part of a cross entropy, as torch's kernels state it: the fifth argument of their templates.
+_SOFTMAX = re.compile(
+    r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
+    r"scaled_\w*masked_softmax"
+)
+_ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
+_MASK = re.compile(r"masked_fill")
+#: Besides its softmax and mask, attention that writes its matrix scales, copies and multiplies it.
+_WHOLE_ATTENTION = 4.0
+#: At least this share of the time of fp32 products goes on GPUs whose tensor cores are 7 to 15 times faster.
+_SLOW_PRODUCTS = 0.75
+_FASTEST_PRODUCTS = 0.9
+_TENSOR_CORES = re.compile(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+|RTX)\b")
+#: What one pass over parameters, gradients and states saves of an optimizer that makes a pass an operation.
+_PASSES = 0.55
+_FREE = 0.5
+#: Selective recomputation repeats attention alone.
+_SELECTED = 0.25
+_LEAST_RECOMPUTED, _MOST_RECOMPUTED = 1 / 8, 1 / 4
+
+
+def find_fp32_products(training: Training) -> Cause | None:
+    """Matrix products in fp32 without tensor cores, by the names of their kernels."""
+    facts = training.facts
+    gpu = facts.text("/gpus/0/name") or facts.text("/mfu/device")
+    if gpu and not _TENSOR_CORES.search(gpu):
+        return None
+    names = {row: facts.text(f"{row}/name") for row in _computing(training)}
+    # What a fused attention in fp32 multiplies with, its name does not say.
+    rows = [row for row, name in names.items() if product_precision(name) == "fp32" and not _ATTENTION.search(name)]
+    product_us = training.kernel_us(rows)
+    if not product_us:
+        return None
+    evidence = Evidence(
+        f"A step multiplies in fp32 for {product_us / US_PER_MS:.2f} ms, without tensor cores.",
+        tuple(f"{row}/total_us" for row in rows[:3]),
+    )
+    advice = "Try " + option(
+        training,
+        {
+            TRAINER: "`bf16=True`, or `tf32=True`, of TrainingArguments.",
+            LIGHTNING: '`precision="bf16-mixed"` of the Trainer, or `torch.set_float32_matmul_precision("high")`.',
+            DEEPSPEED: '`"bf16": {"enabled": true}`.',
+            MEGATRON: "`--bf16`.",
+            TORCH: '`torch.autocast("cuda", torch.bfloat16)`, or `torch.set_float32_matmul_precision("high")` (TF32).',
+        },
+    )
+    interval = _SLOW_PRODUCTS * product_us, _FASTEST_PRODUCTS * product_us
+    return Cause(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
+
+
+def _computing(training: Training) -> list[str]:
+    """The kernels that compute."""
+    facts = training.facts
+    return [row for row in facts.rows("/kernels/names") if facts.text(f"{row}/work") == "compute"]
+
+
+def find_eager_attention(training: Training) -> Cause | None:
+    """Attention writes its matrix: a softmax that is no part of the loss runs as a kernel of its own."""
+    facts = training.facts
+    rows = [row for row in _computing(training) if _SOFTMAX.search(facts.text(f"{row}/name"))]
+    softmax_us = training.kernel_us(rows)
+    if not softmax_us:
+        return None
+    masks = [row for row in _computing(training) if _MASK.search(facts.text(f"{row}/name"))]
+    least_us = softmax_us + training.kernel_us(masks)
+    most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
+    evidence = Evidence(
+        f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
+        tuple(f"{row}/name" for row in (*rows[:2], *masks[:1])),
+    )
+    advice = "Try " + option(
+        training,
+        {
+            TRAINER: '`attn_implementation="sdpa"` or `"flash_attention_2"` in `from_pretrained`.',
+            MEGATRON: "`--attention-backend flash` or `--use-flash-attn`.",
+            TORCH: "`torch.nn.functional.scaled_dot_product_attention`, with `is_causal=True` in place of a mask.",
+        },
+    )
+    return Cause(
+        (least_us + most_us) / 2, (least_us, most_us), (), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND
+    )  # fmt: skip
+
+
+def find_recomputation(training: Training) -> Cause | None:
+    """Activations are recomputed although most of the memory is free."""
+    facts = training.facts
+    recomputed = {"full", "selective"}
+    pointers = ["/mfu/checkpointing", *(f"{row}/checkpointing" for row in facts.rows("/setup/ranks")[:1])]
+    pointers += [f"{row}/recomputed" for row in facts.rows("/operations/ranks")[:1]]
+    pointer = next((pointer for pointer in pointers if facts.text(pointer) in recomputed), None)
+    memory = free_memory(training)
+    if pointer is None or memory is None or memory.free < _FREE:
+        return None
+    compute_us = max((rank.compute for rank in training.ranks), default=0.0)
+    part = 1.0 if facts.text(pointer) == "full" else _SELECTED
+    low, high = part * _LEAST_RECOMPUTED * compute_us, part * _MOST_RECOMPUTED * compute_us
+    evidence = (
+        Evidence(f"Activations are recomputed ({facts.text(pointer)}).", (pointer,)),
+        Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
+    )
+    advice = "Recompute fewer layers, as far as memory allows: " + option(
+        training,
+        {
+            TRAINER: "`gradient_checkpointing=False` of TrainingArguments.",
+            MEGATRON: "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`.",
+            TORCH: "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
+        },
+    )
+    return Cause((low + high) / 2, (low, high), (), evidence, advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_unfused_optimizer(training: Training) -> Cause | None:
+    """The optimizer launches a kernel for every operation, or even for every parameter and operation."""
+    facts = training.facts
+    rows = [row for row in facts.rows("/optimizer/ranks") if facts.text(f"{row}/way") in {"foreach", "loop"}]
+    if not rows:
+        return None
+    row = max(rows, key=lambda row: facts.amount(f"{row}/device_us"))
+    device_us, idle_us = facts.amount(f"{row}/device_us"), facts.amount(f"{row}/idle_us")
+    kernels = facts.amount(f"{row}/kernels")
+    rank = next((rank for rank in training.ranks if rank.rank == facts.rank(row)), None)
+    # The profiler slows the host, so that gaps are longer than they would be.
+    idle_us = min(idle_us, rank.waits_for_host) if rank is not None else 0.0
+    low = _PASSES * device_us
+    name = facts.text(f"{row}/name")
+    evidence = Evidence(
+        f"{name} launches {kernels:.0f} kernels a step ({facts.text(f'{row}/way')}), which take "
+        f"{device_us / US_PER_MS:.2f} ms, with gaps of {idle_us / US_PER_MS:.2f} ms.",
+        (f"{row}/way", f"{row}/kernels", f"{row}/device_us", f"{row}/idle_us"),
+    )
+    advice = "Try " + option(
+        training,
+        {
+            TRAINER: '`optim="adamw_torch_fused"` of TrainingArguments.',
+            DEEPSPEED: '`"torch_adam": false` in the optimizer\'s `params`, which takes FusedAdam.',
+            TORCH: f"`torch.optim.{name}(..., fused=True)`.",
+        },
+    )
+    return Cause(low + idle_us, (low, low + idle_us), (), (evidence,), advice, basis=Basis.BOUND)
+
+
+RULES: Rules = (
+    Rule("unfused_optimizer", "Unfused optimizer", (Account.COMPUTE, Account.HOST), find_unfused_optimizer),
+    Rule("fp32_products", "Products in fp32", (Account.COMPUTE,), find_fp32_products),
+    Rule("eager_attention", "Eager attention", (Account.COMPUTE,), find_eager_attention),
+    Rule("recomputation", "Recomputation that memory does not need", (Account.COMPUTE,), find_recomputation),
+)

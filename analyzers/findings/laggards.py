@@ -1,0 +1,143 @@
+"""Findings about a rank that makes the others wait, by why it comes last: its host, its device, or its work."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from perfscope.analyzers.findings.facts import Evidence
+from perfscope.analyzers.findings.finding import Account, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.options import MEGATRON, TORCH, option
+from perfscope.analyzers.findings.training import Training
+from perfscope.constants import US_PER_MS
+
+HOST, DEVICE, WORK, OTHER = "host", "device", "work", "network"
+_HOST_PARTS = ("host", "not_shown", "synchronisation", "data_loading", "copy")
+#: A difference of pace or work that is smaller explains nothing.
+_NOTICEABLE = 0.02
+#: On processors a rank is last where it was in every step, by most of the mean difference.
+_EVERY_STEP = 0.5
+_LEAST_SHARE = 0.1
+#: What the others wait is explained where the rank did that much of it longer.
+_EXPLAINED = 0.3
+_LEAST_UNEXPLAINED = 0.05
+#: A rank whose device computes for less of a step waits for its own host.
+_BUSY = 0.5
+
+
+def find_straggler(training: Training, kind: str) -> Cause | None:
+    """The rank that the others wait for, where this is why."""
+    found = _on_devices(training) if training.has_device else _on_hosts(training)
+    return found[1] if found is not None and found[0] == kind else None
+
+
+def _on_devices(training: Training) -> tuple[str, Cause] | None:
+    facts = training.facts
+    straggler = facts.number("/stragglers/straggler")
+    if straggler is None:
+        return None
+    row = next(row for row in facts.rows("/stragglers/ranks") if facts.number(f"{row}/rank") == straggler)
+    steps = max(len(facts.rows("/stragglers/compared/steps")), 1)
+    cost_us = (facts.amount(f"{row}/caused_wait_us") - facts.amount(f"{row}/wait_us")) / steps
+    excess = _excess_of(training, straggler)
+    parts = {part: facts.amount(f"{excess}/{part}") for part in (*_HOST_PARTS, "compute")} if excess else {}
+    largest = max(parts, key=lambda part: parts[part], default="")
+    kind = OTHER
+    if largest == "compute" and parts[largest] > 0:
+        pace, work = facts.number(f"{row}/relative_compute"), facts.number(f"{row}/relative_work")
+        is_more = work is not None and work - 1 > max(_NOTICEABLE, 1 - (pace or 1.0))
+        kind = WORK if is_more or pace is None or pace > 1 - _NOTICEABLE else DEVICE
+    elif largest and parts[largest] > 0:
+        kind = HOST
+    rest = [rank for rank in training.ranks if rank.rank != straggler]
+    exposed_us = min(cost_us, max((rank.communication for rank in rest), default=cost_us))
+    if kind != OTHER and parts[largest] / steps < _EXPLAINED * exposed_us:
+        kind = OTHER
+    if kind == OTHER and exposed_us < _LEAST_UNEXPLAINED * (training.step_us or 0.0):
+        return None
+    if largest == "host" and min((rank.compute for rank in rest), default=0.0) < _BUSY * (training.step_us or 0.0):
+        return None  # all hosts launch too slowly, and one of them is always the last
+    detail = f", in which it {_describe(largest)} longer than they do" if kind != OTHER else ""
+    evidence = Evidence(
+        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler:.0f}{detail}.",
+        (f"{row}/caused_wait_us", *((f"{excess}/{largest}",) if excess and largest else ())),
+    )
+    low = min(cost_us, max(parts.values(), default=cost_us) / steps) if parts else 0.0
+    return kind, Cause(
+        cost_us, (max(low, 0.0), cost_us), (int(straggler),), (evidence,), _advice(training, kind),
+        Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario="no-stragglers",
+    )  # fmt: skip
+
+
+def _excess_of(training: Training, straggler: float) -> str:
+    """Where it stands what the straggler did longer than the others; empty where nothing does."""
+    facts = training.facts
+    for group in facts.rows("/stragglers/groups"):
+        for row in facts.rows(f"{group}/ranks"):
+            if facts.number(f"{row}/rank") == straggler and facts.value(f"{row}/excess_us") is not None:
+                return f"{row}/excess_us"
+    return ""
+
+
+def _describe(part: str) -> str:
+    return {
+        "compute": "computes",
+        "not_shown": "does what the trace does not show (a sleep, Python)",
+        "data_loading": "loads data",
+        "synchronisation": "waits in synchronisations",
+        "copy": "copies",
+    }.get(part, "launches late")
+
+
+def _advice(training: Training, kind: str) -> str:
+    if kind == HOST:
+        return "Look at what this rank's process does besides (logging, evaluation, saves), its cores and their load."
+    if kind == DEVICE:
+        return "Look at this GPU's clock and temperature in the sections on GPUs; try another one in its place."
+    if kind == WORK:
+        return "Give all ranks equal work: " + option(
+            training,
+            {
+                MEGATRON: "samples of equal length, or `--use-packed-sequences`.",
+                TORCH: "a sampler that balances lengths over ranks, and equal batches.",
+            },
+        )
+    return "The trace does not show why; compare its links with `nvidia-smi topo -m` and `nccl-tests`."
+
+
+def _on_hosts(training: Training) -> tuple[str, Cause] | None:
+    """The rank that waits least for communication, where that was so in every profiled step."""
+    facts = training.facts
+    waits = {
+        rank.rank: [facts.amount(f"{row}/exposed_communication_us") for row in facts.rows(f"{rank.pointer}/steps")]
+        for rank in training.ranks
+    }
+    counts = {len(steps) for steps in waits.values()}
+    if len(waits) < 2 or counts == {0} or len(counts) > 1:  # noqa: PLR2004 - one rank waits for nobody
+        return None
+    last = min(waits, key=lambda rank: sum(waits[rank]))
+    others = [steps for rank, steps in waits.items() if rank != last]
+    lates = [sum(column) / len(others) - own for own, *column in zip(waits[last], *others, strict=True)]
+    cost_us, least = sum(lates) / len(lates), min(lates)
+    if cost_us < _LEAST_SHARE * (training.step_us or 0.0) or least < _EVERY_STEP * cost_us:
+        return None
+    own = next(rank for rank in training.ranks if rank.rank == last)
+    rest = [rank for rank in training.ranks if rank.rank != last]
+    more_compute = own.compute - sum(rank.compute for rank in rest) / len(rest)
+    more_host = own.waits_for_host - sum(rank.waits_for_host for rank in rest) / len(rest)
+    kind = WORK if more_compute > more_host else HOST
+    part = "computes" if kind == WORK else "runs no operator"
+    evidence = Evidence(
+        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {last}, which {part} "
+        f"{max(more_compute, more_host) / US_PER_MS:.2f} ms longer.",
+        (f"{own.pointer}/compute_us", f"{own.pointer}/other_us", f"{own.pointer}/exposed_communication_us"),
+    )
+    return kind, Cause(cost_us, (least, max(lates)), (last,), (evidence,), _advice(training, kind), Confidence.MEDIUM)
+
+
+_ACCOUNTS = Account.COMMUNICATION, Account.HOST
+RULES: Rules = (
+    Rule("straggler_host", "A rank whose host is late", _ACCOUNTS, partial(find_straggler, kind=HOST)),
+    Rule("straggler_device", "A rank whose device is slower", _ACCOUNTS[:1], partial(find_straggler, kind=DEVICE)),
+    Rule("straggler_work", "A rank with more work", _ACCOUNTS[:1], partial(find_straggler, kind=WORK)),
+    Rule("straggler_network", "A rank that comes last", _ACCOUNTS[:1], partial(find_straggler, kind=OTHER)),
+)

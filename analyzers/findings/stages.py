@@ -1,0 +1,79 @@
+"""Findings about pipelines: stages with unequal work, and too few micro-batches."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.findings.facts import Evidence
+from perfscope.analyzers.findings.finding import Account, Basis, Cause, Rule, Rules
+from perfscope.analyzers.findings.options import DEEPSPEED, MEGATRON, TORCH, option
+from perfscope.analyzers.findings.training import Training
+from perfscope.constants import US_PER_MS
+from perfscope.report import percent
+
+#: Stages whose times differ by less are equal.
+_LEAST_DIFFERENCE = 0.05
+
+
+def find_uneven_stages(training: Training) -> Cause | None:
+    """The slowest stage sets the pace of all."""
+    facts, source = training.facts, training.pipeline
+    rows = facts.rows(f"{source}/stages") if source else []
+    useful = {row: facts.amount(f"{row}/useful_us") for row in rows}
+    imbalance = facts.amount(f"{source}/imbalance_fraction_of_total")
+    if len(useful) < 2 or not imbalance:  # noqa: PLR2004 - one stage is no pipeline
+        return None
+    slowest, fastest = max(rows, key=lambda row: useful[row]), min(rows, key=lambda row: useful[row])
+    mean_us = sum(useful.values()) / len(useful)
+    if useful[slowest] < (1 + _LEAST_DIFFERENCE) * mean_us:
+        return None
+    cost_us = imbalance * facts.amount(f"{source}/section_us")
+    moved = (useful[slowest] - mean_us) / useful[slowest]
+    stages = [int(facts.amount(f"{row}/stage")) for row in (slowest, fastest)]
+    evidence = Evidence(
+        f"Stage {stages[0]} works {useful[slowest] / US_PER_MS:.2f} ms of a step, stage {stages[1]} "
+        f"{useful[fastest] / US_PER_MS:.2f} ms.",
+        (f"{slowest}/useful_us", f"{fastest}/useful_us", f"{source}/imbalance_fraction_of_total"),
+    )
+    advice = f"Move {percent(moved):.0f} % of the layers of stage {stages[0]} to stage {stages[1]}: " + option(
+        training,
+        {
+            MEGATRON: "`--pipeline-model-parallel-layout`, or `--decoder-first-pipeline-num-layers` and "
+            "`--decoder-last-pipeline-num-layers`.",
+            DEEPSPEED: "`PipelineModule(partition_method=...)`: `parameters`, or `type:` with other bounds.",
+            TORCH: "the layers that each `PipelineStage` gets.",
+        },
+    )
+    ranks = facts.value(f"{slowest}/ranks")
+    of_stage = tuple(ranks) if isinstance(ranks, (list, tuple)) else (facts.rank(slowest),)
+    return Cause(cost_us, (cost_us, cost_us), tuple(int(str(rank)) for rank in of_stage), (evidence,), advice)
+
+
+def find_large_bubble(training: Training) -> Cause | None:
+    """The schedule leaves stages idle at both ends of a step: more micro-batches make that a smaller part."""
+    facts, source = training.facts, training.pipeline
+    bubble = facts.amount(f"{source}/schedule_fraction_of_total") if source else 0.0
+    microbatches, stages = (int(facts.amount(f"{source}/{name}")) for name in ("microbatches", "p"))
+    if not bubble or not microbatches or not stages:
+        return None
+    # 1F1B and GPipe: (p - 1) / (m + p - 1) halves where m + p - 1 doubles.
+    doubled = 2 * microbatches + stages - 1
+    cost_us = bubble / 2 * facts.amount(f"{source}/section_us")
+    evidence = Evidence(
+        f"{percent(bubble):.1f} % of the stages' time is the schedule's bubble: {stages} stages, {microbatches} "
+        "micro-batches.",
+        (f"{source}/schedule_fraction_of_total", f"{source}/microbatches", f"{source}/p"),
+    )
+    advice = f"{doubled} micro-batches halve it: " + option(
+        training,
+        {
+            MEGATRON: "a smaller `--micro-batch-size`, or `--num-layers-per-virtual-pipeline-stage` (interleaving).",
+            DEEPSPEED: "`gradient_accumulation_steps`, with a smaller `train_micro_batch_size_per_gpu`.",
+            TORCH: "`n_microbatches` of the schedule, or `ScheduleInterleaved1F1B`.",
+        },
+    )
+    return Cause(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
+
+
+RULES: Rules = (
+    Rule("uneven_stages", "Uneven pipeline stages", (Account.PIPELINE,), find_uneven_stages),
+    Rule("large_bubble", "Pipeline bubble", (Account.PIPELINE,), find_large_bubble),
+)
