@@ -18,6 +18,7 @@ class Account(Enum):
     HOST = "the device waits for the host, or copies"
     COMMUNICATION = "exposed communication"
     COMPUTE = "computation"
+    SLACK = "what a step does not compute: ranks wait for late hosts in communication, so that both are one time"
     PIPELINE = "idle stages"
     BESIDE = "time beside the steps"
 

@@ -30,18 +30,24 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         if cause is None:
             continue
         cause = _judged(training, rule, _replayed(training, cause))
-        limit = math.inf if cause.is_of_all_steps else left.get(rule.accounts[0], math.inf)
+        accounts = _accounts(rule)
+        limit = math.inf if cause.is_of_all_steps else min(left.get(account, math.inf) for account in accounts)
         cost_us = min(cause.cost_us, limit)
         if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
-        for account in rule.accounts:
-            if account in left:
-                left[account] = max(left[account] - cost_us, 0.0)
+        for account in {*accounts, *rule.accounts} & left.keys():
+            left[account] = max(left[account] - cost_us, 0.0)
         low, high = cause.interval_us
         cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, limit), cost_us)))
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
         findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))
     return tuple(sorted(findings, key=lambda finding: (-finding.cost_us, finding.id)))
+
+
+def _accounts(rule: Rule) -> tuple[Account, ...]:
+    """The accounts that limit a rule."""
+    first = rule.accounts[0]
+    return (first, Account.SLACK) if first in {Account.HOST, Account.COMMUNICATION} else (first,)
 
 
 def _judged(training: Training, rule: Rule, cause: Cause) -> Cause:
@@ -66,6 +72,7 @@ def _balances(training: Training) -> dict[Account, float]:
     return {
         Account.HOST: host_us,
         Account.COMMUNICATION: max(rank.communication for rank in ranks),
+        Account.SLACK: max(rank.communication + rank.waits_for_host + rank.copy for rank in ranks),
         Account.COMPUTE: max(rank.compute for rank in ranks),
     }
 
