@@ -16,7 +16,7 @@ _HOST_PARTS = ("host", "not_shown", "synchronisation", "data_loading", "copy")
 _NOTICEABLE = 0.02
 #: On processors a rank is last where it was in every step, by most of the mean difference.
 _EVERY_STEP = 0.5
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.25
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
 _LEAST_UNEXPLAINED = 0.05
@@ -26,6 +26,8 @@ _BUSY = 0.5
 
 def find_straggler(training: Training, kind: str) -> Cause | None:
     """The rank that the others wait for, where this is why."""
+    if training.pipeline:
+        return None  # stages wait for each other by the order of their passes
     found = _on_devices(training) if training.has_device else _on_hosts(training)
     return found[1] if found is not None and found[0] == kind else None
 
