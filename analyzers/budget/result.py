@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from perfscope.analyzers.budget.terms import KINDS, Kernel, Launches, Operation, StepBudget, Term
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.report import Column, Json, Section, first_rows, percent_of
-from perfscope.tables.columns import Float64
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import ABSENT
 
 _MOST_ROWS = 40
 
@@ -91,30 +92,36 @@ def sorted_terms(terms: Mapping[Term, int]) -> list[tuple[Term, int]]:
 
 def mean_budget(budgets: Sequence[StepBudget]) -> Budget:
     """The mean budget of the steps that all devices have; of all steps where they have none in common."""
-    common = set.intersection(*(set(budget.steps) for budget in budgets))
-    numbers = sorted(common) or sorted({number for budget in budgets for number in budget.steps})
-    rows = [
-        (budget, step, number)
-        for budget in budgets
-        for step, number in enumerate(budget.steps or (None,))
-        if number is None or number in numbers
-    ]
-    totals: Counter[Term] = Counter()
-    for budget, step, _ in rows:
-        totals.update({term: int(times[step]) for term, times in budget.terms.items()})
-    terms = sorted(totals)
-    means = apportion([totals[term] for term in terms], len(rows))
+    numbers = _step_numbers(budgets)
+    place = {number: index for index, number in enumerate(numbers)}
+    counts = np.zeros(len(numbers), np.int64)
+    sums: dict[Term, Int64] = {}
+    for budget in budgets:
+        steps = budget.steps or (ABSENT,)
+        rows = [row for row, number in enumerate(steps) if number in place]
+        places = [place[steps[row]] for row in rows]
+        np.add.at(counts, places, 1)
+        for term, times in budget.terms.items():
+            np.add.at(sums.setdefault(term, np.zeros(len(numbers), np.int64)), places, times[rows])
+    terms = sorted(sums)
+    means = apportion([int(sums[term].sum()) for term in terms], int(counts.sum()))
     return Budget(
         step_ns=sum(means),
         terms={term: mean for term, mean in zip(terms, means, strict=True) if mean},
-        by_step={term: _by_step(term, rows, numbers or [None]) for term in terms},
-        steps=tuple(numbers),
+        by_step={term: sums[term] / counts for term in terms},
+        steps=tuple(number for number in numbers if number != ABSENT),
         ranks=len(budgets),
         activities=budgets[0].activities,
         is_of_host=all(budget.device is None for budget in budgets),
         kernels=_mean_kernels(budgets),
         operations=_mean_operations(budgets),
     )
+
+
+def _step_numbers(budgets: Sequence[StepBudget]) -> list[int]:
+    """The steps that are counted, in order; ABSENT alone where none is marked."""
+    common = set.intersection(*(set(budget.steps) for budget in budgets))
+    return sorted(common) or sorted({number for budget in budgets for number in budget.steps or (ABSENT,)})
 
 
 def apportion(totals: Sequence[int], count: int) -> list[int]:
@@ -129,19 +136,6 @@ def apportion(totals: Sequence[int], count: int) -> list[int]:
         means.append(running // count - before)
         before = running // count
     return means
-
-
-def _by_step(term: Term, rows: Sequence[tuple[StepBudget, int, int | None]], numbers: Iterable[int | None]) -> Float64:
-    """A term's mean over ranks in each step."""
-    means = []
-    for wanted in numbers:
-        values = [
-            int(budget.terms[term][step]) if term in budget.terms else 0
-            for budget, step, number in rows
-            if number == wanted
-        ]
-        means.append(sum(values) / max(len(values), 1))
-    return np.asarray(means, np.float64)
 
 
 def _mean_kernels(budgets: Sequence[StepBudget]) -> dict[Kernel, Launches]:

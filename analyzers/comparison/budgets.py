@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import hypot
 
 import numpy as np
 
 from perfscope.analyzers.budget.result import Budget, apportion
 from perfscope.analyzers.budget.terms import COMPUTE, KINDS, Term
-from perfscope.analyzers.comparison.change import CONFIDENCE, welch_half_width
+from perfscope.analyzers.comparison.change import CONFIDENCE, Change, welch_half_width
 from perfscope.analyzers.comparison.side import Side
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Float64
@@ -59,6 +60,7 @@ class BudgetChange:
         explains: Which steps that is of, in words.
         terms: The terms, those with the largest changes first.
         unexplained_ns: The rest: ``change_ns`` is the sum of the terms and this.
+        unexplained_interval_ns: Of that, by how profiled and undisturbed steps vary; absent of a single profiled step.
         step_ns: A's step, for shares.
         notes: What a reader must know.
     """
@@ -67,6 +69,7 @@ class BudgetChange:
     explains: str
     terms: tuple[TermChange, ...]
     unexplained_ns: int
+    unexplained_interval_ns: tuple[int, int] | None
     step_ns: int
     notes: tuple[str, ...]
 
@@ -74,8 +77,13 @@ class BudgetChange:
         assert sum(term.change_ns for term in self.terms) + self.unexplained_ns == self.change_ns
 
 
-def compare_budgets(a: Side, b: Side, factor: float, confidence: float = CONFIDENCE) -> BudgetChange | None:
-    """The budget of the change; None where a side has none. ``factor`` is how much of B's step is compared."""
+def compare_budgets(
+    a: Side, b: Side, step: Change | None, factor: float, confidence: float = CONFIDENCE
+) -> BudgetChange | None:
+    """The budget of the change of a step; None where a side has none.
+
+    ``factor`` is how much of B's step is compared.
+    """
     if a.budget is None or b.budget is None:
         return None
     first, second = _at_one_level(a.budget, b.budget)
@@ -93,18 +101,34 @@ def compare_budgets(a: Side, b: Side, factor: float, confidence: float = CONFIDE
             terms.append(_own_term(own[0], own[1] * factor, confidence))
         else:
             notes.append(
-                "The hosts run ahead of their devices in profiled steps, so that perfscope's own cost is not known "
-                "apart: it is part of what is unexplained."
+                f"The hooks and the traces differ by more than {_SAME_TIME:.0%} on the profiled steps, as where the host "
+                "runs ahead of the device: perfscope's own cost is not known apart, but part of what is unexplained."
             )
     ordered = sorted((term for term in terms if term.change_ns or term.a_ns), key=lambda term: -abs(term.change_ns))
     return BudgetChange(
         change_ns=change_ns,
         explains=explains,
         terms=tuple(ordered),
-        unexplained_ns=change_ns - sum(term.change_ns for term in ordered),
+        unexplained_ns=(unexplained_ns := change_ns - sum(term.change_ns for term in ordered)),
+        unexplained_interval_ns=_unexplained_interval(unexplained_ns, first, second, step, confidence),
         step_ns=first.step_ns,
         notes=(*_describe(a.budget, b.budget), *notes),
     )
+
+
+def _unexplained_interval(
+    unexplained_ns: int, a: Budget, b: Budget, step: Change | None, confidence: float
+) -> tuple[int, int] | None:
+    """What chance alone makes of the rest: the profiled steps are a few, and the undisturbed ones vary, too."""
+    if not unexplained_ns:
+        return 0, 0
+    periods = [sum(budget.by_step.values(), np.zeros(1)) for budget in (a, b)]
+    interval = _interval(0, periods[0], periods[1], confidence)
+    if interval is None or step is None or step.interval is None:
+        return None
+    of_step_ns = (step.interval[1] - step.interval[0]) / 2 * step.a * NS_PER_S
+    half = hypot(interval[1], of_step_ns)
+    return round(unexplained_ns - half), round(unexplained_ns + half)
 
 
 def _order(term: Term) -> tuple[int, str, str]:

@@ -95,7 +95,7 @@ def compare_sides(
     factor = work[1] / work[2] if forbidding and work else 1.0
     changes, missing = _figures(a, b, work, factor, confidence)
     verdict, reasons = _judge(changes, missing)
-    budget = compare_budgets(a, b, factor, confidence)
+    budget = compare_budgets(a, b, changes.get(Figure.STEP_TIME), factor, confidence)
     if budget is None:
         missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
     inventory = compare_inventories(a.budget, b.budget) if a.budget and b.budget else Inventory()
@@ -229,7 +229,21 @@ def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
     if half is None:
         return Change(first, second, None, Variation.NONE, "one profiled step: an interval needs several")
     middle = second / first - 1
-    return Change(first, second, (middle - half / first, middle + half / first), Variation.STEPS)
+    return Change(first, second, (max(middle - half / first, -1.0), middle + half / first), Variation.STEPS)
+
+
+def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
+    """What the mean step says that the median does not: some steps alone became slower."""
+    assert a.step_time_s is not None
+    assert b.step_time_s is not None
+    mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))
+    if mean.interval is None or step.interval is None or mean.interval[0] <= max(step.interval[1], 0):
+        return []
+    low, high = mean.interval
+    return [
+        f"The mean step is {mean.change:+.2%} (interval {low:+.2%} to {high:+.2%}), more than the median: some steps "
+        "alone became slower. `perfscope analyze` lists the slowest ones."
+    ]
 
 
 def _are_equal(a: Samples, b: Samples) -> bool:
@@ -253,6 +267,7 @@ def _explain(
             "processes of the same code on a quiet machine. On a busy machine runs of the same code differ by more: "
             "compare several runs of each side (A1,A2,A3 B1,B2,B3)."
         )
+        notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
         notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")

@@ -111,17 +111,19 @@ def _side_data(side: Side) -> dict[str, Json]:
 
 def _budget_data(budget: BudgetChange | None) -> dict[str, Json]:
     if budget is None:
-        return {"change_us": None, "explains": None, "terms": [], "unexplained_us": None}
+        return {
+            "change_us": None, "explains": None, "terms": [], "unexplained_us": None, "unexplained_interval_us": None
+        }  # fmt: skip
     return {
         "change_us": budget.change_ns / NS_PER_US,
         "explains": budget.explains,
         "terms": [_term_data(term) for term in budget.terms],
         "unexplained_us": budget.unexplained_ns / NS_PER_US,
+        "unexplained_interval_us": _interval_us(budget.unexplained_interval_ns),
     }
 
 
 def _term_data(change: TermChange) -> dict[str, Json]:
-    interval = change.interval_ns
     return {
         "name": ": ".join(part for part in change.term if part),
         "kind": change.term.kind,
@@ -130,8 +132,12 @@ def _term_data(change: TermChange) -> dict[str, Json]:
         "a_us": None if change.a_ns is None else change.a_ns / NS_PER_US,
         "b_us": None if change.b_ns is None else change.b_ns / NS_PER_US,
         "change_us": change.change_ns / NS_PER_US,
-        "interval_us": None if interval is None else [bound / NS_PER_US for bound in interval],
+        "interval_us": _interval_us(change.interval_ns),
     }
+
+
+def _interval_us(interval_ns: tuple[int, int] | None) -> Json:
+    return None if interval_ns is None else [bound / NS_PER_US for bound in interval_ns]
 
 
 def _differences(differences: Sequence[Difference], what: str) -> list[Json]:
@@ -248,7 +254,7 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     rest_ns = sum(change.change_ns for change in rest)
     if rest:
         shown.append(_sum_row(f"{len(rest)} smaller terms", rest_ns, budget))
-    shown.append(_sum_row("unexplained", budget.unexplained_ns, budget))
+    shown.append(_sum_row("unexplained", budget.unexplained_ns, budget, budget.unexplained_interval_ns))
     shown.append(_sum_row("sum: the change of a step", budget.change_ns, budget))
     columns = (
         Column("Term"), Column("Name"), Column("A (ms)", 3), Column("B (ms)", 3), Column("Change (ms)", 3),
@@ -263,8 +269,9 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     return Section("What the change is made of", columns, tuple(shown), notes)
 
 
-def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
-    return title, None, None, None, change_ns / NS_PER_MS, None, percent_of(change_ns, budget.step_ns)
+def _sum_row(title: str, change_ns: int, budget: BudgetChange, interval_ns: tuple[int, int] | None = None) -> Row:
+    interval = _interval_ms(interval_ns)
+    return title, None, None, None, change_ns / NS_PER_MS, interval, percent_of(change_ns, budget.step_ns)
 
 
 def _name(change: TermChange) -> Cell:

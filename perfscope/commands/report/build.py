@@ -19,7 +19,7 @@ from perfscope.renderers import Format
 from perfscope.report import Report
 
 #: Commands that only read; any other command in a marker is refused.
-READING = ("analyze", "whatif", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
+READING = ("analyze", "compare", "whatif", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
 _READING_REPORTS = ("table", "runs", "environment", "overhead", "mfu")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
