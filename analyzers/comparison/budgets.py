@@ -101,8 +101,9 @@ def compare_budgets(
             terms.append(_own_term(own[0], own[1] * factor, confidence))
         else:
             notes.append(
-                f"The hooks and the traces differ by more than {_SAME_TIME:.0%} on the profiled steps, as where the host "
-                "runs ahead of the device: perfscope's own cost is not known apart, but part of what is unexplained."
+                f"The hooks and the traces differ by more than {_SAME_TIME:.0%} on the profiled steps, as where the "
+                "host runs ahead of the device: perfscope's own cost is not known apart, but part of what is "
+                "unexplained."
             )
     ordered = sorted((term for term in terms if term.change_ns or term.a_ns), key=lambda term: -abs(term.change_ns))
     return BudgetChange(
