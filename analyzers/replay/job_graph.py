@@ -4,44 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.communication.calls import GroupKey, Kind
+from perfscope.analyzers.communication.calls import GroupKey
 from perfscope.analyzers.communication.matching import match_rows
+from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.same_run import describe_losses, select_window
+from perfscope.analyzers.replay.unnamed_transfers import match_unnamed_transfers
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
-#: One rank's part in an operation: the position of the rank in ``JobGraph.ranks``, and its event.
-Member: TypeAlias = tuple[int, int]
 _FEWEST_ENDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A communication operation that several ranks made together.
-
-    Attributes:
-        group: Its group.
-        role: The axis of parallelism that the group serves; ``""`` where unknown.
-        kind: Operation, element type and size.
-        members: Each rank's part in it.
-        transfer_ns: The shortest duration on any rank: the time from the arrival of the last rank on.
-    """
-
-    group: GroupKey
-    role: str
-    kind: Kind
-    members: tuple[Member, ...]
-    transfer_ns: int
-
-    @property
-    def is_point_to_point(self) -> bool:
-        """Whether one rank sends to another, which needs what it receives."""
-        return self.group.sender != ABSENT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +38,9 @@ class JobGraph:
     @property
     def is_pipeline(self) -> bool:
         """Whether ranks send to each other: each does the work of its stage."""
-        return any(operation.is_point_to_point for operation in self.operations)
+        return any(operation.is_point_to_point for operation in self.operations) or any(
+            graph.passes is not None for graph in self.ranks
+        )
 
 
 def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
@@ -86,7 +63,9 @@ def join_ranks(ranks: Sequence[RankGraph]) -> JobGraph:
         notes.append(f"{alone} communication kernels have no counterpart in the traces: they are taken as measured.")
     if len(ordered) == 1 and ordered[0].groups:
         notes.append("Only one rank's trace was given: waiting for the others is taken as measured.")
-    return JobGraph(ordered, _offsets(ordered, operations), tuple(operations), tuple(notes))
+    offset_ns = _offsets(ordered, operations)
+    operations += match_unnamed_transfers(ordered, offset_ns)
+    return JobGraph(ordered, offset_ns, tuple(operations), tuple(notes))
 
 
 def _by_group(ranks: Sequence[RankGraph]) -> dict[GroupKey, dict[int, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.replay.accumulation import parse_count
 from perfscope.analyzers.replay.changes import Changed
-from perfscope.analyzers.replay.job_graph import Operation
+from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.steps import span_of_steps
 from perfscope.analyzers.replay.transfer_times import fit_transfer_times, scale_to_ranks

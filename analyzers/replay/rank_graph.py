@@ -59,7 +59,7 @@ class RankGraph:
         host_call, host_event: Pairs of a call and an event whose end it waited for.
         groups: The communication operations by group.
         group_events: For each of ``groups`` the events of its operations, in their order.
-        marks: The numbers of the marked steps.
+        marks: The numbers of the marked steps that launched anything.
         main_thread: The thread that marked the steps; ABSENT where none is marked.
         blocks: For each event the blocks of its grid, as ``count_blocks`` gives them; empty where not known.
         processors: Multiprocessors of the device; 0 where not stated.
@@ -131,6 +131,7 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
     groups = calls_by_group(trace, device, compute, most_ends=len(rows))
     by_group = rows_by_group(trace, device)
     stacks, stack = _stacks(trace, launched)
+    step = step_numbers(trace)
     return RankGraph(
         path=trace.path,
         rank=trace.rank,
@@ -148,14 +149,14 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         end_ns=end_ns,
         stream=stream,
         launch=launch,
-        step=step_numbers(trace)[order],
+        step=step[order],
         wait_source=wait_source,
         wait_target=wait_target,
         host_call=host_call,
         host_event=host_event,
         groups=groups,
         group_events=tuple(row_of[by_group[group.key]] for group in groups),
-        marks=tuple(int(trace.names[name].partition("#")[2]) for name in trace.steps.name),
+        marks=_marks_with_work(trace, step[order]),
         main_thread=int(trace.steps.thread[0]) if len(trace.steps) else ABSENT,
         blocks=count_blocks(events.grid[order]),
         processors=trace.processors,
@@ -165,6 +166,13 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         world_size=trace.world_size,
         lost_events=_count_lost(trace),
     )
+
+
+def _marks_with_work(trace: Trace, step: Int64) -> tuple[int, ...]:
+    """The marked steps that launched anything: one that a profiler began and was stopped in did not."""
+    numbers = [int(trace.names[name].partition("#")[2]) for name in trace.steps.name]
+    busy = set(np.unique(step).tolist())
+    return tuple(number for number in numbers if number in busy)
 
 
 def _count_lost(trace: Trace) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.communication.bandwidth import bus_factor
-from perfscope.analyzers.replay.job_graph import Operation
+from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Float64, Int64
 

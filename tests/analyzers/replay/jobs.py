@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.communication.calls import GroupKey, Kind
-from perfscope.analyzers.replay.job_graph import JobGraph, Operation, join_ranks
+from perfscope.analyzers.replay.job_graph import JobGraph, join_ranks
+from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.replay.waits import CallKind
