@@ -37,7 +37,10 @@ class WhatIf:
 
     Attributes:
         measured: The steps as measured.
-        replayed: The steps of the replay.
+        exact: The steps of the replay with the measured durations.
+        replayed: The steps that scenarios are compared with: without what the profiler costs the host, where known.
+        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
+        overhead_ns: What the profiler was found to cost the host between two calls.
         outlooks: The scenarios, those that save most first.
         path: The critical path of the replay.
         contention: What communication costs the kernels beside it.
@@ -46,7 +49,10 @@ class WhatIf:
     """
 
     measured: StepSpan
+    exact: StepSpan
     replayed: StepSpan
+    undisturbed_ns: float | None
+    overhead_ns: float
     outlooks: tuple[Outlook, ...]
     path: tuple[PathPart, ...]
     contention: tuple[Contention, ...]
@@ -56,14 +62,16 @@ class WhatIf:
     @property
     def error(self) -> float:
         """How far the replay of the measured durations is from the measured step, as a share of it."""
-        return self.replayed.step_ns / self.measured.step_ns - 1
+        return self.exact.step_ns / self.measured.step_ns - 1
 
     def data(self) -> Json:
         """``results.whatif`` in JSON, and what ``perfscope whatif`` gives."""
         return {
             "measured_step_us": self.measured.step_ns / NS_PER_US,
-            "replayed_step_us": self.replayed.step_ns / NS_PER_US,
+            "replayed_step_us": self.exact.step_ns / NS_PER_US,
             "replay_error": self.error,
+            "undisturbed_step_us": None if self.undisturbed_ns is None else self.undisturbed_ns / NS_PER_US,
+            "compared_step_us": self.replayed.step_ns / NS_PER_US,
             "steps": self.measured.steps,
             "scenarios": [outlook.data(self.replayed.step_ns) for outlook in self.outlooks],
             "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
@@ -88,6 +96,11 @@ class WhatIf:
         rows: list[tuple[Cell, ...]] = [
             ("as measured", measured / NS_PER_MS, None, None, f"{self.measured.steps} marked steps")
         ]
+        if self.overhead_ns:
+            compared_ns = self.replayed.step_ns
+            rows.append(
+                ("without the profiler", compared_ns / NS_PER_MS, None, None, "what scenarios are compared with")
+            )
         rows += [
             (
                 outlook.name,
@@ -99,12 +112,24 @@ class WhatIf:
             for outlook in self.outlooks
         ]
         notes = [f"The replay of the measured durations is {self.error:+.2%} from the measured step."]
+        notes += self._describe_overhead()
         if abs(self.error) > _LARGEST_ERROR:
             notes.append("That is too far for what saves less: the graph misses something that this job waited for.")
         notes += self._list_assumptions()
         notes += [f"`{name}` is not answered: {reason}." for name, reason in self.refused]
         notes += self.notes
         return Section("What would make a step faster", columns, tuple(rows), tuple(notes))
+
+    def _describe_overhead(self) -> list[str]:
+        """How the host without the profiler was found, where steps that nobody profiled are known."""
+        if self.undisturbed_ns is None:
+            return []
+        undisturbed = f"Steps that nobody profiled took {self.undisturbed_ns / NS_PER_MS:.2f} ms"
+        if not self.overhead_ns:
+            return [f"{undisturbed}: the host is taken as profiled."]
+        note = f"{undisturbed}: the host is taken {self.overhead_ns / NS_PER_US:.1f} us faster between two calls"
+        left = self.replayed.step_ns / self.undisturbed_ns - 1
+        return [f"{note}, which leaves {left:+.1%}."]
 
     def _list_assumptions(self) -> list[str]:
         """Each assumption once, with the scenarios that rest on it."""
@@ -168,14 +193,21 @@ def analyze(partials: Sequence[tuple[RankGraph, ...]]) -> WhatIf:
     return answer(partials, ())
 
 
-def answer(partials: Sequence[tuple[RankGraph, ...]], scenarios: Sequence[str]) -> WhatIf:
+def answer(
+    partials: Sequence[tuple[RankGraph, ...]], scenarios: Sequence[str], undisturbed_ns: float | None = None
+) -> WhatIf:
     """Replay a job with scenarios, or with those that save most where none is named.
+
+    Args:
+        partials: The graphs of each trace.
+        scenarios: What to try.
+        undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
 
     Raises:
         MissingInput: No step is marked, or the ranks marked different ones.
         UsageError: A scenario does not exist, or names nothing.
     """
-    measured = prepare([graph for partial in partials for graph in partial])
+    measured = prepare([graph for partial in partials for graph in partial], undisturbed_ns)
     chosen = [parse_scenario(text) for text in scenarios] or offered_scenarios(measured.job)
     outlooks: list[Outlook] = []
     refused: list[tuple[str, str]] = []
@@ -190,7 +222,10 @@ def answer(partials: Sequence[tuple[RankGraph, ...]], scenarios: Sequence[str]) 
         outlooks, refused = saving[:_MOST_OFFERED], []
     return WhatIf(
         measured=measured.steps,
+        exact=measured.exact,
         replayed=measured.replayed,
+        undisturbed_ns=measured.undisturbed_ns,
+        overhead_ns=measured.overhead_ns,
         outlooks=tuple(outlooks),
         path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
         contention=measured.contention,

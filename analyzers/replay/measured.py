@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfscope.analyzers.replay.calibration import calibrate
 from perfscope.analyzers.replay.contention import Contention, measure_contention
 from perfscope.analyzers.replay.job_graph import JobGraph, join_ranks
 from perfscope.analyzers.replay.rank_graph import RankGraph
@@ -23,9 +24,12 @@ class Measured:
         times: Its durations as measured.
         contention: How much communication slows what runs beside it.
         replay: Runs the graph again.
-        base: The replay with the measured durations.
+        base: The replay with these durations.
         steps: The marked steps as measured.
-        replayed: The marked steps of ``base``.
+        exact: The marked steps of a replay with exactly the measured durations.
+        replayed: The marked steps of ``base``: of the host without the profiler, where such steps are known.
+        overhead_ns: What the profiler was found to cost the host between two calls.
+        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
     """
 
     job: JobGraph
@@ -34,21 +38,34 @@ class Measured:
     replay: Replay
     base: Replayed
     steps: StepSpan
+    exact: StepSpan
     replayed: StepSpan
+    overhead_ns: float = 0.0
+    undisturbed_ns: float | None = None
 
     @property
     def error(self) -> float:
         """How far the replay of the measured durations is from the measured step, as a share of it."""
-        return self.replayed.step_ns / self.steps.step_ns - 1
+        return self.exact.step_ns / self.steps.step_ns - 1
+
+    @property
+    def relief_ns(self) -> float:
+        """What a step is shorter without the profiler's cost on the host."""
+        return self.exact.step_ns - self.replayed.step_ns
 
     @property
     def uncertain_ns(self) -> float:
         """How far the replayed step may be off: the error of the replay, and the standard error of a measured step."""
-        return math.hypot(self.replayed.step_ns - self.steps.step_ns, self.steps.standard_error_ns)
+        target_ns = self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
+        return math.hypot(self.replayed.step_ns - target_ns, self.steps.standard_error_ns)
 
 
-def prepare(graphs: Sequence[RankGraph]) -> Measured:
-    """Join the graphs of a job's ranks, and replay it as it was measured.
+def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> Measured:
+    """Join the graphs of a job's ranks, and replay it as it was measured, or as fast as it is without the profiler.
+
+    Args:
+        graphs: The graphs of all ranks.
+        undisturbed_ns: The time of a step that nobody profiled, where it is known.
 
     Raises:
         MissingInput: There is no graph, no step is marked, or the ranks marked different ones.
@@ -58,6 +75,22 @@ def prepare(graphs: Sequence[RankGraph]) -> Measured:
     job = join_ranks(graphs)
     replay, times = Replay(job), measured_times(job)
     steps = span_of_steps(job, measured_ends(job))
+    exact = span_of_steps(job, replay.run(times).end_ns)
+    overhead_ns = 0.0
+    if undisturbed_ns is not None:
+        times, overhead_ns = calibrate(
+            times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
+        )
     base = replay.run(times)
-    replayed = span_of_steps(job, base.end_ns)
-    return Measured(job, times, measure_contention(job.ranks), replay, base, steps, replayed)
+    return Measured(
+        job=job,
+        times=times,
+        contention=measure_contention(job.ranks),
+        replay=replay,
+        base=base,
+        steps=steps,
+        exact=exact,
+        replayed=span_of_steps(job, base.end_ns),
+        overhead_ns=overhead_ns,
+        undisturbed_ns=undisturbed_ns,
+    )

@@ -17,7 +17,7 @@ class Regain:
 
     Attributes:
         fix: The fix, as a scenario of ``perfscope whatif`` is written.
-        step_ns: The profiled step as it is replayed; absent where there is no answer.
+        step_ns: The step that it is compared with, as it is replayed; absent where there is no answer.
         saved_ns: What the fix saves of it, likewise.
         interval_ns: Least and most that it saves, likewise.
         replay_error: How far the replay of the measured durations is from the measured step, as a share, likewise.
@@ -39,15 +39,18 @@ class Regain:
         return None if self.saved_ns is None or not self.step_ns else self.saved_ns / self.step_ns
 
 
-def what_fixes_regain(partials: Sequence[tuple[RankGraph, ...]], fixes: Iterable[str]) -> tuple[Regain, ...]:
+def what_fixes_regain(
+    partials: Sequence[tuple[RankGraph, ...]], fixes: Iterable[str], undisturbed_ns: float | None = None
+) -> tuple[Regain, ...]:
     """What each fix regains, one at a time; a fix that the traces cannot answer has a reason in place of figures.
 
     Args:
         partials: What ``perfscope.analyzers.whatif.measure`` gives for the trace of each rank.
         fixes: Scenarios: ``communication-free``, ``communication-free=DP``, ``median-host=3``, ``launch-free``.
+        undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
     """
     try:
-        measured = prepare([graph for partial in partials for graph in partial])
+        measured = prepare([graph for partial in partials for graph in partial], undisturbed_ns)
     except MissingInput as missing:
         return tuple(Regain(fix, reason=missing.problem) for fix in fixes)
     regains = []

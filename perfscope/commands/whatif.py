@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -14,8 +15,10 @@ from perfscope.analyzers.job_replay.heat_map import draw_heat_map
 from perfscope.analyzers.job_replay.slowdown import find_slowdowns
 from perfscope.analyzers.job_replay.timeline import ideal_timeline
 from perfscope.analyzers.replay.scenarios import needs_operators
+from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.commands.options.common import FormatOption, require_svg
+from perfscope.constants import NS_PER_MS
 from perfscope.engine.job import read_job
 from perfscope.engine.run import Plan, measure_with
 from perfscope.errors import ExitCode, UsageError
@@ -23,6 +26,7 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
+from perfscope.tables.run import Run
 
 SCHEMA = "perfscope/whatif/1"
 
@@ -37,6 +41,15 @@ def whatif(
         typer.Option(
             help="A change: communication-free, no-stragglers, faster-kernel=gemm:1.5. May be repeated.",
             show_default="the ten that save most",
+        ),
+    ] = None,
+    undisturbed: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0.001,
+            help="Time of a step that nobody profiled (ms): the host is taken as fast as there.",
+            show_default="what the run says",
         ),
     ] = None,
     operations: Annotated[
@@ -57,7 +70,7 @@ def whatif(
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
     if operations is not None:
-        if paths or scenario:
+        if paths or scenario or undisturbed is not None:
             raise UsageError("--operations takes the place of paths and scenarios", hint="give one or the other")
         return _answer_for_job(operations, svg, timeline, format)
     if svg is not None or timeline is not None:
@@ -66,13 +79,21 @@ def whatif(
         raise UsageError("nothing to replay", hint="name a run, the traces of all ranks, or --operations FILE")
     measured = measure_with("whatif", tuple, paths, Plan(with_sequences=needs_operators(scenario or ())))
     windows = (*measured.windows.describe(), *measured.windows.notes)
-    report = to_report(answer(measured.partials, scenario or ()), tuple(measured.damage), windows)
+    undisturbed_ns = undisturbed * NS_PER_MS if undisturbed is not None else _undisturbed_step(measured.run)
+    result = answer(measured.partials, scenario or (), undisturbed_ns)
+    report = to_report(result, tuple(measured.damage), windows)
     return Outcome(
         report,
         format,
         notes=tuple(f"warning: {line}" for line in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
+
+
+def _undisturbed_step(run: Run | None) -> float | None:
+    """The median step that nothing disturbed, in nanoseconds; None where no run or no such step is known."""
+    times_ns = list(find_undisturbed(run.steps).times_ns().values()) if run is not None else []
+    return float(median(times_ns)) if times_ns else None
 
 
 def _answer_for_job(source: Path, svg: Path | None, timeline: Path | None, format: Format) -> Outcome:
