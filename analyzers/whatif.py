@@ -94,7 +94,7 @@ class WhatIf:
         )
         measured = self.measured.step_ns
         rows: list[tuple[Cell, ...]] = [
-            ("as measured", measured / NS_PER_MS, None, None, f"{self.measured.steps} marked steps")
+            ("as measured", measured / NS_PER_MS, None, None, _count_steps(self.measured.steps))
         ]
         if self.overhead_ns:
             compared_ns = self.replayed.step_ns
@@ -175,6 +175,10 @@ class WhatIf:
         )
         notes = ("Against the same kernel with the same neighbours where no communication ran beside it.",)
         return (Section("Contention", columns, rows, notes),)
+
+
+def _count_steps(count: int) -> str:
+    return "1 marked step" if count == 1 else f"{count} marked steps"
 
 
 def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
