@@ -32,6 +32,11 @@ _PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit
 MATRIX_PRODUCTS, OTHER_KERNELS = "matrix products", "other kernels"
 
 
+def is_matrix_product(kernel: str) -> bool:
+    """Whether a kernel multiplies matrices, by its name."""
+    return _PRODUCT.search(kernel) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Contention:
     """The slowdown of one class of kernels by communication beside them.
@@ -153,7 +158,7 @@ def _compare_with_themselves(graph: RankGraph) -> _Sharing:
         low, middle, high = np.quantile(alone, (0.25, 0.5, 0.75))
         if high <= _LARGEST_SPREAD * low:
             alone_ns[members] = int(middle)
-    is_product_name = np.array([bool(_PRODUCT.search(name)) for name in graph.names], np.bool_)
+    is_product_name = np.array([is_matrix_product(name) for name in graph.names], np.bool_)
     is_product = is_product_name[graph.name[rows]]
     return _Sharing(rows, is_product, shared_ns, alone_ns, _expect_slowdown(graph, rows, is_product))
 

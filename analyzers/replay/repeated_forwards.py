@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfscope.analyzers.replay.contention import is_matrix_product
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Work
 
 #: So many kernels in a row that ran in the forward pass in the same order are no accident,
 _LENGTH = 5
-#: if so many of them are different ones.
+#: if so many of them are different ones,
 _FEWEST_DIFFERENT = 3
+#: and if a whole part of so many matrix products is found so: what prepares gathered parameters repeats without any.
+_FEWEST_PRODUCTS = 2
 
 
 def find_recomputed(graph: RankGraph) -> Bool:
@@ -28,6 +31,7 @@ def find_recomputed(graph: RankGraph) -> Bool:
         kernel = kernel * (int(graph.blocks.max(initial=0)) + 2) + graph.blocks + 1
     is_main = np.zeros(len(graph.name), np.bool_)
     is_main[computes] = graph.call_thread[graph.launch[computes]] == graph.main_thread
+    is_product = np.array([is_matrix_product(name) for name in graph.names], np.bool_)
     for step in graph.marks:
         rows = np.flatnonzero(computes & (graph.step == step))
         rows = rows[np.argsort(graph.launch[rows], kind="stable")]
@@ -36,8 +40,15 @@ def find_recomputed(graph: RankGraph) -> Bool:
             continue
         forward = rows[is_main[rows] & (graph.launch[rows] < graph.launch[backward].max())]
         repeats = _repeats(kernel[forward], kernel[backward])
-        found[backward[repeats]] = True
+        found[backward[_with_products(repeats, is_product[graph.name[backward]])]] = True
     return found
+
+
+def _with_products(repeats: Bool, is_product: Bool) -> Bool:
+    """The repeated positions of parts without gaps that have enough matrix products."""
+    part = np.cumsum(np.diff(repeats, prepend=False))
+    products = np.bincount(part, weights=repeats & is_product)
+    return np.asarray(repeats & (products[part] >= _FEWEST_PRODUCTS))
 
 
 def _repeats(forward: Int64, backward: Int64) -> Bool:
