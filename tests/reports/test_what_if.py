@@ -1,0 +1,21 @@
+"""The tables of reports/what-if.md are those of the benchmarks that print them."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.whatif_pairs import MISSED, PAIRS, document
+from tests.conftest import ROOT
+
+REPORT = (ROOT / "reports" / "what-if.md").read_text()
+
+
+def test_the_report_has_every_pair_as_it_is_predicted() -> None:
+    assert document(PAIRS) in REPORT
+    assert document(MISSED) in REPORT.partition("## What is missed")[2]
+
+
+def test_the_promised_ratios_are_kept() -> None:
+    ratios = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| (yes|no) \|", REPORT.partition("## What it costs")[2])
+    assert len(ratios) == 3
+    assert all(float(ratio) <= float(most) and kept == "yes" for ratio, most, kept in ratios)
