@@ -37,12 +37,16 @@ _SEPARATOR = ","
 def read_side(location: str, *, with_operators: bool = False) -> Side:
     """Read one side: a run, traces, a log, a saved result; or several runs, in a folder or separated by commas.
 
+    Trace files that are separated by commas are of the ranks of one job.
+
     Raises:
         SourceError: It does not exist, or is none of these.
         PerfscopeError: It is saved by another version, or its runs did not train the same.
     """
     if _SEPARATOR in location and not Path(location).exists() and not is_url(location):
         parts = [part for part in location.split(_SEPARATOR) if part]
+        if all(_is_trace(Path(part)) for part in parts):  # of the ranks of one job, not several runs
+            return _read_traces(parts, name=location, with_operators=with_operators)
         return join_runs(location, [_read_part(part, with_operators=with_operators) for part in parts])
     return _read_part(location, with_operators=with_operators)
 
@@ -50,14 +54,14 @@ def read_side(location: str, *, with_operators: bool = False) -> Side:
 def _read_part(location: str, *, with_operators: bool) -> Side:
     path = Path(location)
     if is_url(location):
-        return _read_traces(location, with_operators=with_operators)
+        return _read_traces([location], name=location, with_operators=with_operators)
     if path.is_dir():
         return _read_folder(location, with_operators=with_operators)
     if path.is_file() and _is_saved(path):
         return read_saved(path)
     if path.is_file() and not location.endswith(TRACE_ENDINGS):
         return _read_log(path)
-    return _read_traces(location, with_operators=with_operators)
+    return _read_traces([location], name=location, with_operators=with_operators)
 
 
 def _read_folder(location: str, *, with_operators: bool) -> Side:
@@ -68,7 +72,7 @@ def _read_folder(location: str, *, with_operators: bool) -> Side:
     if runs:
         return join_runs(location, [_read_run(run, with_operators=with_operators) for run in runs])
     if any(file.name.endswith(TRACE_ENDINGS) for file in path.rglob("*")):
-        return _read_traces(location, with_operators=with_operators)
+        return _read_traces([location], name=location, with_operators=with_operators)
     logs = find_logs([path])
     if not logs:
         raise SourceError(
@@ -87,11 +91,11 @@ def _read_run(location: str, *, with_operators: bool) -> Side:
     )
 
 
-def _read_traces(location: str, *, with_operators: bool) -> Side:
-    analysis = analyze([location], Plan(only=_OF_TRACES, with_operators=with_operators))
+def _read_traces(locations: list[str], *, name: str, with_operators: bool) -> Side:
+    analysis = analyze(locations, Plan(only=_OF_TRACES, with_operators=with_operators))
     budget = analysis.results.get("budget")
     reason = _reasons(analysis).get("budget", "")
-    return side_of_traces(location, budget if isinstance(budget, Budget) else None, reason, analysis.damage)
+    return side_of_traces(name, budget if isinstance(budget, Budget) else None, reason, analysis.damage)
 
 
 def _reasons(analysis: Analysis) -> dict[str, str]:
@@ -111,6 +115,10 @@ def _read_log(path: Path) -> Side:
         problem = "is empty" if path.stat().st_size == 0 else "is neither a trace nor a log of a known framework"
         raise SourceError(path, problem, hint="a side is a run, traces, a log or a saved result")
     return side_of_log(str(path), summary)
+
+
+def _is_trace(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(TRACE_ENDINGS) and not _is_saved(path)
 
 
 def _is_saved(path: Path) -> bool:

@@ -277,6 +277,15 @@ def test_steps_that_alone_became_slower_are_said(tmp_path: Path, capsys: Capture
     assert not any("mean step" in note for note in clean["notes"])
 
 
+def test_traces_with_commas_are_of_the_ranks_of_one_job(capsys: Capture) -> None:
+    base = ROOT / "fixtures" / "whatif" / "base"
+    ranks = ",".join(str(base / f"rank{rank}.json.gz") for rank in (0, 1))
+    document = run(capsys, "compare", base, ranks, "--format", "json").data
+    assert document["b"]["gpus"] == 2
+    assert document["b"]["runs"] == 1
+    assert document["change_us"] == 0
+
+
 def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
     def last_alone(step: dict[str, Any]) -> None:
         if step["step"] != 90:
