@@ -7,8 +7,8 @@ With N GPUs and throughput X(N), lambda the throughput of one GPU:
 - Universal scalability law (Gunther 1993): ``lambda N / (1 + sigma (N - 1) + kappa N (N - 1))``; sigma is contention,
   kappa the cost of coherency; the peak is at ``sqrt((1 - sigma) / kappa)``.
 
-Fitted to all runs by least squares on relative errors. Intervals are Student's at 95 % from the covariance; they are
-absent unless there are more observations than parameters.
+Fitted by least squares on relative errors to the medians of the configurations. Intervals are those of
+`perfscope.analyzers.scaling.intervals`: a configuration counts once, because its repeats share its error.
 """
 
 from __future__ import annotations
@@ -16,23 +16,35 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import OptimizeWarning, curve_fit
-from scipy.stats import t as student
 
+from perfscope.analyzers.scaling.intervals import Interval, LawIntervals, estimate_intervals
 from perfscope.report import Json
-
-CONFIDENCE = 0.95
 
 _Floats = npt.NDArray[np.float64]
 _Function = Callable[..., _Floats]
-#: Step of numerical derivatives, relative to the parameter, and the least step.
-_DERIVATIVE_STEP, _LEAST_STEP = 1e-6, 1e-12
 #: A kappa that is not distinguished from 0.
 _NO_COHERENCY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The runs on one cluster.
+
+    Attributes:
+        gpus: Number of GPUs.
+        speeds: Throughput of each run, in samples/s.
+        nodes: Number of nodes.
+    """
+
+    gpus: int
+    speeds: tuple[float, ...]
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +53,17 @@ class Prediction:
 
     Attributes:
         gpus: Number of GPUs.
-        samples_per_s: Predicted throughput.
-        interval: 95 % interval of the mean; absent without a covariance.
-        efficiency: Predicted throughput per GPU over that of one GPU.
+        samples_per_s: Throughput by the law.
+        interval: 95 % interval of what runs on so many GPUs measure; absent where the runs cannot tell.
+        efficiency: Throughput per GPU by the law over that of one GPU.
+        reason: Why the runs cannot tell; absent where there is an interval.
     """
 
     gpus: int
     samples_per_s: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     efficiency: float
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +73,10 @@ class Fit:
     Attributes:
         law: ``amdahl``, ``gustafson`` or ``usl``.
         parameters: By name.
-        intervals: 95 % interval of each; absent without a covariance.
-        error: Root mean square of the relative errors.
+        intervals: 95 % interval of each; absent where configurations are as few as parameters, or contradict the law.
+        error: Root mean square of the relative errors of the configurations.
         observations: Number of runs.
+        configurations: Number of configurations.
         peak_gpus: GPUs with the highest throughput; absent where the fit does not determine them.
         predictions: For the requested numbers of GPUs.
         reason: Why there is no fit; absent where there is one.
@@ -72,6 +87,7 @@ class Fit:
     intervals: Mapping[str, tuple[float, float] | None]
     error: float | None
     observations: int
+    configurations: int
     peak_gpus: float | None
     predictions: tuple[Prediction, ...]
     reason: str | None = None
@@ -84,6 +100,7 @@ class Fit:
             or None,
             "relative_error": self.error,
             "observations": self.observations,
+            "configurations": self.configurations,
             "peak_gpus": self.peak_gpus,
             "predictions": [
                 {
@@ -91,6 +108,7 @@ class Fit:
                     "samples_per_s": prediction.samples_per_s,
                     "interval": list(prediction.interval) if prediction.interval else None,
                     "efficiency": prediction.efficiency,
+                    "reason": prediction.reason,
                 }
                 for prediction in self.predictions
             ],
@@ -99,7 +117,7 @@ class Fit:
 
     def throughput(self, gpus: _Floats) -> _Floats:
         """Throughput by the law on numbers of GPUs."""
-        return _LAWS[self.law].function(gpus, *self.parameters.values())
+        return LAWS[self.law].function(gpus, *self.parameters.values())
 
 
 def amdahl(gpus: _Floats, speed: float, serial: float) -> _Floats:
@@ -117,7 +135,7 @@ def usl(gpus: _Floats, speed: float, contention: float, coherency: float) -> _Fl
     return np.asarray(speed * gpus / (1 + contention * (gpus - 1) + coherency * gpus * (gpus - 1)), np.float64)
 
 
-class _Law(NamedTuple):
+class Law(NamedTuple):
     """A law's function, the names of its parameters, and their upper bounds; the lower bounds are 0."""
 
     function: _Function
@@ -125,87 +143,93 @@ class _Law(NamedTuple):
     upper_bounds: tuple[float, ...]
 
 
-_LAWS = {
-    "amdahl": _Law(amdahl, ("lambda", "sigma"), (np.inf, 1.0)),
-    "gustafson": _Law(gustafson, ("lambda", "alpha"), (np.inf, 1.0)),
-    "usl": _Law(usl, ("lambda", "sigma", "kappa"), (np.inf, 1.0, np.inf)),
+#: The laws by name.
+LAWS = {
+    "amdahl": Law(amdahl, ("lambda", "sigma"), (np.inf, 1.0)),
+    "gustafson": Law(gustafson, ("lambda", "alpha"), (np.inf, 1.0)),
+    "usl": Law(usl, ("lambda", "sigma", "kappa"), (np.inf, 1.0, np.inf)),
 }
 
 
-def fit_laws(observations: Sequence[tuple[int, float]], predict: Sequence[int] = ()) -> tuple[Fit, ...]:
-    """Fit every law to pairs of GPUs and throughput; by default predict twice the largest number of GPUs."""
-    gpus = np.asarray([pair[0] for pair in observations], np.float64)
-    speeds = np.asarray([pair[1] for pair in observations], np.float64)
-    predicted_gpus = tuple(predict) or (2 * int(gpus.max()),)
-    return tuple(_fit(law, gpus, speeds, predicted_gpus) for law in _LAWS)
+def fit_laws(configurations: Sequence[Configuration], predict: Sequence[int] = ()) -> tuple[Fit, ...]:
+    """Fit every law to configurations; by default predict twice the largest number of GPUs."""
+    predicted_gpus = tuple(predict) or (2 * max(configuration.gpus for configuration in configurations),)
+    return tuple(fit_law(law, configurations, predicted_gpus) for law in LAWS)
 
 
-def _fit(law: str, gpus: _Floats, speeds: _Floats, predicted_gpus: Sequence[int]) -> Fit:
-    function, names, upper_bounds = _LAWS[law]
+def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: Sequence[int]) -> Fit:
+    """Fit one law to configurations, and predict numbers of GPUs."""
+    function, names, upper_bounds = LAWS[law]
+    gpus = np.asarray([configuration.gpus for configuration in configurations], np.float64)
+    speeds = np.asarray([median(configuration.speeds) for configuration in configurations], np.float64)
+    runs = sum(len(configuration.speeds) for configuration in configurations)
     distinct = len(np.unique(gpus))
     if distinct < len(names):
         reason = f"{len(names)} parameters need {len(names)} different numbers of GPUs, not {distinct}"
-        return Fit(law, {}, {}, None, len(gpus), None, (), reason)
+        return Fit(law, {}, {}, None, runs, len(gpus), None, (), reason)
     start = (float((speeds / gpus).max()), *(0.01 / 100**index for index in range(len(names) - 1)))
     try:
-        values, covariance = _least_squares(function, gpus, speeds, start, upper_bounds)
+        values = _least_squares(function, gpus, speeds, start, upper_bounds)
     except RuntimeError as error:
-        return Fit(law, {}, {}, None, len(gpus), None, (), f"the fit does not converge: {error}")
-    degrees_of_freedom = len(gpus) - len(names)
-    factor = float(student.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom)) if degrees_of_freedom > 0 else None
+        return Fit(law, {}, {}, None, runs, len(gpus), None, (), f"the fit does not converge: {error}")
     parameters = dict(zip(names, values.tolist(), strict=True))
-    intervals = _intervals(parameters, covariance, factor, upper_bounds)
+    estimate = estimate_intervals(law, gpus, speeds)
+    intervals = _clip(parameters, estimate, upper_bounds)
     return Fit(
         law=law,
         parameters=parameters,
         intervals=intervals,
         error=float(np.sqrt(np.mean((function(gpus, *values) / speeds - 1) ** 2))),
-        observations=len(gpus),
+        observations=runs,
+        configurations=len(gpus),
         peak_gpus=_peak(parameters, intervals),
-        predictions=tuple(_predict(function, values, covariance, factor, count) for count in predicted_gpus),
+        predictions=tuple(
+            _predict(function, values, estimate, configurations, predicted) for predicted in predicted_gpus
+        ),
     )
 
 
 def _least_squares(
     function: _Function, gpus: _Floats, speeds: _Floats, start: Sequence[float], upper_bounds: Sequence[float]
-) -> tuple[_Floats, _Floats]:
+) -> _Floats:
     with warnings.catch_warnings():
-        # As many observations as parameters leave no covariance, which an absent interval reports.
+        # As many observations as parameters leave no covariance, which is not used.
         warnings.simplefilter("ignore", OptimizeWarning)
         bounds = (np.zeros(len(start)), np.asarray(upper_bounds))
-        values, covariance = curve_fit(function, gpus, speeds, p0=start, sigma=speeds, bounds=bounds, x_scale=start)
-    return values, covariance
+        values, _ = curve_fit(function, gpus, speeds, p0=start, sigma=speeds, bounds=bounds, x_scale=start)
+    return np.asarray(values, np.float64)
 
 
-def _intervals(
-    parameters: Mapping[str, float], covariance: _Floats, factor: float | None, upper_bounds: Sequence[float]
-) -> dict[str, tuple[float, float] | None]:
-    standard_errors = np.sqrt(np.diag(covariance))
-    intervals: dict[str, tuple[float, float] | None] = {}
-    for (name, value), error, upper in zip(parameters.items(), standard_errors.tolist(), upper_bounds, strict=True):
-        if factor is None or not np.isfinite(error):
-            intervals[name] = None
-        else:
-            intervals[name] = (max(value - factor * error, 0.0), min(value + factor * error, upper))
-    return intervals
+def _clip(
+    parameters: Mapping[str, float], estimate: LawIntervals | str, upper_bounds: Sequence[float]
+) -> dict[str, Interval | None]:
+    """The part of each interval in which the law has a meaning; absent where there is none."""
+    clipped: dict[str, Interval | None] = {}
+    for index, (name, upper) in enumerate(zip(parameters, upper_bounds, strict=True)):
+        interval = None if isinstance(estimate, str) else estimate.parameters[index]
+        low, high = (1.0, 0.0) if interval is None else (max(interval[0], 0.0), min(interval[1], upper))
+        clipped[name] = (low, high) if low <= high and np.isfinite(high) else None
+    return clipped
 
 
-def _predict(function: _Function, values: _Floats, covariance: _Floats, factor: float | None, count: int) -> Prediction:
-    """The law's value, and its interval by the delta method."""
-    gpus = np.asarray([float(count)])
-    speed = float(function(gpus, *values)[0])
-    interval = None
-    if factor is not None and np.isfinite(covariance).all():
-        steps = np.diag(np.maximum(np.abs(values) * _DERIVATIVE_STEP, _LEAST_STEP))
-        gradient = np.asarray(
-            [
-                (function(gpus, *(values + step))[0] - function(gpus, *(values - step))[0]) / (2 * step.sum())
-                for step in steps
-            ]
-        )
-        half_width = factor * float(np.sqrt(max(gradient @ covariance @ gradient, 0.0)))
-        interval = (max(speed - half_width, 0.0), speed + half_width)
-    return Prediction(count, speed, interval, speed / count / float(function(np.ones(1), *values)[0]))
+def _predict(
+    function: _Function,
+    values: _Floats,
+    estimate: LawIntervals | str,
+    configurations: Sequence[Configuration],
+    gpus: int,
+) -> Prediction:
+    """The law's value, with the interval of what would be measured, or why there is none."""
+    speed = float(function(np.asarray([float(gpus)]), *values)[0])
+    efficiency = speed / gpus / float(function(np.ones(1), *values)[0])
+    is_one_node = all(configuration.nodes == 1 for configuration in configurations)
+    if is_one_node and gpus > max(configuration.gpus for configuration in configurations):
+        reason = "all runs are on one node: what a network between nodes costs was not measured"
+        return Prediction(gpus, speed, None, efficiency, reason)
+    answer = estimate if isinstance(estimate, str) else estimate.predict(gpus, speed)
+    if isinstance(answer, str):
+        return Prediction(gpus, speed, None, efficiency, answer)
+    return Prediction(gpus, speed, answer, efficiency, None)
 
 
 def _peak(parameters: Mapping[str, float], intervals: Mapping[str, tuple[float, float] | None]) -> float | None:

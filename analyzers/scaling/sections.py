@@ -103,8 +103,9 @@ def law_sections(scaling: Scaling) -> Iterator[Section]:
     )
     if rows:
         notes = (
-            "Least squares on relative errors over all runs; 95 % intervals by Student's t.",
-            "Extrapolation from few numbers of GPUs is unreliable.",
+            "Least squares on relative errors of the medians; 95 % intervals by Student's t over configurations, whose "
+            "repeats share their error; a prediction's interval is that of what runs would measure.",
+            *_list_reasons(scaling),
         )
         yield Section("Scaling laws", columns, rows, notes)
 
@@ -198,9 +199,25 @@ def _predictions(fit: Fit) -> Cell:
     texts = []
     for prediction in fit.predictions:
         bounds = prediction.interval
-        interval = "" if bounds is None else f" ({_shorten(bounds[0])} to {_shorten(bounds[1])})"
-        texts.append(f"{prediction.gpus} GPUs: {_shorten(prediction.samples_per_s)}{interval}")
+        if bounds is None:
+            texts.append(f"{prediction.gpus} GPUs: cannot tell")
+        else:
+            interval = f"{_shorten(bounds[0])} to {_shorten(bounds[1])}"
+            texts.append(f"{prediction.gpus} GPUs: {_shorten(prediction.samples_per_s)} ({interval})")
     return "; ".join(texts) or None
+
+
+def _list_reasons(scaling: Scaling) -> Iterator[str]:
+    """Why predictions cannot be told, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for series in scaling.series:
+        for fit in series.fits:
+            for prediction in fit.predictions:
+                if prediction.reason is not None:
+                    laws = reasons.setdefault(f"{prediction.gpus} GPUs: {prediction.reason}", [])
+                    laws.extend({_LAW_NAMES[fit.law]} - set(laws))
+    for reason, laws in reasons.items():
+        yield f"Cannot tell ({', '.join(laws)}), {reason}."
 
 
 def _shorten(value: float) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfscope.analyzers.scaling.fits import Fit, fit_laws
+from perfscope.analyzers.scaling.fits import Configuration, Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.report import Json, percent
 from perfscope.tables.scaling import ClusterSize, ScalingRun
@@ -190,8 +190,8 @@ def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence
     for (setup, constant), members in groups.items():
         if len({run.cluster.gpus for run in members}) >= _LEAST_SIZES:
             points = tuple(_average_runs(members))
-            observations = [(point.cluster.gpus, speed) for point in points for speed in point.speeds]
-            yield Series(kind, setup, constant, points, fit_laws(observations, predict))
+            configurations = [Configuration(point.cluster.gpus, point.speeds, point.cluster.nodes) for point in points]
+            yield Series(kind, setup, constant, points, fit_laws(configurations, predict))
 
 
 def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
