@@ -95,6 +95,21 @@ class JobTracks:
         """The clock of a rank."""
         return RankClock() if rank is None else self.clocks.get(rank, RankClock())
 
+    def window(self) -> tuple[int, int]:
+        """From the first thing that the tracks show to the last one, on the common clock."""
+        starts, ends = [], []
+        for rank in self.ranks:
+            offset_ns = self.clock_of(rank.rank).offset_ns
+            starts += [step.start_ns - offset_ns for step in rank.steps]
+            ends += [step.last_ns - offset_ns for step in rank.steps]
+            if rank.states is not None:
+                starts.append(int(rank.states.start_ns[0]) - offset_ns)
+                ends.append(int(rank.states.end_ns[-1]) - offset_ns)
+            if not rank.steps and rank.states is None:
+                starts.append(rank.base_ns - offset_ns)
+                ends.append(rank.base_ns - offset_ns)
+        return min(starts), max(ends)
+
     def window_of(self, steps: Sequence[int]) -> tuple[int, int] | None:
         """From the first rank's beginning of some steps to the last rank's end, on the common clock."""
         spans = [

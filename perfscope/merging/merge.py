@@ -17,10 +17,15 @@ from typing import BinaryIO, TypeVar, cast
 
 from isal import igzip
 
+from perfscope.analyzers.findings import Findings
+from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
 from perfscope.analyzers.tracks.rank_tracks import RankTracks, measure_tracks
 from perfscope.constants import MIB
+from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.inputs import Inputs
+from perfscope.engine.registry import FINDINGS
+from perfscope.engine.run import Plan, analyze
 from perfscope.errors import MissingInput, NotATrace, SourceError
 from perfscope.merging.counters import draw_counters
 from perfscope.merging.events import to_text
@@ -160,15 +165,23 @@ def _explain_emptiness(job: JobTracks) -> str:
     )
 
 
+def _find_causes(inputs: Inputs, workers: int) -> tuple[Finding, ...]:
+    """What costs the most in all of the job, as `perfscope analyze` says it."""
+    results = analyze(inputs.locations, Plan(Execution(Backend.PROCESS, workers))).results
+    findings = results.get(FINDINGS)
+    return findings.findings if isinstance(findings, Findings) else ()
+
+
 def _move(
     tracks: JobTracks, inputs: Inputs, within: tuple[int, int] | None, folder: Path, workers: int
 ) -> list[_Piece]:
     """Write each trace as a piece, and the tracks of all ranks as the first one."""
+    findings = _find_causes(inputs, workers)
     slots = assign_slots(tracks.ranks, inputs.run)
     base_ns = {rank.trace: rank.base_ns - tracks.clock_of(rank.rank).offset_ns for rank in tracks.ranks}
-    whole = within or _window(tracks)
+    whole = within or tracks.window()
     origin_ns = whole[0]
-    overview = list(draw_overview(tracks, slots, origin_ns, within))
+    overview = list(draw_overview(tracks, findings, slots, origin_ns, within))
     if inputs.run is not None:
         overview += draw_counters(inputs.run, tracks, slots, origin_ns, whole)
     first = folder / "0"
@@ -188,22 +201,6 @@ def _move(
     ]
     moved = _map(_write_piece, [(move, folder) for move in moves], workers)
     return [_Piece(first, len(overview), ()), *moved]
-
-
-def _window(tracks: JobTracks) -> tuple[int, int]:
-    """From the first thing that the tracks show to the last one, on the common clock."""
-    starts, ends = [], []
-    for rank in tracks.ranks:
-        offset_ns = tracks.clock_of(rank.rank).offset_ns
-        starts += [step.start_ns - offset_ns for step in rank.steps]
-        ends += [step.last_ns - offset_ns for step in rank.steps]
-        if rank.states is not None:
-            starts.append(int(rank.states.start_ns[0]) - offset_ns)
-            ends.append(int(rank.states.end_ns[-1]) - offset_ns)
-        if not rank.steps and rank.states is None:
-            starts.append(rank.base_ns - offset_ns)
-            ends.append(rank.base_ns - offset_ns)
-    return min(starts), max(ends)
 
 
 def _write_piece(job: tuple[Move, Path]) -> _Piece:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.tracks.job_tracks import JobTracks, JoinedOperation
 from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks
 from perfscope.constants import NS_PER_US
 from perfscope.merging.events import TraceEvent, name_track, to_json, to_us
 from perfscope.merging.slots import OVERVIEW, Slot, arrow_id
+from perfscope.report import percent
 from perfscope.tables.trace import ABSENT
 
 _TRACKS_PER_RANK = 1_000
+_FINDINGS = 1
 _STEPS, _DEVICE, _PASSES, _BUBBLES, _COLLECTIVES = 0, 100, 200, 300, 400
 _MOST_DEVICES = 100
 _OPERATION_ARROW = "operation of several ranks"
@@ -31,18 +34,29 @@ class _Slice:
 
 
 def draw_overview(
-    tracks: JobTracks, slots: Mapping[str, Slot], origin_ns: int, within: tuple[int, int] | None
+    tracks: JobTracks,
+    findings: Sequence[Finding],
+    slots: Mapping[str, Slot],
+    origin_ns: int,
+    within: tuple[int, int] | None,
 ) -> Iterator[TraceEvent]:
-    """The tracks of all ranks.
+    """The tracks of all ranks, below those of the findings.
 
     Args:
         tracks: What they show.
+        findings: What costs the most; each is as long as all that is shown.
         slots: The slot of each trace.
         origin_ns: The moment on the common clock that is written as 0.
         within: What does not overlap these moments of the common clock is left out; all of it where absent.
     """
     yield from name_track(OVERVIEW, "all ranks (perfscope)", 0)
     lanes = _Lanes(origin_ns, within)
+    begin_ns, end_ns = within or tracks.window()
+    yield from lanes.draw(
+        _FINDINGS,
+        "findings",
+        [_Slice(_describe_finding(finding), begin_ns, end_ns, finding.data()) for finding in findings],
+    )
     for rank in tracks.ranks:
         slot, offset_ns = slots[rank.trace], tracks.clock_of(rank.rank).offset_ns
         first = slot.position * _TRACKS_PER_RANK
@@ -144,6 +158,10 @@ def _draw_operations(
         for index, (track, start_ns) in enumerate(ends if len(ends) > 1 else ()):
             phase = "s" if index == 0 else "f" if index == len(ends) - 1 else "t"
             yield lanes.point(phase, number, track, start_ns)
+
+
+def _describe_finding(finding: Finding) -> str:
+    return f"{finding.title}: {percent(finding.share):.1f} % of a step"
 
 
 def _name(operation: JoinedOperation) -> str:

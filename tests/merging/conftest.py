@@ -58,12 +58,23 @@ def parse(path: Path) -> Event:
     return document
 
 
+@pytest.fixture(scope="module")
+def merged_files() -> dict[tuple[str, ...], MergedFile]:
+    """Those of a module's tests by what was typed, so that none is made twice."""
+    return {}
+
+
 @pytest.fixture
-def merge_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> MergeInto:
+def merge_into(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], merged_files: dict[tuple[str, ...], MergedFile]
+) -> MergeInto:
     def merge(*words: object, name: str = "all.json.gz", code: int = 0) -> MergedFile:
-        target = tmp_path / name
-        answer = run(capsys, "merge", *words, "-o", target, "--format", "json")
-        assert answer.code == code, answer.err
-        return MergedFile(target, answer.data, parse(target))
+        typed = *map(str, words), name
+        if typed not in merged_files:
+            target = tmp_path / name
+            answer = run(capsys, "merge", *words, "-o", target, "--format", "json")
+            assert answer.code == code, answer.err
+            merged_files[typed] = MergedFile(target, answer.data, parse(target))
+        return merged_files[typed]
 
     return merge

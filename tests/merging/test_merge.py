@@ -276,3 +276,13 @@ def test_a_damaged_trace_gives_what_is_left_of_it(
     assert merged.said["traces"][0]["events"] == whole.said["traces"][0]["events"]
     assert 0 < merged.said["traces"][1]["events"] < whole.said["traces"][1]["events"]
     assert any("cut off" in warning for warning in merged.said["warnings"])
+
+
+def test_findings_stand_first(merge_into: MergeInto, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = FIXTURES / "whatif" / "slow_gpu"
+    merged = merge_into(slow)
+    findings = run(capsys, "analyze", slow, "--format", "json").data["results"]["findings"]
+    tracks = [event for event in merged.events if event["ph"] == "X" and event["pid"] == 1 and event["tid"] < 100]
+    assert findings
+    assert [track["args"]["id"] for track in tracks] == [finding["id"] for finding in findings]
+    assert len({(track["ts"], track["dur"]) for track in tracks}) == 1
