@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import call_safely
 from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
 
 if TYPE_CHECKING:
@@ -130,12 +131,15 @@ class GarbageWatch:
         self._report = report
         self._clock = clock
         self._began_ns = 0
-        self._oldest = len(gc.get_threshold()) - 1
-        gc.callbacks.append(self._on_collection)
+        oldest = len(gc.get_threshold()) - 1
 
-    def _on_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        if info["generation"] != self._oldest:
-            return
+        def on_collection(phase: str, info: Mapping[str, int]) -> None:
+            if info["generation"] == oldest:  # an error in a callback would be printed at each collection
+                call_safely(lambda: self._on_full_collection(phase))
+
+        gc.callbacks.append(on_collection)
+
+    def _on_full_collection(self, phase: str) -> None:
         if phase == "start":
             self._began_ns = self._clock()
         elif self._began_ns:

@@ -21,7 +21,7 @@ def losses(output: str) -> list[str]:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_whatever_fails_in_the_hooks_the_training_ends_as_without_them(name: str, tmp_path: Path) -> None:
-    command = [*launcher(name, ranks=1), SCRIPTS / "faults.py", name]
+    command = [*launcher(name, ranks=1), SCRIPTS / "train_with_broken_hooks.py", name]
     alone = run(command, tmp_path)
     captured = profile(
         *command, cwd=tmp_path, options=["--steps", "3-4", "--exec"], FAULTS=str(SCRIPTS / "break_hooks.py")
