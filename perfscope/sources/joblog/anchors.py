@@ -8,6 +8,7 @@ sequences of four bytes of the text are marked in a table: an anchor of which on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,6 @@ class AnchorSearch:
         self._is_short = np.asarray([len(anchor) < _GRAM for anchor in self.anchors])
         self._grams = np.concatenate(grams) if grams else np.empty(0, np.uint16)
         self._starts = np.cumsum([0, *(len(gram) for gram in grams)])[:-1]
-        self._table = np.zeros(1 << _TABLE_BITS, np.bool_)
 
     def find(self, text: bytes) -> list[bool]:
         """For each anchor, whether the text may contain it; False is certain."""
@@ -47,11 +47,17 @@ class AnchorSearch:
 
     def _mark(self, text: bytes) -> list[bool]:
         """For each anchor, whether all its sequences of four bytes are in the text."""
-        self._table[:] = False
+        table = np.zeros(1 << _TABLE_BITS, np.bool_)
         for offset in range(_GRAM):
-            self._table[_grams_from(text, offset)] = True
-        flags: Bool = np.logical_and.reduceat(self._table[self._grams], self._starts) | self._is_short
+            table[_grams_from(text, offset)] = True
+        flags: Bool = np.logical_and.reduceat(table[self._grams], self._starts) | self._is_short
         return [bool(flag) for flag in flags]
+
+
+@cache
+def search_for(anchors: tuple[bytes, ...]) -> AnchorSearch:
+    """The search for these anchors, which is made once."""
+    return AnchorSearch(anchors)
 
 
 def _grams(text: bytes) -> npt.NDArray[np.uint16]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.sources.joblog.anchors import AnchorSearch
+from perfscope.sources.joblog.anchors import search_for
 from perfscope.sources.joblog.assembly import assemble_log
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import SplitBlock
@@ -41,7 +41,7 @@ class _LogReader:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._rules = [rule for log_format in self._formats for rule in log_format.rules]
-        self._anchors = AnchorSearch([rule.anchor for rule in self._rules])
+        self._anchors = search_for(tuple(rule.anchor for rule in self._rules))
 
     def read(self, path: Path, size: int) -> JobLog:
         """Read the log: block by block, and in several processes once a fast path may be taken."""

@@ -79,7 +79,7 @@ FORMAT = Format(
     rules=(
         Rule(
             b"ms/batch",
-            re.compile(rb"\[step (?P<step>\d+)\].*?latency=(?P<latency>[^\s,]+) ms/batch"),
+            re.compile(rb"\[step (?P<step>\d+)\][^\n]{0,400}?latency=(?P<latency>[^\s,]+) ms/batch"),
             _on_step,
             begin=(b"[step ",),
         ),

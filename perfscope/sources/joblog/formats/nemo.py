@@ -74,7 +74,7 @@ _RULES = (
     Rule(
         b"train_step_timing in s:",
         re.compile(
-            rb"iteration \d+/(?P<total>\d+) \|.*?global_step: (?P<step>\d+) .*?"
+            rb"iteration \d+/(?P<total>\d+) \|[^\n]{0,800}?global_step: (?P<step>\d+) [^\n]{0,800}?"
             rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
         ),
         _on_line,

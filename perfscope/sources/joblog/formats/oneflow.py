@@ -65,7 +65,7 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(
         b"step: ",
         re.compile(
-            rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),.*? "
+            rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
             rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
         ),
         _on_stamped_step,
@@ -74,7 +74,7 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(
         b"samples/s: ",
         re.compile(
-            rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),.*?"
+            rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
             rb"samples/s: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
         ),
         _on_stamped_step,
@@ -82,7 +82,9 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(
         b"latency(ms): ",
-        re.compile(rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),.*?latency\(ms\): (?P<latency>[^\s|]+)"),
+        re.compile(
+            rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),[^\n]{0,300}?latency\(ms\): (?P<latency>[^\s|]+)"
+        ),
         _on_latency,
         begin=(b"iter: ",),
     ),

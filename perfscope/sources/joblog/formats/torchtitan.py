@@ -129,7 +129,7 @@ def _close(state: _State) -> None:
 
 
 _STEP = re.compile(
-    rb"step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*?"
+    rb"step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)[^\n]{0,300}?"
     rb"(?:memory:\s*(?P<memory>[\d.]+)GiB(?:\((?P<percent>[\d.]+)%\))?\s+)?[tw]ps:\s*(?P<tps>[\d,]+)"
     rb"(?:\s+tflops:\s*(?P<tflops>[\d.,]+))?"
 )

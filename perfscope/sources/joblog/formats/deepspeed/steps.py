@@ -130,7 +130,7 @@ RULES = (
     Rule(
         b"iter time (s):",
         re.compile(
-            rb"steps: (?P<step>\d+) loss: (?P<loss>\S+).*? iter time \(s\): (?P<seconds>[^,\s]+)"
+            rb"steps: (?P<step>\d+) loss: (?P<loss>\S+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
             rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?"
         ),
         _on_pipeline_step,
