@@ -18,6 +18,7 @@ from perfscope.tables.published import Constant, Figure, PublishedTable, Quantit
 
 #: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
 _OPERATIONS_PER_PASS = 2
+_LARGEST_RATIO = 50  # between precisions
 _FEWEST_OF_A_GROUP = 2
 _Q = Quantity
 _Bounds: TypeAlias = tuple[Fraction, Fraction]  # of positive numbers: the lower one first
@@ -174,11 +175,20 @@ def _memory_share(_table: PublishedTable, row: Row) -> Interval:
     return measured_interval(_require(row, _Q.MEMORY)) / measured_interval(_require(row, _Q.MEMORY_TOTAL))
 
 
+def _precision_speedup(_table: PublishedTable, row: Row) -> Interval:
+    """The throughput of the second precision over that of the first."""
+    first, second = _require(row, _Q.RATE), _require(row, _Q.SECOND_RATE)
+    if not 1 / _LARGEST_RATIO < second.number / first.number < _LARGEST_RATIO:
+        raise NotComputable("the two throughputs are in different units")
+    return measured_interval(second) / measured_interval(first)
+
+
 _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
     _Q.TFLOPS: tflops,
     _Q.AGGREGATE_PFLOPS: _aggregate,
     _Q.SAVE_SPEED: _save_speed,
     _Q.MEMORY_SHARE: _memory_share,
+    _Q.PRECISION_SPEEDUP: _precision_speedup,
 }
 
 

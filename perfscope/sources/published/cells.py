@@ -33,6 +33,7 @@ _TIME_REST = re.compile(
     r"\(?(?P<unit>ns|us|µs|ms|s|sec|secs|seconds?|min|mins|minutes|h|hours?|d|days?)?\)?(\s*(/|per)\s*(it|iter|iteration|step))?"
 )
 _SIZE_REST = re.compile(r"(?P<unit>[KMBT]|billion|million|bn)?(\s*param(eter)?s?)?", re.IGNORECASE)
+_COMPOUND_TIME = re.compile(r"\s*\d+ ?[dhm] ?\d")
 _CHANGE = re.compile(r"[(\uff08](?P<inside>[^()\uff08\uff09]*)[)\uff09]\s*$")
 _CHANGE_PART = re.compile(
     r"(?P<before>[↓↑+\-\u2212]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<after>[↓↑]?)\s*(?P<percent>%?)\s*(?P<last>[↓↑]?)"
@@ -61,8 +62,8 @@ def leading_number(cell: Cell) -> Figure | None:
 def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
     """The changes against a reference row that a cell states in parentheses after its value."""
     match = _CHANGE.search(cell.text)
-    if match is None or leading_number(cell) is None:
-        return ()
+    if match is None or leading_number(cell) is None or _COMPOUND_TIME.match(cell.text):
+        return ()  # the hours of 15h34m are not its value
     changes = []
     position = match.start("inside")
     for part in match["inside"].split(","):
@@ -207,6 +208,8 @@ _READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
     _Q.PEAK_FRACTION: _read_share,
     _Q.EFFICIENCY: _read_share,
     _Q.SPEEDUP: _read_speedup,
+    _Q.PRECISION_SPEEDUP: _read_speedup,
+    _Q.SECOND_RATE: _read_rate,
 }
 _SINGULAR = {
     _Q.GPUS: "number of GPUs",
