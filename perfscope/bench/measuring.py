@@ -17,6 +17,7 @@ from perfscope.bench.obstacles import Machine
 from perfscope.bench.settings import Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError
+from perfscope.report import percent
 from perfscope.sources.runs.run import read_run
 
 #: Reading JSON of unknown depth.
@@ -73,7 +74,14 @@ def run_perfscope(*words: str) -> Tree:
         PerfscopeError: It failed; its last line says why.
     """
     command = [sys.executable, "-m", "perfscope", "--quiet", *words, "--format", "json"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C ends the sweep, not the analysis of what has trained
+    )
     try:
         document: Tree = json.loads(ended.stdout)
     except ValueError:
@@ -157,12 +165,12 @@ def _find_tflops(
 
 
 def _find_findings(results: Tree) -> tuple[str, ...]:
-    """The parts of the wall time that are stated, largest first."""
-    findings = results.get("findings")
-    if isinstance(findings, list):
-        texts = [finding.get("title") or finding.get("text") for finding in findings if isinstance(finding, dict)]
-        return tuple(str(text) for text in texts if text)[:_MOST_FINDINGS]
-    return ()
+    """What costs the most, first the largest."""
+    findings = results.get("findings") or []
+    return tuple(
+        f"{finding['title'].lower()}: {percent(finding['share_of_step']):.0f} % of a step"
+        for finding in findings[:_MOST_FINDINGS]
+    )
 
 
 def _doubt(losses: Sequence[float], step_ns: Sequence[int], settings: Settings) -> list[str]:

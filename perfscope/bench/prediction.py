@@ -37,7 +37,7 @@ class Predictor:
             try:
                 predictions |= predict(measurement, place)
             except PerfscopeError as error:
-                notes.append(str(error))
+                notes.append(str(error).replace(str(place.run_dir), "the run"))
         return replace(measurement, predictions=predictions, unpredicted=tuple(notes))
 
     def _remember(self, measurement: Measurement) -> None:
@@ -46,7 +46,8 @@ class Predictor:
 
     def _plan(self, measurement: Measurement, place: Place) -> dict[str, float | None]:
         variant = measurement.variant
-        words = ["plan", "--run", str(place.run_dir), "--checkpointing", "full" if variant.recompute else "none"]
+        words = ["plan", "--run", str(place.run_dir), "--gpus", str(variant.nproc)]
+        words += ["--checkpointing", "full" if variant.recompute else "none"]
         for option, degree in variant.facts.layout.items():
             words += [f"--{option}", str(variant.nproc if degree == "all" else degree)]
         tflops = self._tflops.get(variant.precision)

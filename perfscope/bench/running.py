@@ -42,6 +42,7 @@ class Plan:
         variants: The rows.
         repetitions: Trainings of each row.
         seconds: What one training may take.
+        retries: Whether what failed earlier is trained again.
         start_ahead: Trainings that make their imports together before they train one by one.
         keeps_runs: Whether the runs of ``perfscope profile`` stay behind their analysis.
     """
@@ -52,6 +53,7 @@ class Plan:
     variants: tuple[Variant, ...]
     repetitions: int
     seconds: float
+    retries: bool
     start_ahead: int
     keeps_runs: bool
 
@@ -118,7 +120,8 @@ def read_rows(folder: Path) -> list[Measurement]:
 
 def run_trainings(plan: Plan, tell: Tell, predict: Predict) -> Iterator[Measurement]:
     """Run what is not yet measured, in turn, and yield each measurement once it is on disk."""
-    names = {measurement.name for measurement in read_rows(plan.folder)}
+    earlier = read_rows(plan.folder)
+    names = {measurement.name for measurement in earlier if measurement.reason is None or not plan.retries}
     trainings = order_trainings(plan.variants, plan.repetitions)
     pending = []
     for variant, repetition in trainings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 
@@ -133,11 +133,16 @@ def expand_matrix(
         for strategy in strategies
         for nproc in _choose_nprocs(STRATEGIES[strategy], nprocs)
     ]
+    return order_variants(rows)
+
+
+def order_variants(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """Rows in the order of a table, each once: by devices, precision and options, then as the strategies are listed."""
     order = {name: number for number, name in enumerate(STRATEGIES)}
     return tuple(
         sorted(
-            dict.fromkeys(rows),
-            key=lambda row: (row.nproc, precisions.index(row.precision), row.changes, order[row.strategy]),
+            dict.fromkeys(variants),
+            key=lambda row: (row.nproc, row.precision, row.changes, order.get(row.strategy, len(order))),
         )
     )
 

@@ -16,6 +16,7 @@ from perfscope.bench.prediction import Predictor
 from perfscope.bench.rows import sum_up
 from perfscope.bench.running import Plan, prepare_folder, read_rows, read_settings, run_trainings
 from perfscope.bench.scaling import scaling_sections
+from perfscope.bench.settings import choose_strategies, order_variants
 from perfscope.bench.tables import rows_data, sections_of
 from perfscope.commands.bench.options import MatrixOptions, RunOptions, SettingOptions, choose_matrix
 from perfscope.commands.options.common import FormatOption
@@ -45,7 +46,9 @@ def bench(
     """Train a model by many strategies under `perfscope profile`, and compare them in one table."""
     fit_bytes = None if running.fit is None else round(running.fit * GB)
     if results is not None:
-        return Outcome(to_report(read_settings(results), read_rows(results), fit_bytes), format)
+        strategies = choose_strategies(matrix.strategies.split(","))
+        chosen = [measurement for measurement in read_rows(results) if measurement.variant.strategy in strategies]
+        return Outcome(to_report(read_settings(results), chosen, fit_bytes), format)
     choice = choose_matrix(matrix, settings, running)
     machine = describe_machine(choice.settings)
     settings_here = prepare_folder(running.output, choice.settings)
@@ -56,6 +59,7 @@ def bench(
         variants=choice.variants,
         repetitions=choice.repetitions,
         seconds=running.timeout,
+        retries=running.retry,
         start_ahead=running.start_ahead,
         keeps_runs=running.keep_runs,
     )
@@ -63,7 +67,7 @@ def bench(
     earlier = read_rows(running.output)
     predictor = Predictor()
     predictor.start_from(earlier)
-    finished = list(earlier)
+    finished = [measurement for measurement in earlier if measurement.reason is None or not running.retry]
     code: ExitCode | int = ExitCode.OK
     notes = []
     try:
@@ -82,15 +86,13 @@ def bench(
         raise PerfscopeError("; ".join(notes) or "no row was run")
     if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
         code = ExitCode.FAILED
-    report = to_report(choice.settings.data_of(), chosen, fit_bytes, choice.variants)
+    report = to_report(settings_here.data_of(), chosen, fit_bytes)
     return Outcome(report, format, notes=tuple(notes), exit_code=code)
 
 
-def to_report(
-    settings: dict[str, Json], measurements: list[Measurement], fit_bytes: int | None, variants: tuple[object, ...] = ()
-) -> Report:
+def to_report(settings: dict[str, Json], measurements: list[Measurement], fit_bytes: int | None) -> Report:
     """The tables of the rows that are finished."""
-    rows = sum_up(measurements, variants)  # type: ignore[arg-type]
+    rows = sum_up(measurements, order_variants(measurement.variant for measurement in measurements))
     first = next((row for row in rows if row.trainings), None)
     advice = advise(rows, fit_bytes)
     batch = f"{settings['batch']} samples {'a device' if settings['is_weak'] else 'a step'}"

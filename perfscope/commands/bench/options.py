@@ -25,7 +25,6 @@ from perfscope.errors import UsageError
 _ROWS, _TRAINING, _RUNNING = "Rows", "Training", "Running"
 _DEFAULTS: dict[str, object] = {
     "model": "gpt2-small",
-    "image-size": 28,
     "warmup": 3,
     "steps": 10,
     "micro-batches": 4,
@@ -35,6 +34,7 @@ _DEFAULTS: dict[str, object] = {
     "saves": True,
 }
 _BATCH = {"cuda": 64, "cpu": 16}
+_IMAGE_SIZE = {"cuda": 28, "cpu": 16}
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
 
@@ -121,7 +121,9 @@ class SettingOptions:
     image_size: Annotated[
         int | None,
         typer.Option(
-            help="Size of a side of a synthetic image, in pixels.", show_default="28", rich_help_panel=_TRAINING
+            help="Size of a side of a synthetic image, in pixels.",
+            show_default="28, on CPUs 16",
+            rich_help_panel=_TRAINING,
         ),
     ] = None
     micro_batches: Annotated[
@@ -178,6 +180,10 @@ class RunOptions:
             min=1, help="Time limit of one training: the second at which it is ended.", rich_help_panel=_RUNNING
         ),
     ] = 600
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Train again what failed in an earlier call.", rich_help_panel=_RUNNING),
+    ] = False
     start_ahead: Annotated[
         int,
         typer.Option(
@@ -246,6 +252,7 @@ def choose_matrix(matrix: MatrixOptions, typed: SettingOptions, running: RunOpti
     device = str(values.get("devices") or _find_device())
     if device not in set(Devices):
         raise UsageError(f"there is no device {device!r}", hint="cpu or cuda")
+    values.setdefault("image-size", _IMAGE_SIZE[device])
     for name in ("image-size", "steps", "micro-batches", "split-size", "repetitions"):
         require_positive(f"--{name}", _whole(values[name]))
     if _whole(values["warmup"]) < 1:

@@ -19,7 +19,19 @@ from perfscope.renderers import Format
 from perfscope.report import Report
 
 #: Commands that only read; any other command in a marker is refused.
-READING = ("analyze", "compare", "whatif", "tflops", "plan", "bubble", "checkpoint", "scaling", "logs", "report")
+READING = (
+    "analyze",
+    "bench",
+    "compare",
+    "whatif",
+    "tflops",
+    "plan",
+    "bubble",
+    "checkpoint",
+    "scaling",
+    "logs",
+    "report",
+)
 _READING_REPORTS = ("table", "runs", "environment", "overhead", "mfu")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
@@ -73,6 +85,7 @@ def answer_with(group: TyperGroup) -> Answer:
 
 def _refuse_writing(words: Sequence[str]) -> None:
     only_reads = words[0] in READING and (words[0] != "report" or (words[1:2] and words[1] in _READING_REPORTS))
+    only_reads = only_reads and (words[0] != "bench" or "--results" in words)
     if not only_reads:
         raise PerfscopeError(
             f"{' '.join(words[:2])!r} is not a read-only command", hint=f"allowed: {', '.join(READING)}"

@@ -81,8 +81,9 @@ class Job:
         return bool(self.options.precision == "bf16")
 
     def join_group(self) -> None:
-        """Join the group of all processes."""
-        dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        """Join the group of all processes, unless that was done."""
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
     def layers(self) -> list[nn.Module]:
         """The layers, with the same weights on every rank; recomputed in the backward pass where that was asked for."""

@@ -1,0 +1,132 @@
+"""Measurements and settings on disk, and matrix files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.bench.matrix_file import expand_rows, read_matrix
+from perfscope.bench.measurement import Measurement, read_measurement
+from perfscope.bench.running import prepare_folder, read_rows, read_settings
+from perfscope.errors import SourceError, UsageError
+from tests.bench.examples import SETTINGS, measurement, variant
+
+
+def test_a_measurement_survives_its_file(tmp_path: Path) -> None:
+    whole = measurement(
+        variant("fsdp2", 2, recompute=True),
+        12.5,
+        1,
+        memory=(5, 7),
+        losses=(2.0, 1.5),
+        shares={"compute": 0.5},
+        tflops={"products": 3.25},
+        predictions={"plan_step_s": None},
+        unpredicted=("no traces",),
+        notes=("a doubt",),
+    )
+    whole.write(tmp_path)
+    assert read_measurement(tmp_path / "fsdp2-2-fp32-recompute.1.json") == whole
+
+
+def test_a_failure_survives_its_file(tmp_path: Path) -> None:
+    failed = Measurement(variant(), 0, reason="failed: exit code 1")
+    failed.write(tmp_path)
+    assert read_measurement(tmp_path / "ddp-2-fp32.0.json") == failed
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"schema": "perfscope/analysis/1"}'])
+def test_another_file_is_no_measurement(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="is not a measurement"):
+        read_measurement(path)
+
+
+def test_a_folder_goes_on_with_the_same_settings_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "bench"
+    prepare_folder(folder, SETTINGS)
+    assert prepare_folder(folder, replace(SETTINGS, threads=9)) == SETTINGS
+    assert read_settings(folder)["model"] == "gpt:2x32x16"
+    with pytest.raises(UsageError, match="other settings: batch 16 to 32"):
+        prepare_folder(folder, replace(SETTINGS, batch=32))
+
+
+def test_a_folder_of_something_else_stays_untouched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="holds no benchmark"):
+        prepare_folder(tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    with pytest.raises(SourceError, match="holds no benchmark"):
+        read_settings(tmp_path)
+    assert read_rows(tmp_path) == []
+
+
+def matrix_file(folder: Path, text: str) -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_matrix_file_lists_rows_each_once(tmp_path: Path) -> None:
+    path = matrix_file(
+        tmp_path,
+        """
+        model = "gpt2-small"
+        batch-size = 8
+        weak = true
+        [[rows]]
+        strategies = ["single", "ddp"]
+        nproc = [1, 2]
+        [[rows]]
+        strategies = ["ddp"]
+        nproc = [2]
+        precision = ["bf16", "fp32"]
+        options = ["plain", "recompute"]
+        """,
+    )
+    document = read_matrix(path)
+    assert document["batch-size"] == 8
+    assert [row.key for row in expand_rows(document, "fp32")] == [
+        "single-1-fp32",
+        "ddp-1-fp32",
+        "ddp-2-fp32",
+        "ddp-2-bf16",
+        "ddp-2-bf16-recompute",
+        "ddp-2-fp32-recompute",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("model = ", "is not TOML"),
+        ("modell = 'x'\n[[rows]]\nnproc = [1]", "unknown key 'modell'"),
+        ("steps = 'ten'\n[[rows]]\nnproc = [1]", "steps must be of type int"),
+        ("weak = 1\n[[rows]]\nnproc = [1]", "weak must be of type bool"),
+        ("model = 'gpt2-small'", "has no table [[rows]]"),
+        ("[[rows]]\nranks = [1]", "unknown key 'ranks'"),
+        ("[[rows]]\nnproc = 2", "nproc must be a list of int"),
+        ("[[rows]]\nnproc = [true]", "nproc must be a list of int"),
+    ],
+)
+def test_a_matrix_file_that_means_nothing_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        read_matrix(matrix_file(tmp_path, text))
+    assert problem in str(caught.value)
+
+
+def test_unknown_words_in_rows_are_named(tmp_path: Path) -> None:
+    for line, word in (("options = ['fast']", "fast"), ("precision = ['fp8']", "fp8"), ("strategies = ['x']", "'x'")):
+        document = read_matrix(matrix_file(tmp_path, f"[[rows]]\n{line}"))
+        with pytest.raises(UsageError, match=word):
+            expand_rows(document, "fp32")
+
+
+def test_the_settings_are_plain_json(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "bench", SETTINGS)
+    document = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert document["schema"] == "perfscope/bench-settings/1"

@@ -1,0 +1,87 @@
+"""Rows are summed up and compared as an independent calculation does, and chance is not taken for a difference."""
+
+from __future__ import annotations
+
+import random
+from math import exp, log
+from statistics import median
+
+import pytest
+from scipy import stats
+
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.rows import Row, compare_rows, sum_up
+from tests.bench.examples import measurement, variant
+
+SINGLE, DDP = variant("single", 1), variant("ddp", 2)
+
+
+def rows_of(steps: dict[str, list[float]]) -> dict[str, Row]:
+    """Rows of trainings with these steps in ms, one a round."""
+    variants = {"single": SINGLE, "ddp": DDP}
+    return {
+        name: sum_up([measurement(variants[name], ms, number) for number, ms in enumerate(series)])[0]
+        for name, series in steps.items()
+    }
+
+
+def test_a_row_is_the_median_of_its_trainings() -> None:
+    row = rows_of({"ddp": [10.0, 30.0, 11.0]})["ddp"]
+    assert row.step_s == pytest.approx(0.011)
+    assert row.samples_per_s == pytest.approx(16 / 0.011)
+    assert row.tokens_per_s == pytest.approx(256 / 0.011)
+
+
+def test_the_interval_and_the_ratio_are_students() -> None:
+    draw = random.Random(1)
+    slow = [20.0 * exp(draw.gauss(0, 0.02)) for _ in range(5)]
+    fast = [10.0 * exp(draw.gauss(0, 0.02)) for _ in range(5)]
+    rows = rows_of({"single": slow, "ddp": fast})
+    expected = stats.ttest_1samp([log(ms / 1e3) for ms in fast], 0).confidence_interval(0.95)
+    assert rows["ddp"].interval == pytest.approx((16 / exp(expected.high), 16 / exp(expected.low)), rel=1e-6)
+    ratio = compare_rows(rows["ddp"], rows["single"])
+    assert ratio is not None
+    logs = [log(one / other) for one, other in zip(slow, fast, strict=True)]
+    paired = stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    assert ratio.interval == pytest.approx((exp(paired.low), exp(paired.high)), rel=1e-6)
+    assert ratio.value == pytest.approx(median(slow) / median(fast), rel=1e-6)
+    assert ratio.differs is True
+
+
+def test_equal_rows_differ_as_rarely_as_the_confidence_says() -> None:
+    draw = random.Random(2)
+    verdicts = []
+    for _ in range(400):
+        rows = rows_of({name: [10 * exp(draw.gauss(0, 0.03)) for _ in range(4)] for name in ("single", "ddp")})
+        ratio = compare_rows(rows["ddp"], rows["single"])
+        assert ratio is not None
+        verdicts.append(ratio.differs)
+    assert 0.02 < verdicts.count(True) / len(verdicts) < 0.09
+
+
+def test_drift_that_slows_every_round_hides_no_difference() -> None:
+    drift = [1.0, 1.3, 1.6, 1.9]
+    rows = rows_of({"single": [10 * slower for slower in drift], "ddp": [9.9 * slower for slower in drift]})
+    ratio = compare_rows(rows["ddp"], rows["single"])
+    assert ratio is not None
+    assert ratio.differs is True
+
+
+def test_one_training_tells_nothing_of_chance() -> None:
+    rows = rows_of({"single": [10.0], "ddp": [5.0]})
+    ratio = compare_rows(rows["ddp"], rows["single"])
+    assert ratio is not None
+    assert (ratio.value, ratio.interval, ratio.differs) == (2.0, None, None)
+
+
+def test_a_row_without_a_training_has_its_reason_and_no_figure() -> None:
+    (row,) = sum_up([Measurement(DDP, 0, reason="out of memory: CUDA out of memory")])
+    assert [row.samples_per_s, row.interval, row.largest_memory_bytes, row.step_s] == [None] * 4
+    assert row.notes == ("out of memory: CUDA out of memory",)
+    assert compare_rows(row, rows_of({"single": [1.0]})["single"]) is None
+
+
+def test_a_row_of_which_some_trainings_failed_says_how_many() -> None:
+    (row,) = sum_up([measurement(DDP, 10.0), Measurement(DDP, 1, reason="failed: RuntimeError: gone")])
+    assert len(row.trainings) == 1
+    assert row.notes == ("1 of 2 trainings failed: RuntimeError: gone",)

@@ -1,0 +1,98 @@
+"""Rows of a matrix, their order in time, and what keeps a row from running."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.bench.obstacles import find_obstacle
+from perfscope.bench.running import order_trainings
+from perfscope.bench.settings import Variant, choose_strategies, expand_matrix, read_variant
+from perfscope.errors import UsageError
+from perfscope.workloads.strategies import STRATEGIES
+from tests.bench.examples import MACHINE, SETTINGS, variant
+
+
+def test_all_strategies_on_one_and_two_devices_make_more_than_sixteen_rows() -> None:
+    rows = expand_matrix(choose_strategies(["all"]), [1, 2], ["fp32"], [()])
+    assert len(rows) >= 16
+    assert {row.strategy for row in rows} == set(STRATEGIES)
+    assert len({row.key for row in rows}) == len(rows)
+
+
+def test_the_first_row_is_one_device_whatever_numbers_are_asked_for() -> None:
+    rows = expand_matrix(choose_strategies(["ddp", "single"]), [2, 4], ["fp32"], [()])
+    assert [(row.strategy, row.nproc) for row in rows] == [("single", 1), ("ddp", 2), ("ddp", 4)]
+
+
+def test_precisions_and_options_multiply_the_rows() -> None:
+    rows = expand_matrix(["ddp"], [2], ["fp32", "bf16"], [(), ("recompute", "compile")])
+    assert [row.key for row in rows] == [
+        "ddp-2-bf16",
+        "ddp-2-bf16-recompute-compile",
+        "ddp-2-fp32",
+        "ddp-2-fp32-recompute-compile",
+    ]
+
+
+def test_a_misspelled_strategy_is_named_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no strategy 'dpp'") as caught:
+        choose_strategies(["single", "dpp"])
+    assert "fsdp2-tp" in str(caught.value.hint)
+
+
+def test_rounds_go_there_and_back_so_that_drift_is_no_rows_own() -> None:
+    rows = [variant("single", 1), variant("ddp"), variant("tp")]
+    order = order_trainings(rows, 4)
+    assert sorted((row.key, number) for row, number in order) == sorted(
+        (row.key, number) for row in rows for number in range(4)
+    )
+    # A clock that runs evenly slower adds the same to every row over an even number of rounds.
+    drift = {row.key: sum(time for time, (other, _) in enumerate(order) if other == row) for row in rows}
+    assert len(set(drift.values())) == 1
+
+
+def test_a_variant_survives_its_file() -> None:
+    row = Variant("fsdp2", 4, "bf16", recompute=True, compile=True)
+    assert read_variant({**row.data(), "of_a_later_version": 1}) == row
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "machine", "reason"),
+    [
+        (variant("ddp", 3), {}, {}, "a batch of 16 cannot be divided among 3 devices"),
+        (variant("fsdp2-tp", 6), {}, {}, "a batch of 16 cannot be divided among 3 pairs of devices"),
+        (variant("1f1b", 2), {"micro_batches": 3}, {}, "a batch of 16 cannot be divided among 3 micro-batches"),
+        (variant("ddp", 4), {"device": "cuda"}, {"gpus": 2}, "4 devices are asked for, and this host has 2 GPUs"),
+        (variant("interleaved", 4), {}, {}, "a model of 4 layers cannot be cut into 8 stages"),
+        (variant("fsdp2-tp", 3), {}, {}, "3 devices are not a multiple of 2"),
+        (variant("tp", 2), {}, {"has_splits": False}, "it is not known how to split the products of gpt:2x32x16"),
+        (variant("dp", 1), {}, {}, "it needs at least 2 devices"),
+    ],
+)
+def test_what_cannot_run_is_skipped_with_its_reason(
+    row: Variant, changes: dict[str, object], machine: dict[str, object], reason: str
+) -> None:
+    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    here = replace(MACHINE, **machine)  # type: ignore[arg-type]
+    assert find_obstacle(row, settings, here) == f"skipped: {reason}"
+
+
+@pytest.mark.parametrize(("package", "strategy"), [("deepspeed", "zero-2"), ("megatron", "megatron-tp")])
+def test_a_missing_package_skips_its_strategies_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, strategy: str
+) -> None:
+    monkeypatch.setattr("perfscope.bench.obstacles.find_spec", lambda _name: None)
+    assert find_obstacle(variant(strategy), SETTINGS, MACHINE) == f"skipped: {package} is not installed"
+    assert find_obstacle(variant("ddp"), SETTINGS, MACHINE) is None
+
+
+def test_with_a_launcher_of_several_hosts_this_hosts_gpus_are_no_limit() -> None:
+    settings = replace(SETTINGS, device="cuda", launcher="srun -n {nproc}")
+    assert find_obstacle(variant("ddp", 16), settings, replace(MACHINE, gpus=8)) is None
+
+
+def test_the_batch_grows_with_the_devices_where_it_is_that_of_each() -> None:
+    assert SETTINGS.batch_of(variant("ddp", 4)) == 16
+    assert replace(SETTINGS, is_weak=True).batch_of(variant("ddp", 4)) == 64

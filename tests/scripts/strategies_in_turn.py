@@ -1,0 +1,37 @@
+"""Trains a small model by one strategy after the other in the same two processes, and prints every loss as JSON."""
+
+import json
+import sys
+from importlib import import_module
+
+from torch import distributed
+
+from perfscope.workloads.strategies import STRATEGIES, Processes
+from perfscope.workloads.strategies.train import parse_options, train
+from perfscope.workloads.tasks.job import find_job
+from perfscope.workloads.tasks.task import make_task
+
+names, words = sys.argv[1].split(","), sys.argv[2:]
+losses = {}
+for name in names:
+    strategy = STRATEGIES[name]
+    options = parse_options([*words, "--strategy", name])
+    options.devices = 2 if strategy.processes is Processes.ALL_DEVICES else 1
+    job = find_job(make_task(options.model, options.data, options.image_size), options)
+    build = import_module(f"perfscope.workloads.strategies.{strategy.module}").build
+    training = build(job, **strategy.options)
+    own = train(job, training)
+    everywhere = [None] * job.world_size
+    if job.world_size > 1:
+        job.join_group()
+        distributed.all_gather_object(everywhere, own)
+    else:
+        everywhere = [own]
+    columns = zip(*everywhere, strict=True)
+    losses[name] = [sum(known) / len(known) for known in ([x for x in c if x is not None] for c in columns)]
+    if name == "rpc":
+        training.leave()
+if job.rank == 0:
+    print("LOSSES", json.dumps(losses))
+if distributed.is_initialized():
+    distributed.destroy_process_group()

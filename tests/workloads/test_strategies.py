@@ -1,0 +1,100 @@
+"""Strategies train: the loss falls, and strategies that compute the same agree on it within rounding."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import socket
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from perfscope.workloads.strategies import STRATEGIES, Processes
+from tests.conftest import ROOT, SCRIPTS, run
+
+pytestmark = pytest.mark.slow
+
+GPT = ("--model", "gpt:2x32x16x64", "--batch", "8", "--steps", "6")
+#: Four micro-batches of the batch norms are not the whole batch, so only strategies of the same kind are alike.
+RESNET = ("--model", "resnet50", "--image-size", "8", "--batch", "16", "--steps", "4")
+ALONE = [name for name, strategy in STRATEGIES.items() if strategy.processes is not Processes.ONE_A_DEVICE]
+TOGETHER = [name for name, strategy in STRATEGIES.items() if strategy.processes is Processes.ONE_A_DEVICE]
+#: Of one rounding of fp32; steps of Adam with tiny gradients turn it into a little more.
+ROUNDING = 2e-5
+
+
+def losses_of(folder: Path, names: list[str], *words: str, processes: int = 2) -> dict[str, list[float]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master_port", port]
+    ended = run([*launcher, SCRIPTS / "strategies_in_turn.py", ",".join(names), *words], cwd=folder, MASTER_PORT=port)
+    assert ended.code == 0, ended.stderr[-3000:]
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("LOSSES "))
+    found: dict[str, list[float]] = json.loads(line.removeprefix("LOSSES "))
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    folder = tmp_path_factory.mktemp("gpt")
+    # RPC agents and Megatron's groups stay for the rest of a process's life, so these come last.
+    together = sorted(TOGETHER, key=lambda name: name in {"megatron-tp", "rpc"})
+    return losses_of(folder, ALONE, *GPT, processes=1) | losses_of(folder, together, *GPT)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_loss_falls(gpt: dict[str, list[float]], name: str) -> None:
+    assert gpt[name][-1] < gpt[name][0] - 0.05
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains_the_same_weights_where_no_layer_sees_other_samples(
+    gpt: dict[str, list[float]], name: str
+) -> None:
+    assert gpt[name] == pytest.approx(gpt["single"], rel=ROUNDING)
+
+
+def test_with_batch_norms_equal_strategies_agree(tmp_path: Path) -> None:
+    """ZeRO 1 and 2 keep weights in one buffer, so convolutions round otherwise, which Adam's first step enlarges."""
+    as_they_are, in_a_buffer = ["ddp", "zero-ddp", "fsdp2", "deepspeed", "zero-0"], ["zero-1", "zero-2"]
+    losses = losses_of(tmp_path, [*as_they_are, *in_a_buffer], *RESNET)
+    for name in as_they_are:
+        assert losses[name] == pytest.approx(losses["ddp"], rel=1e-4), name
+    assert losses["zero-1"] == pytest.approx(losses["zero-2"], rel=1e-4)
+    assert losses["zero-1"][0] == pytest.approx(losses["ddp"][0], rel=1e-4)
+
+
+def test_recomputation_and_bf16_change_no_loss_beyond_their_rounding(
+    tmp_path: Path, gpt: dict[str, list[float]]
+) -> None:
+    losses = losses_of(tmp_path, ["ddp", "fsdp2", "1f1b", "tp", "zero-3"], *GPT, "--recompute")
+    for name, series in losses.items():
+        assert series == pytest.approx(gpt["single"], rel=ROUNDING), name
+    losses = losses_of(tmp_path, ["ddp", "fsdp2", "1f1b", "tp", "zero-2", "megatron-tp"], *GPT, "--precision", "bf16")
+    for name, series in losses.items():
+        assert series != gpt["single"], name
+        assert series == pytest.approx(gpt["single"], rel=2e-2), name
+
+
+@cache
+def module_names() -> set[str]:
+    return {strategy.module for strategy in STRATEGIES.values()}
+
+
+@pytest.mark.parametrize("name", sorted(module_names()))
+def test_a_strategy_is_one_short_file_with_build(name: str) -> None:
+    source = (ROOT / "perfscope" / "workloads" / "strategies" / f"{name}.py").read_text()
+    assert len(source.splitlines()) <= 100
+    assert "def build(job: Job" in source
+
+
+def test_the_options_of_a_strategy_are_those_of_its_build() -> None:
+    for name, strategy in STRATEGIES.items():
+        build = importlib.import_module(f"perfscope.workloads.strategies.{strategy.module}").build
+        assert set(strategy.options) <= set(inspect.signature(build).parameters), name
