@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+from tabulate import tabulate
 
 from perfscope.report import Cell, Column, Report, Section, escape_control_characters
 
 _ABSENT = "n/a"
-#: A column is wider than its heading by as much.
-_LEAST_PADDING = 2
 _DEEPEST_LEVEL = 6  # of a heading, in markdown
 
 
@@ -53,31 +53,10 @@ def _section(section: Section, level: int) -> list[str]:
 
 def _table(section: Section) -> str:
     cells = [[_cell(value, column) for value, column in zip(row, section.columns, strict=True)] for row in section.rows]
+    alignment = ["right" if _is_numeric(section, index) else "left" for index in range(len(section.columns))]
     headings = [_escape(column.heading) for column in section.columns]
-    is_right = [_is_numeric(section, index) for index in range(len(headings))]
-    widths = [
-        max(len(heading) + _LEAST_PADDING, *(len(row[index]) for row in cells), 0)
-        for index, heading in enumerate(headings)
-    ]
-    rule = [_rule(width, is_right=right, is_empty=not cells) for width, right in zip(widths, is_right, strict=True)]
-    lines = (_line(row, widths, is_right) for row in cells)
-    return "\n".join((_line(headings, widths, is_right), f"|{'|'.join(rule)}|", *lines))
-
-
-def _line(row: Sequence[str], widths: Sequence[int], is_right: Sequence[bool]) -> str:
-    padded = (
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(row, widths, is_right, strict=True)
-    )
-    return f"| {' | '.join(padded)} |"
-
-
-def _rule(width: int, *, is_right: bool, is_empty: bool) -> str:
-    """The dashes under a heading, with the colon that aligns the column."""
-    dashes = "-" * (width + 1)
-    if is_empty:
-        return f"{dashes}-"
-    return f"{dashes}:" if is_right else f":{dashes}"
+    text: str = tabulate(cells, headings, tablefmt="pipe", colalign=alignment if cells else None, disable_numparse=True)
+    return text
 
 
 def _is_numeric(section: Section, index: int) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
-import re
 
 import pytest
-from tabulate import tabulate
 
 from perfscope.renderers import Format, markdown, render
 from perfscope.report import Column, Report, Section
@@ -65,38 +62,3 @@ def test_json_refuses_what_is_no_number() -> None:
 
 def test_csv_has_full_precision_and_empty_cells() -> None:
     assert render(REPORT, Format.CSV) == "section,Name,Time (ms),Count\nTimes,a|b,1.005,3\nTimes,c,,12\n"
-
-
-def test_tables_are_those_of_tabulate() -> None:
-    """The library takes longer to import than most tables take to write."""
-    generator = random.Random(3)
-    alphabet = "ab|1 .,%ü"
-
-    def text() -> str:
-        return "".join(generator.choice(alphabet) for _ in range(generator.randrange(9))).strip()
-
-    for _ in range(300):
-        columns = tuple(Column(text(), generator.randrange(4)) for _ in range(generator.randrange(1, 5)))
-        kinds = [generator.choice(("text", "number", "either")) for _ in columns]
-        rows = tuple(
-            tuple(_made_cell(generator, kind, text()) for kind in kinds) for _ in range(generator.randrange(5))
-        )
-        section = Section("Title", columns, rows)
-        (block,) = markdown.render_sections([section], 1).split("\n\n")[1:]
-        lines = [[cell.strip() for cell in _cells(line)] for line in block.strip().split("\n")]
-        aligned = ["right" if rule.endswith(":") else "left" for rule in lines[1]]
-        expected = tabulate(
-            lines[2:], lines[0], tablefmt="pipe", colalign=aligned if rows else None, disable_numparse=True
-        )
-        assert block.strip("\n") == expected
-
-
-def _made_cell(generator: random.Random, kind: str, text: str) -> str | float | None:
-    if generator.random() < 0.2:
-        return None
-    is_number = kind == "number" or (kind == "either" and generator.random() < 0.5)
-    return generator.choice((generator.random() * 100, generator.randrange(1000))) if is_number else text
-
-
-def _cells(line: str) -> list[str]:
-    return re.split(r"(?<!\\)\|", line)[1:-1]
