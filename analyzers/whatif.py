@@ -41,6 +41,7 @@ class WhatIf:
         replayed: The steps that scenarios are compared with: without what the profiler costs the host, where known.
         undisturbed_ns: The time of a step that nobody profiled; absent where not known.
         overhead_ns: What the profiler was found to cost the host between two calls.
+        is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
         outlooks: The scenarios, those that save most first.
         path: The critical path of the replay.
         contention: What communication costs the kernels beside it.
@@ -53,6 +54,7 @@ class WhatIf:
     replayed: StepSpan
     undisturbed_ns: float | None
     overhead_ns: float
+    is_overhead_known: bool
     outlooks: tuple[Outlook, ...]
     path: tuple[PathPart, ...]
     contention: tuple[Contention, ...]
@@ -96,7 +98,7 @@ class WhatIf:
         rows: list[tuple[Cell, ...]] = [
             ("as measured", measured / NS_PER_MS, None, None, _count_steps(self.measured.steps))
         ]
-        if self.overhead_ns:
+        if self.overhead_ns and self.is_overhead_known:
             compared_ns = self.replayed.step_ns
             rows.append(
                 ("without the profiler", compared_ns / NS_PER_MS, None, None, "what scenarios are compared with")
@@ -127,6 +129,10 @@ class WhatIf:
         undisturbed = f"Steps that nobody profiled took {self.undisturbed_ns / NS_PER_MS:.2f} ms"
         if not self.overhead_ns:
             return [f"{undisturbed}: the host is taken as profiled."]
+        if not self.is_overhead_known:
+            return [
+                f"{undisturbed}. They do not wait for the host, which is taken 30 % faster between calls than profiled."
+            ]
         note = f"{undisturbed}: the host is taken {self.overhead_ns / NS_PER_US:.1f} us faster between two calls"
         left = self.replayed.step_ns / self.undisturbed_ns - 1
         return [f"{note}, which leaves {left:+.1%}."]
@@ -230,6 +236,7 @@ def answer(
         replayed=measured.replayed,
         undisturbed_ns=measured.undisturbed_ns,
         overhead_ns=measured.overhead_ns,
+        is_overhead_known=measured.is_overhead_known,
         outlooks=tuple(outlooks),
         path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
         contention=measured.contention,

@@ -53,7 +53,7 @@ class Pair:
     @property
     def undisturbed_ms(self) -> float | None:
         """The median of the unprofiled steps of the traced training; absent where they were not on this machine."""
-        return _median_ms(self.traces, Path(self.traces).name)
+        return _median_ms(self.traces, Path(self.traces).name.removesuffix("_sync"))
 
     def predict_ms(self) -> float:
         """The predicted step."""
@@ -85,43 +85,52 @@ def _pairs(kind: str, traces: str, *scenarios: tuple[str, str]) -> list[Pair]:
     return [Pair(kind, traces, scenario, made) for scenario, made in scenarios]
 
 
-PAIRS: tuple[Pair, ...] = (
+#: Every pair that was measured and whose traces are kept.
+_BUCKETS, _PIPELINES, _CHANGES = "pairs/buckets", "pairs/pipelines", "pairs/changes"
+ALL: tuple[Pair, ...] = (
     *_pairs("communication", "base", ("communication-free", "base without communication")),
     *_pairs("communication", "no_overlap", ("communication-free", "base without communication")),
-    *_pairs("communication", "pairs/buckets/base", ("communication-free", "nosync")),
+    *_pairs("communication", f"{_BUCKETS}/base", ("communication-free", "nosync")),
+    *_pairs("communication", f"{_BUCKETS}/bucket2000", ("communication-free", "nosync")),
+    *_pairs("communication", f"{_CHANGES}/base_sync", ("communication-free", "nosync")),
+    *_pairs("communication", f"{_CHANGES}/bucket5", ("communication-free", "nosync")),
     *_pairs("overlap", "no_overlap", ("perfect-overlap", "base")),
-    *_pairs("overlap", "pairs/buckets/bucket2000", ("perfect-overlap", "base")),
-    *_pairs("stragglers", "slow_gpu", ("no-stragglers", "base"), ("median-device=1", "base")),
-    *_pairs(
-        "bucket size",
-        "pairs/buckets/base",
-        ("bucket=5", "bucket5"),
-        ("bucket=100", "bucket100"),
-        ("bucket=2000", "bucket2000"),
-    ),
-    *_pairs(
-        "bucket size",
-        "pairs/buckets/bucket2000",
-        ("bucket=5", "bucket5"),
-        ("bucket=25", "base"),
-        ("bucket=100", "bucket100"),
-    ),
-    *_pairs("accumulation", "pairs/buckets/base", ("accumulation=2", "acc2"), ("accumulation=4", "acc4")),
-    *_pairs("micro-batches", "pairs/pipelines/1f1b_m4", ("microbatches=8", "1f1b_m8"), ("microbatches=16", "1f1b_m16")),
-    *_pairs("schedule", "pairs/pipelines/1f1b_m4", ("schedule=gpipe", "gpipe_m4")),
-    *_pairs(
-        "device of a stage", "pairs/pipelines/slow_device", ("median-device=2", "1f1b_m8"), ("no-stragglers", "1f1b_m8")
-    ),
-    *_pairs("host of a stage", "pairs/pipelines/slow_host", ("median-host=1", "1f1b_m8")),
-    *_pairs("stragglers of a stage", "pairs/pipelines/pp2dp2_slow", ("no-stragglers", "pp2dp2")),
+    *_pairs("overlap", f"{_BUCKETS}/bucket2000", ("perfect-overlap", "base")),
+    *_pairs("stragglers", "slow_gpu", ("no-stragglers", "base")),
+    *_pairs("device of a rank", "slow_gpu", ("median-device=1", "base")),
+    *_pairs("host of a rank", f"{_CHANGES}/delay", ("median-host=1", "item"), ("no-stragglers", "item")),
+    *_pairs("bucket size", f"{_BUCKETS}/base", ("bucket=5", "bucket5"), ("bucket=100", "bucket100")),
+    *_pairs("bucket size", f"{_BUCKETS}/base", ("bucket=2000", "bucket2000")),
+    *_pairs("bucket size", f"{_BUCKETS}/bucket2000", ("bucket=5", "bucket5"), ("bucket=25", "base")),
+    *_pairs("bucket size", f"{_BUCKETS}/bucket2000", ("bucket=100", "bucket100")),
+    *_pairs("bucket size", f"{_CHANGES}/bucket5", ("bucket=25", "base")),
+    *_pairs("accumulation", f"{_BUCKETS}/base", ("accumulation=2", "acc2"), ("accumulation=4", "acc4")),
+    *_pairs("accumulation", f"{_BUCKETS}/acc4", ("accumulation=2", "acc2"), ("accumulation=1", "base")),
+    *_pairs("micro-batches", f"{_PIPELINES}/1f1b_m4", ("microbatches=8", "1f1b_m8")),
+    *_pairs("micro-batches", f"{_PIPELINES}/1f1b_m4", ("microbatches=16", "1f1b_m16")),
+    *_pairs("schedule", f"{_PIPELINES}/1f1b_m4", ("schedule=gpipe", "gpipe_m4")),
+    *_pairs("schedule", f"{_PIPELINES}/1f1b_m4", ("schedule=interleaved:2", "interleaved_m4")),
+    *_pairs("device of a stage", f"{_PIPELINES}/slow_device", ("median-device=2", "1f1b_m8")),
+    *_pairs("device of a stage", f"{_PIPELINES}/slow_device", ("no-stragglers", "1f1b_m8")),
+    *_pairs("host of a stage", f"{_PIPELINES}/slow_host", ("median-host=1", "1f1b_m8"), ("no-stragglers", "1f1b_m8")),
+    *_pairs("device of a pipeline", f"{_PIPELINES}/pp2dp2_slow", ("median-device=3", "pp2dp2")),
+    *_pairs("device of a pipeline", f"{_PIPELINES}/pp2dp2_slow", ("no-stragglers", "pp2dp2")),
+    *_pairs("launches", f"{_CHANGES}/eager", ("launch-free", "graph")),
+    *_pairs("data loading", f"{_CHANGES}/load", ("data-loading-free", "load0")),
+    *_pairs("resharding", f"{_CHANGES}/fsdp", ("resharding-off", "fsdp_keep")),
+    *_pairs("recomputation", f"{_CHANGES}/recompute", ("recomputation-off", "base")),
+    *_pairs("module", f"{_CHANGES}/mlp2", ("faster-module=mlp:2", "base")),
+    *_pairs("operator", f"{_CHANGES}/norm6", ("faster-operator=layer_norm:6", "base")),
 )
-
-
-#: What the model misses, and the report says so.
-MISSED: tuple[Pair, ...] = (
-    *_pairs("schedule", "pairs/pipelines/1f1b_m4", ("schedule=interleaved:2", "interleaved_m4")),
-    *_pairs("device of a stage", "pairs/pipelines/pp2dp2_slow", ("median-device=3", "pp2dp2")),
-)
+#: What the model misses by more than 5 %: traces and scenario. The report says what is known about each.
+_MISSED = {
+    (f"{_CHANGES}/bucket5", "communication-free"),
+    (f"{_BUCKETS}/acc4", "accumulation=1"),
+    (f"{_PIPELINES}/1f1b_m4", "schedule=interleaved:2"),
+    (f"{_PIPELINES}/slow_host", "no-stragglers"),
+}
+MISSED = tuple(pair for pair in ALL if (pair.traces, pair.scenario) in _MISSED)
+PAIRS = tuple(pair for pair in ALL if pair not in MISSED)
 
 
 def document(pairs: Sequence[Pair] = PAIRS) -> str:
@@ -145,3 +154,4 @@ def document(pairs: Sequence[Pair] = PAIRS) -> str:
 
 if __name__ == "__main__":
     print(document(), document(MISSED), sep="\n\n")
+    print(f"\n{len(PAIRS)} of {len(ALL)} pairs are within 5 %.")

@@ -50,8 +50,26 @@ def keep_parameters(measured: Measured, _value: str) -> Changed:
         rows_of_ranks.append(rows)
     if not any(rows.any() for rows in rows_of_ranks):
         raise MissingInput("no backward pass gathered parameters")
+    changed = without_communication(measured, rows_of_ranks)
+    ranks = [_without_gathering(graph, times) for graph, times in zip(measured.job.ranks, changed.ranks, strict=True)]
     sentences = (_describe_contention(measured.contention), "All parameters fit into the memory of the device.")
-    return Changed(without_communication(measured, rows_of_ranks), sentences)
+    return Changed(changed.with_ranks(ranks), sentences)
+
+
+def _without_gathering(graph: RankGraph, times: RankTimes) -> RankTimes:
+    """A host that gathers nothing in the backward pass, and what it launched for that."""
+    if not len(graph.is_gathering):
+        return times
+    launched = graph.launch != ABSENT
+    gone = np.zeros(len(times.event_ns), np.bool_)
+    gone[launched] = graph.is_gathering[graph.launch[launched]]
+    return replace(
+        times,
+        event_ns=np.where(gone, 0, times.event_ns),
+        lag_ns=np.where(gone, 0, times.lag_ns),
+        gap_ns=times.gap_ns - np.minimum(np.maximum(times.gap_ns, 0), graph.gather_ns),
+        call_ns=np.where(graph.is_gathering, 0, times.call_ns),
+    )
 
 
 def _without_transfers(measured: Measured, times: JobTimes, is_free: Bool) -> JobTimes:

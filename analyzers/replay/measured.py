@@ -30,6 +30,7 @@ class Measured:
         replayed: The marked steps of ``base``: of the host without the profiler, where such steps are known.
         overhead_ns: What the profiler was found to cost the host between two calls.
         undisturbed_ns: The time of a step that nobody profiled; absent where not known.
+        is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
     """
 
     job: JobGraph
@@ -42,6 +43,7 @@ class Measured:
     replayed: StepSpan
     overhead_ns: float = 0.0
     undisturbed_ns: float | None = None
+    is_overhead_known: bool = True
 
     @property
     def error(self) -> float:
@@ -76,11 +78,12 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
     replay, times = Replay(job), measured_times(job)
     steps = span_of_steps(job, measured_ends(job))
     exact = span_of_steps(job, replay.run(times).end_ns)
-    overhead_ns = 0.0
+    overhead_ns, is_known = 0.0, True
     if undisturbed_ns is not None:
-        times, overhead_ns = calibrate(
+        calibrated = calibrate(
             times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
         )
+        times, overhead_ns, is_known = calibrated.times, calibrated.overhead_ns, calibrated.is_known
     base = replay.run(times)
     return Measured(
         job=job,
@@ -92,5 +95,6 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
         exact=exact,
         replayed=span_of_steps(job, base.end_ns),
         overhead_ns=overhead_ns,
+        is_overhead_known=is_known,
         undisturbed_ns=undisturbed_ns,
     )

@@ -71,10 +71,12 @@ def take_median_host(measured: Measured, value: str) -> Changed:
     """The host of one rank is as fast as the median of the others."""
     if len(measured.job.ranks) == 1:
         raise MissingInput("the traces of one rank cannot be compared with other ranks'")
-    return Changed(
-        measured.times.with_ranks(_host_peers(measured, [_position(measured.job, value)])),
-        ("The host's n-th shortest time between two calls is at most that of the other ranks' median.",),
-    )
+    hosts = _host_peers(measured, [_position(measured.job, value)])
+    groups = _ranks_of_same_work(measured)
+    devices = _faster_devices(measured, (), groups) if groups else measured.times
+    ranks = [replace(times, gap_ns=host.gap_ns) for times, host in zip(devices.ranks, hosts, strict=True)]
+    sentence = "The host's n-th shortest time between two calls is at most that of the other ranks' median."
+    return Changed(measured.times.with_ranks(ranks), (sentence, *((_WAITING,) if groups else ())))
 
 
 def _faster_devices(measured: Measured, positions: Sequence[int], groups: Sequence[Sequence[int]]) -> JobTimes:
@@ -104,7 +106,9 @@ def _host_peers(measured: Measured, positions: Sequence[int]) -> list[RankTimes]
 
     So a host that is slow everywhere is made faster everywhere, and one that slept once no longer does.
     """
-    gaps = [np.sort(np.maximum(times.gap_ns, 0)) for times in measured.times.ranks]
+    # Before its first call each rank waits for its own profiler, which says nothing about its host.
+    gaps = [np.sort(np.maximum(times.gap_ns[1:], 0)) for times in measured.times.ranks]
+    first_ns = [max(int(times.gap_ns[0]), 0) for times in measured.times.ranks]
     ranks = list(measured.times.ranks)
     for position in positions:
         times, own = ranks[position], gaps[position]
@@ -117,8 +121,9 @@ def _host_peers(measured: Measured, positions: Sequence[int]) -> list[RankTimes]
         if not others or not len(own) or own.sum() <= np.median([other.sum() for other in others]):
             continue
         expected = np.minimum(own, np.rint(np.median(others, axis=0))).astype(np.int64)
-        order = np.argsort(np.maximum(times.gap_ns, 0), kind="stable")
+        order = 1 + np.argsort(np.maximum(times.gap_ns[1:], 0), kind="stable")
         gap_ns = times.gap_ns.copy()
+        gap_ns[0] = min(first_ns[position], round(float(np.median(np.delete(first_ns, position)))))
         gap_ns[order] = np.where(times.gap_ns[order] > 0, expected, times.gap_ns[order])
         ranks[position] = replace(times, gap_ns=gap_ns)
     return ranks

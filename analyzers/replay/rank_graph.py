@@ -25,11 +25,13 @@ from perfscope.analyzers.replay.waits import (
     find_waits,
     is_named,
 )
-from perfscope.analyzers.shared.intervals import covered
+from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.analyzers.shared.marked_steps import step_numbers
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, span_at
 
+#: The ranges of FSDP2 in which it gathers parameters, and copies them out.
+_GATHERING = "FSDP::all_gather"
 _KERNEL_LAUNCHES = frozenset(
     ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 )
@@ -68,6 +70,9 @@ class RankGraph:
         passes: The passes of micro-batches; absent where the trace shows no pipeline.
         world_size: Ranks of the job; absent where nothing states it.
         lost_events: Launches of kernels in marked steps whose kernel is not in the trace.
+        first_mark_ns: When the first marked step began; absent without marks.
+        gather_ns: For each call the time before it in which the backward pass gathered parameters; empty without FSDP2.
+        is_gathering: For each call whether it was made for that, likewise.
     """
 
     path: str
@@ -102,6 +107,15 @@ class RankGraph:
     passes: RankPasses | None = None
     world_size: int | None = None
     lost_events: int = 0
+    first_mark_ns: int | None = None
+    gather_ns: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    is_gathering: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    @property
+    def origin_ns(self) -> int:
+        """When the host's program begins: with its first call, or the first marked step where that is earlier."""
+        first = int(self.call_start_ns[0])
+        return first if self.first_mark_ns is None else min(first, self.first_mark_ns)
 
     @property
     def duration_ns(self) -> Int64:
@@ -132,6 +146,7 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
     by_group = rows_by_group(trace, device)
     stacks, stack = _stacks(trace, launched)
     step = step_numbers(trace)
+    gather_ns, is_gathering = _gathering(trace, calls)
     return RankGraph(
         path=trace.path,
         rank=trace.rank,
@@ -165,6 +180,9 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         passes=passes,
         world_size=trace.world_size,
         lost_events=_count_lost(trace),
+        first_mark_ns=int(trace.steps.start_ns[0]) if len(trace.steps) else None,
+        gather_ns=gather_ns,
+        is_gathering=is_gathering,
     )
 
 
@@ -181,6 +199,17 @@ def _count_lost(trace: Trace) -> int:
     launches[trace.launch[trace.launch != ABSENT]] = False
     rows = np.flatnonzero(launches)
     return int((span_at(trace.steps, trace.calls.start_ns[rows]) != ABSENT).sum())
+
+
+def _gathering(trace: Trace, calls: Int64) -> tuple[Int64, Bool]:
+    """For each call the host's time before it, and whether it was made, to gather parameters in the backward pass."""
+    is_gather = np.array([name.startswith(_GATHERING) for name in trace.names], np.bool_)
+    main = trace.steps.thread[:1]
+    spans = trace.annotations.take(is_gather[trace.annotations.name] & ~np.isin(trace.annotations.thread, main))
+    gathering = union(spans.start_ns, spans.end_ns)
+    start_ns, end_ns = trace.calls.start_ns[calls], trace.calls.end_ns[calls]
+    before_ns = np.minimum(np.concatenate([start_ns[:1], end_ns[:-1]]), start_ns)
+    return gathering.measure_within(before_ns, start_ns), gathering.measure_within(start_ns, end_ns) > 0
 
 
 def _stacks(trace: Trace, launched: Int64) -> tuple[tuple[tuple[str, ...], ...], Int64]:

@@ -119,7 +119,7 @@ def measured_times(job: JobGraph) -> JobTimes:
 
 def _rank_times(graph: RankGraph) -> RankTimes:
     call_ns = graph.call_end_ns - graph.call_start_ns
-    gap_ns = np.diff(graph.call_start_ns, prepend=graph.call_start_ns[:1])
+    gap_ns = np.diff(graph.call_start_ns, prepend=graph.origin_ns)
     gap_ns[1:] -= call_ns[:-1]
     freed_ns = np.full(len(call_ns), np.iinfo(np.int64).min, np.int64)
     np.maximum.at(freed_ns, graph.host_call, graph.end_ns[graph.host_event])
@@ -333,7 +333,7 @@ class _RankRun:
     def start_part(self, number: int) -> None:
         """A part of the host's program begins: at the measured time, or when the call before it returned."""
         if number == 0:
-            self._start_of_part[0] = int(self._graph.call_start_ns[0]) + self._offset_ns
+            self._start_of_part[0] = self._graph.origin_ns + self._offset_ns
             return
         own_end = self._start_of_part[number - 1] + self._waiting_end[number - 1]
         freed = max(self.end_of_run[run] for run in self.runs.part_sources[number]) + self._return_ns[number - 1]

@@ -74,12 +74,18 @@ def span_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> StepSpan:
         if not len(own):
             raise MissingInput("no event of the device was launched in a marked step")
         before = launched_before(graph)
-        begins.append(int(end_ns[before].max()) if before.any() else int(graph.start_ns[own].min() + offset_ns))
+        begins.append(int(end_ns[before].max()) if before.any() else _first_moment(graph, own) + int(offset_ns))
         last = int(own[np.argmax(end_ns[own])])
         lasts.append(last)
         ends.append(int(end_ns[last]))
     last_rank = int(np.argmax(ends))
     return StepSpan(max(begins), ends[last_rank], last_rank, lasts[last_rank], steps, _edges_of_steps(job, ends_ns))
+
+
+def _first_moment(graph: RankGraph, events: Int64) -> int:
+    """When the steps of a rank begin whose trace shows nothing before them: the host waited for the device then."""
+    first_ns = int(graph.start_ns[events].min())
+    return first_ns if graph.first_mark_ns is None else min(first_ns, graph.first_mark_ns)
 
 
 def _edges_of_steps(job: JobGraph, ends_ns: Sequence[Int64]) -> tuple[int, ...]:

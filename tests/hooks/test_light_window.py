@@ -159,17 +159,17 @@ def test_the_choice_reaches_the_training_processes() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("function", ["_call_runtime", "_make_trace_only_config"])
+@pytest.mark.parametrize("function", ["_call_runtime", "_make_config"])
 def test_a_failure_in_a_light_window_ends_the_capture_and_leaves_no_profiler_running(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original = getattr(window, function)
 
-    def fails(*arguments: object) -> object:
+    def fails(*arguments: object, **options: object) -> object:
         is_light = bool((tmp_path / "traces").exists())
         if is_light:
             raise ValueError("broken on purpose")
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(window, function, fails)
     trained = Trained(tmp_path, "4-6", WindowChoice.BOTH, 14)

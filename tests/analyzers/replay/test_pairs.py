@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from benchmarks.whatif_pairs import MISSED, PAIRS, Pair
+from benchmarks.whatif_pairs import ALL, MISSED, PAIRS, Pair
 
 LARGEST_ERROR, MEDIAN_ERROR = 0.05, 0.03
 
@@ -24,8 +24,8 @@ def test_a_change_takes_what_it_took_where_it_was_made(pair: Pair) -> None:
     assert error_of(pair) <= LARGEST_ERROR
 
 
-def test_the_median_error_is_small() -> None:
-    assert statistics.median(map(error_of, PAIRS)) <= MEDIAN_ERROR
+def test_the_median_error_is_small_where_misses_count_too() -> None:
+    assert statistics.median(map(error_of, ALL)) <= MEDIAN_ERROR
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=name)
