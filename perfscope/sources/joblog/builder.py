@@ -60,6 +60,7 @@ class JobLogBuilder:
         self._facts: dict[str, dict[str, Fact]] = {}
         self._timers: dict[str, tuple[int, int]] = {}
         self._bad_ends: dict[int, str] = {}
+        self._ends: list[Value] = []
 
     def series_of(self, source: str) -> IterationSeries:
         """The series of one source, which is created at the first call."""
@@ -103,7 +104,21 @@ class JobLogBuilder:
 
     def set_fact(self, name: str, value: Value, source: str) -> None:
         """Set a fact; the last value of each source counts, because a job can start again with another set-up."""
+        if name == "train_iterations" and source == "records":
+            self._on_end_of_records(value)
         self._facts.setdefault(name, {})[source] = Fact(value, source)
+
+    def _on_end_of_records(self, iterations: Value) -> None:
+        """The records state the last iteration of their job: two jobs take turns where an earlier one comes back."""
+        ends = self._ends
+        if iterations in ends[:-1]:
+            low, high = sorted((int(ends[-1]), int(iterations)))
+            self.add_remark(
+                "mixed-jobs",
+                f"records of a job of {low} iterations and of a job of {high} take turns: the figures are of both",
+            )
+        if iterations not in ends[-1:]:
+            self._ends = [*ends, iterations][-4:]
 
     def set_count(self, name: str, text: bytes, source: str) -> None:
         """Set a fact that is a count, if the text is one."""

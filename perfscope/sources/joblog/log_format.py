@@ -114,7 +114,8 @@ class Format(Generic[State]):
             framework=self.framework,
             sources=self.sources,
             role=self.role,
-            rules=tuple(self._bind(rule, state) for rule in self.rules),
+            anchors=tuple(rule.anchor for rule in self.rules),
+            rules=tuple(partial(self._bind, rule, state) for rule in self.rules),
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
             bulk=self._bind_bulk(self.bulk, state) if self.bulk else None,
@@ -177,12 +178,13 @@ class OpenBulkReading:
 
 @dataclass(frozen=True, slots=True)
 class OpenFormat:
-    """A format bound to the state of one log; see ``Format``."""
+    """A format bound to the state of one log; see ``Format``. Its rules are bound when a block has their anchors."""
 
     framework: str | None
     sources: tuple[StepTimeSource, ...]
     role: Role
-    rules: tuple[OpenRule, ...]
+    anchors: tuple[bytes, ...]
+    rules: tuple[Callable[[], OpenRule], ...]
     close: Callable[[], None]
     framework_of: Callable[[], str] | None
     bulk: OpenBulkReading | None

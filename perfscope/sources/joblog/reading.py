@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress
+from itertools import compress, count
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,8 @@ class _LogReader:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._rules = [rule for log_format in self._formats for rule in log_format.rules]
-        self._anchors = search_for(tuple(rule.anchor for rule in self._rules))
+        self._bound: dict[int, OpenRule] = {}
+        self._anchors = search_for(tuple(anchor for log_format in self._formats for anchor in log_format.anchors))
 
     def read(self, path: Path, size: int) -> JobLog:
         """Read the log: block by block, and in several processes once a fast path may be taken."""
@@ -84,7 +85,8 @@ class _LogReader:
     def _possible_rules(self, text: bytes) -> list[OpenRule]:
         """The rules whose anchors the text contains, without those that only prove a framework: these are applied."""
         rules, frameworks = [], self._log.frameworks
-        for rule in compress(self._rules, self._anchors.find(text)):
+        for index in compress(count(), self._anchors.find(text)):
+            rule = self._bound.get(index) or self._bound.setdefault(index, self._rules[index]())
             if rule.proves is None:
                 rules.append(rule)
             elif rule.proves not in frameworks and next(iter(rule.find(text)), None):

@@ -12,8 +12,8 @@ from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.registry import FORMATS
 from tests.conftest import ROOT
 
-RULES = [rule for log_format in FORMATS for rule in log_format.open(JobLogBuilder()).rules]
-SEARCH = AnchorSearch([rule.anchor for rule in RULES])
+ANCHORS = [anchor for log_format in FORMATS for anchor in log_format.open(JobLogBuilder()).anchors]
+SEARCH = AnchorSearch(ANCHORS)
 
 
 def prose(words: int, seed: int = 1) -> bytes:
@@ -24,9 +24,9 @@ def prose(words: int, seed: int = 1) -> bytes:
 
 def test_an_anchor_in_a_block_is_found_wherever_it_stands() -> None:
     long_text = prose(20_000)
-    for index, rule in enumerate(RULES):
-        for text in (rule.anchor, b"x" + rule.anchor + b"\n", long_text + b"17 " + rule.anchor + b"3\n" + long_text):
-            assert SEARCH.find(text)[index], rule.anchor
+    for index, anchor in enumerate(ANCHORS):
+        for text in (anchor, b"x" + anchor + b"\n", long_text + b"17 " + anchor + b"3\n" + long_text):
+            assert SEARCH.find(text)[index], anchor
 
 
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(0, 12))
@@ -43,6 +43,6 @@ def test_any_part_of_a_long_text_is_found(text: bytes, begin: int, length: int) 
 
 def test_what_a_long_text_lacks_is_not_searched_for() -> None:
     text = prose(20_000)
-    found = [rule.anchor for rule, is_possible in zip(RULES, SEARCH.find(text), strict=True) if is_possible]
+    found = [anchor for anchor, is_possible in zip(ANCHORS, SEARCH.find(text), strict=True) if is_possible]
     assert all(anchor.translate(None, b"0123456789") in text.translate(None, b"0123456789") for anchor in found)
     assert len(found) < 10

@@ -122,8 +122,10 @@ def _on_record(state: MegatronState, line: LineMatch) -> None:
     series = log.series_of(SOURCE)
     is_dated = b"[" in front and _DATE_IN_FRONT.search(front) is not None
     series.clock_runs_on, series.starts_over = not is_dated, is_dated
-    if series.add(record, parse_label(line.text, line.line) if front.strip() else None):
+    is_new = series.add(record, parse_label(line.text, line.line) if front.strip() else None)
+    if is_new and state.train_iterations != int(line[2]):
         state.train_iterations = int(line[2])
+        log.set_fact("train_iterations", state.train_iterations, "records")
 
 
 RULE = _RecordRule(b"iteration", _START, _on_record)

@@ -1,0 +1,112 @@
+"""Files that are no log, logs of two jobs, logs in other languages, and folders of very many files."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.errors import SourceError
+from perfscope.sources.joblog import find_logs, read_log
+from tests.conftest import ROOT
+from tests.sources.joblog.lines import megatron, read, seconds
+
+NOISE = np.random.default_rng(1).bytes(200_000)
+BINARIES = {
+    "picture.png": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + NOISE,
+    "program": b"\x7fELF\x02\x01\x01\x00" + bytes(8) + NOISE,
+    "weights.pt": b"PK\x03\x04\x00\x00\x08\x08" + NOISE,
+    "weights.pkl": pickle.dumps({"weights": NOISE}),
+    "weights.safetensors": struct.pack("<Q", 60)
+    + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}    '
+    + NOISE,
+    "events.tfevents": b"".join(struct.pack("<QI", 40, 7) + NOISE[at : at + 40] for at in range(0, 90_000, 40)),
+    "records.parquet": b"PAR1\x15\x04" + NOISE,
+    "blocks.zst": b"\x28\xb5\x2f\xfd" + NOISE,
+    "holes": bytes(300_000),
+    "noise.gz": gzip.compress(NOISE),
+    "raw.zlib": zlib.compress(NOISE),
+}
+
+
+@pytest.mark.parametrize("name", BINARIES)
+def test_a_binary_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(BINARIES[name])
+    with pytest.raises(SourceError, match=r"binary|damaged"):
+        read_log(path)
+
+
+def test_binary_bytes_between_the_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    lines = [megatron(n, 1000.0 + n).encode() for n in range(1, 400)]
+    path.write_bytes(b"".join(lines[:300]) + bytes(4096) + NOISE[:3000] + b"\n" + b"".join(lines[300:]))
+    assert len(seconds(read_log(path))) in (398, 399)
+
+
+def test_two_jobs_in_turns_are_named(tmp_path: Path) -> None:
+    lines = [megatron(n, 1000.0) + megatron(4000 + n, 3000.0, total=5000) for n in range(1, 6)]
+    log = read(tmp_path, *lines)
+    [remark] = log.remarks
+    assert (
+        remark
+        == "mixed-jobs: records of a job of 1000 iterations and of a job of 5000 take turns: the figures are of both"
+    )
+    assert remark in summarize_log(log).flags
+
+
+def test_one_job_behind_another_is_a_restart(tmp_path: Path) -> None:
+    log = read(
+        tmp_path, *(megatron(n, 1000.0) for n in range(1, 6)), *(megatron(n, 2000.0, total=50) for n in range(1, 6))
+    )
+    assert log.remarks == ()
+    assert log.iterations.attempt.tolist() == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "gbk", "shift_jis", "koi8-r", "utf-16"])
+def test_messages_in_other_languages_change_nothing(encoding: str, tmp_path: Path) -> None:
+    words = {"gbk": "训练开始第一轮", "shift_jis": "学習を開始します", "koi8-r": "Начало обучения"}.get(
+        encoding, "훈련 학습 тест 训练"
+    )
+    path = tmp_path / "run.log"
+    text = "".join(f"{words} {n}\n" + megatron(n, 1000.0) for n in range(1, 200))
+    path.write_bytes(text.encode(encoding))
+    summary = summarize_log(read_log(path))
+    assert (summary.framework, summary.times.median_s, summary.iterations) == ("megatron-lm", 1.0, 199)
+
+
+def test_published_lines_between_chinese_ones_are_read(tmp_path: Path) -> None:
+    text = (ROOT / "fixtures" / "published_logs" / "paddlenlp.log").read_text()
+    path = tmp_path / "run.log"
+    path.write_text("".join("正在加载数据集请稍候\n" + line for line in text.splitlines(keepends=True)))
+    assert summarize_log(read_log(path)).times.median_s == 0.9396
+
+
+def test_a_folder_of_very_many_files_is_searched_at_once(tmp_path: Path) -> None:
+    for part in range(20):
+        folder = tmp_path / f"part{part}"
+        folder.mkdir()
+        for number in range(500):
+            (folder / f"shard-{number:05d}.bin").touch()
+        (folder / "run.log").write_text(megatron(1, 1000.0))
+    begin = time.process_time()
+    logs = find_logs([tmp_path])
+    assert time.process_time() - begin < 2
+    assert len(logs) == 20
+
+
+def test_a_log_takes_a_few_milliseconds_however_many_there_are(tmp_path: Path) -> None:
+    paths = [tmp_path / f"run{number}.log" for number in range(200)]
+    for number, path in enumerate(paths):
+        path.write_text("".join(megatron(n, 1000.0 + number) for n in range(1, 4)))
+    begin = time.process_time()
+    summaries = [summarize_log(read_log(path)) for path in paths]
+    assert time.process_time() - begin < 200 * 0.02
+    assert [summary.times.median_s for summary in summaries] == pytest.approx([1.0 + n / 1000 for n in range(200)])
