@@ -127,6 +127,18 @@ IMPORTS = {
     "-": seen_in(TREE, "- < show.py"),
     "-P": seen_in(TREE, "-P show.py"),
 }
+#: A program that runs a command in a terminal of its own, types Control-C where that says so, and shows what it shows.
+TERMINAL = """cat > t.py <<"X"
+import os, pty, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+def read(fd):
+    text = os.read(fd, 1024)
+    if b"ready" in text:
+        os.write(fd, b"\\x03")
+    return text
+print(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:], read)))
+X
+"""
 SCRIPT = f"$P python -c 'import os, sys, signal; {CALL}"
 STARTS = {
     "perfscope inside perfscope": Case(
@@ -175,6 +187,17 @@ STARTS = {
     "children that nobody awaits": Case("trap '' CHLD; $P sh -c 'exit 3'; echo $?", 0),
     "nohup": Case("nohup $P python train.py"),
     "timeout": Case(f"timeout 3 {SCRIPT}signal.pause()'; echo $?", None),
+    "a terminal": Case(
+        f"""{TERMINAL}python t.py sh -c "$P python -c '{CALL}print(os.isatty(0), os.isatty(1))' 2>e"; rm e t.py"""
+    ),
+    "Control-C in a terminal": Case(
+        f"""{TERMINAL}python t.py sh -c "$P python -c '{CALL}print(\\"ready\\", flush=True); signal.pause()' 2>e"; """
+        "grep -c KeyboardInterrupt e; rm e t.py"
+    ),
+    "a wall clock that jumps": Case(
+        "$P python -c 'import itertools, time, train\njumps = itertools.cycle((0, 4 * 10**18, -(10**15)))\n"
+        "time.time_ns = lambda: next(jumps); time.time = lambda: next(jumps) / 1e9; train.train()'"
+    ),
     "an alarm": Case(f"perl -e 'alarm 3; exec @ARGV' {SCRIPT}signal.pause()'; echo $?", None),
     "in the background": Case("$P python train.py & wait $!; echo $?"),
     "a script without #!": Case("echo exit 7 > s; chmod +x s; $P ./s", 0),

@@ -101,6 +101,17 @@ def test_two_ranks_have_one_sampler_which_ends_with_them(library: Path, tmp_path
     assert analysis(tmp_path / "RUN")["results"]["gpus"][0]["power_limit_w"] == 700.0
 
 
+def test_a_killed_sampler_costs_the_rest_of_the_samples_and_nothing_else(library: Path, tmp_path: Path) -> None:
+    script: list[str | Path] = [sys.executable, SCRIPTS / "killing_the_sampler.py"]
+    ended = profile(
+        *script, cwd=tmp_path, options=["--nvml-hz", "50"], LD_LIBRARY_PATH=str(library), FAKE_NVML="gpus=1"
+    )
+    assert (ended.code, ended.stdout) == (0, "killed 1\ndone\n"), ended.stderr
+    (file,) = (tmp_path / "RUN" / "nvml").iterdir()
+    assert all(json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
+    assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 12
+
+
 def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Path) -> None:
     script: list[str | Path] = [sys.executable, SCRIPTS / "ending.py", "none", "0"]
     empty = tmp_path / "empty"
