@@ -11,6 +11,9 @@ from perfscope.tables.model import Model
 from perfscope.tables.run import Run
 from perfscope.wire.setup import LoaderRecord, OptimizerRecord, SetupRecord
 
+#: Bytes of an element; gradients have the type of their weights.
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -32,6 +35,7 @@ class Setup:
         return {
             "zero_stage": model.zero_stage if model else None,
             "checkpointing": model.checkpointing if model else None,
+            "gradient_bytes": model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
         }
 
     def sections(self) -> tuple[Section, ...]:

@@ -39,9 +39,11 @@ class Findings:
 
     Attributes:
         findings: The one that regains most first.
+        step_us: A step of the run.
     """
 
     findings: tuple[Finding, ...]
+    step_us: float
 
     def data(self) -> Json:
         """The value of ``results.findings``."""
@@ -77,4 +79,4 @@ def derive(results: Mapping[str, HasData]) -> Findings | None:
     training = Training(Facts({name: result.data() for name, result in results.items()}))
     if not training.step_us:
         return None
-    return Findings(rank_findings(training, all_rules()))
+    return Findings(rank_findings(training, all_rules()), training.step_us)

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.findings import batches, beside, devices, exchange, host, kernels, laggards, stages
-from perfscope.analyzers.findings.finding import Rule
+from importlib import import_module
 
-_FAMILIES = (batches, beside, laggards, stages, kernels, host, exchange, devices)
+from perfscope.analyzers.findings.finding import Rule, Rules
+
+#: The modules of this package that hold rules.
+_FAMILIES = (
+    "batches",
+    "beside",
+    "laggards",
+    "stages",
+    "kernels",
+    "host",
+    "exchange",
+    "devices",
+)
 
 
 def all_rules() -> tuple[Rule, ...]:
     """Every rule of every family."""
-    return tuple(rule for family in _FAMILIES for rule in family.RULES)
+    return tuple(rule for family in _FAMILIES for rule in _rules_of(family))
+
+
+def _rules_of(family: str) -> Rules:
+    rules: Rules = import_module(f"perfscope.analyzers.findings.{family}").RULES
+    return rules

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT, perfscope
 
 
-@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md"])
+@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md"])
 def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
     for folder in ("fixtures", "tests"):

@@ -85,7 +85,10 @@ def to_host(states):
 
 
 def pause(seconds):
-    return lambda *_: time.sleep(seconds)
+    def sleep(*_):
+        time.sleep(seconds)
+
+    return sleep
 
 
 def count(numbers):
@@ -103,7 +106,7 @@ def collect(step, *_):
 
 
 def hold_objects(case):
-    case.held = [{"number": number, "list": [number]} for number in range(400_000 if GPU else 150_000)]
+    case.held = [{"number": number, "list": [number]} for number in range(400_000 if GPU else 60_000)]
 
 
 def empty_cache(*_):
@@ -165,22 +168,29 @@ CASES = {
     "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
     "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
     "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
-    "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=3),
+    "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),
 }
 
 
 def on_cpu(name, case):
     """The case as it trains on a processor, smaller and with longer faults."""
-    changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 22, "batch": min(case.batch, 8)}
+    changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 16, "batch": min(case.batch, 8)}
     changes |= {"optimizer": {"foreach": False}, "feed": 0, "stack": False, "pin_memory": False}
     if case.sample_s:
-        changes |= {"sample_s": 0.02}
+        changes |= {"sample_s": 0.06}
     if case.stages:
-        changes |= {"stages": tuple(count // 2 for count in case.stages), "microbatches": min(case.microbatches, 16)}
+        stages = (1, 1) if len(set(case.stages)) == 1 else (1, 3)
+        changes |= {"stages": stages, "batch": 4, "microbatches": min(case.microbatches, 8), "steps": 10}
     if case.windows != NEVER:
-        changes |= {"windows": "8-9"}
+        changes |= {"windows": "6-7"}
+    if case.in_step is not None and case.in_step.__name__ == "sleep":
+        changes |= {"in_step": pause(0.15)}
+    if "sample_s" in case.slow_rank:
+        changes |= {"slow_rank": {"sample_s": 0.04}}
+    elif "in_step" in case.slow_rank:
+        changes |= {"slow_rank": {"in_step": pause(0.2)}}
     if case.compiles:
-        changes |= {"lengths": tuple(range(8, 65, 3)), "steps": 18}
+        changes |= {"lengths": tuple(range(8, 65, 4)), "steps": 11}
     return dataclasses.replace(case, **changes)
 
 

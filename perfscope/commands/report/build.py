@@ -32,7 +32,7 @@ READING = (
     "logs",
     "report",
 )
-_READING_REPORTS = ("table", "runs", "environment", "overhead", "mfu")
+_READING_REPORTS = ("table", "runs", "environment", "overhead", "findings", "mfu")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
 #: The error that typer raises for invalid options: typer exports its subclass BadParameter only.

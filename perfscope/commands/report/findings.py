@@ -1,0 +1,150 @@
+"""``perfscope report findings``: runs in which one fault was put in on purpose, and what is found in them first."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.findings import Findings
+from perfscope.commands.options.common import FormatOption
+from perfscope.constants import US_PER_MS
+from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.run import Plan, analyze
+from perfscope.errors import SourceError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.report import Column, Json, Report, Section, percent, percent_of
+
+_KEYS = ("run", "fault", "finding", "twin")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run, the fault in it, and the finding that names it; a clean run has neither."""
+
+    run: str
+    fault: str
+    finding: str
+    twin: str
+
+
+def findings(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CASES.csv",
+            help="CSV file with the columns run, fault, finding and twin; folders of runs are relative to the file.",
+        ),
+    ],
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Print what is found first in runs with injected faults, and in clean ones."""
+    cases = _read_cases(path)
+    names = {name for case in cases for name in (case.run, case.twin) if name}
+    found = {name: find(path.parent / name) for name in sorted(names)}
+    faulty, clean = [case for case in cases if case.finding], [case for case in cases if not case.finding]
+    sections = _faults_section(faulty, found), _clean_section(clean, found)
+    data: dict[str, Json] = {
+        "schema": "perfscope/injected-faults/1",
+        "faults": [_fault_data(case, found) for case in faulty],
+        "clean": [{"run": case.run, "findings": found[case.run].data()} for case in clean],
+    }
+    return Outcome(Report(f"Injected faults: {path}", data, sections), format)
+
+
+def find(folder: Path) -> Findings:
+    """The findings of one run or of the traces in a folder.
+
+    Raises:
+        SourceError: It has no steps.
+    """
+    analysis = analyze([folder], Plan(execution=Execution(backend=Backend.SERIAL), only=frozenset({"findings"})))
+    result = analysis.results.get("findings")
+    if not isinstance(result, Findings):
+        raise SourceError(folder, "has no training steps to look for findings in")
+    return result
+
+
+def _read_cases(path: Path) -> list[Case]:
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise SourceError(path, f"cannot be read: {error.strerror}") from None
+    missing = [key for key in _KEYS if rows and key not in rows[0]]
+    if missing or not rows:
+        raise SourceError(path, "is no table of cases", hint=f"its columns are {', '.join(_KEYS)}")
+    return [Case(*(row[key] or "" for key in _KEYS)) for row in rows]
+
+
+def _first(findings: Findings) -> str | None:
+    return findings.findings[0].id if findings.findings else None
+
+
+def _injected_us(case: Case, found: dict[str, Findings]) -> float | None:
+    """How much longer a step is than that of the twin."""
+    return found[case.run].step_us - found[case.twin].step_us if case.twin else None
+
+
+def _fault_data(case: Case, found: dict[str, Findings]) -> Json:
+    first = found[case.run].findings[:1]
+    return {
+        "run": case.run,
+        "fault": case.fault,
+        "expected": case.finding,
+        "found": _first(found[case.run]),
+        "cost_us": first[0].cost_us if first else None,
+        "injected_us": _injected_us(case, found),
+    }
+
+
+def _faults_section(cases: Sequence[Case], found: dict[str, Findings]) -> Section:
+    columns = (
+        Column("Run"),
+        Column("Fault"),
+        Column("First finding"),
+        Column("Right"),
+        Column("Cost (ms)", 2),
+        Column("Interval (ms)"),
+        Column("Injected (ms)", 2),
+        Column("Of a step (%)"),
+    )
+    rows = tuple(_fault_row(case, found) for case in cases)
+    right = sum(_first(found[case.run]) == case.finding for case in cases)
+    notes = (
+        f"The right finding stands first in {right} of {len(cases)} runs ({percent_of(right, len(cases)):.0f} %).",
+        "Injected: how much longer a step is than in the clean twin; n/a without a twin that differs in the fault "
+        "alone. Cost: what the finding says that a fix regains of a step.",
+    )
+    return Section("Injected faults", columns, rows, notes)
+
+
+def _fault_row(case: Case, found: dict[str, Findings]) -> tuple[str | float | None, ...]:
+    injected_us = _injected_us(case, found)
+    injected = None if injected_us is None else injected_us / US_PER_MS
+    name = case.run.removeprefix("../")
+    for first in found[case.run].findings[:1]:
+        low, high = (us / US_PER_MS for us in first.cause.interval_us)
+        verdict = "yes" if first.id == case.finding else f"no: {case.finding}"
+        cost = first.cost_us / US_PER_MS
+        return name, case.fault, first.id, verdict, cost, f"{low:.2f} to {high:.2f}", injected, percent(first.share)
+    return name, case.fault, "nothing stands out", f"no: {case.finding}", None, None, injected, None
+
+
+def _clean_section(cases: Iterable[Case], found: dict[str, Findings]) -> Section:
+    columns = Column("Run"), Column("Step (ms)", 2), Column("Largest finding"), Column("Of a step (%)")
+    rows = tuple(
+        (
+            case.run.removeprefix("../"),
+            found[case.run].step_us / US_PER_MS,
+            _first(found[case.run]) or "nothing stands out",
+            percent(found[case.run].findings[0].share) if found[case.run].findings else None,
+        )
+        for case in cases
+    )
+    return Section("Clean runs", columns, rows)

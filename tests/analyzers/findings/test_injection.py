@@ -1,0 +1,99 @@
+"""The right finding stands first in trainings with one fault, and nothing in clean ones."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.findings import Findings
+from perfscope.commands.report.findings import find
+from tests.conftest import ROOT, environment
+
+RECORDED = ROOT / "fixtures" / "findings"
+with (RECORDED / "cases.csv").open(newline="") as _file:
+    CASES = list(csv.DictReader(_file))
+FAULTY = [case for case in CASES if case["finding"]]
+#: A finding that costs more of a clean run's step is false.
+LARGEST_FALSE = 0.03
+#: The share of faults that must be named first.
+LEAST_RIGHT = 0.9
+#: Faults in trainings that a test starts, and what names them.
+TRAINED = {
+    "slow_data": "slow_data_loading",
+    "few_workers": "slow_data_loading",
+    "garbage": "garbage_collection",
+    "pause": "host_pauses",
+    "recompilation": "recompilation",
+    "saves": "blocking_saves",
+    "padding": "padding",
+    "straggler_host": "straggler_host",
+    "straggler_data": "slow_data_loading",
+    "pipeline_bubble": "large_bubble",
+}
+CLEAN = "clean"
+_runs: dict[Path, Findings] = {}
+
+
+def findings_of(folder: Path) -> Findings:
+    if folder not in _runs:
+        _runs[folder] = find(folder)
+    return _runs[folder]
+
+
+def first(folder: Path) -> str | None:
+    found = findings_of(folder).findings
+    return found[0].id if found else None
+
+
+def test_there_are_at_least_25_faults() -> None:
+    assert len(FAULTY) >= 25
+    assert len({case["finding"] for case in FAULTY}) >= 16
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["run"] for case in CASES])
+def test_recorded_runs_name_their_fault_first_and_clean_ones_none(case: dict[str, str]) -> None:
+    found = findings_of(RECORDED / case["run"])
+    if case["finding"]:
+        assert first(RECORDED / case["run"]) == case["finding"]
+    else:
+        assert all(finding.share <= LARGEST_FALSE for finding in found.findings)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in FAULTY if case["twin"].startswith("h200")], ids=lambda case: str(case["run"])
+)
+def test_costs_are_near_what_was_injected(case: dict[str, str]) -> None:
+    found, twin = (findings_of(RECORDED / case[key]) for key in ("run", "twin"))
+    injected_us = found.step_us - twin.step_us
+    assert 0.4 * injected_us <= found.findings[0].cost_us <= 1.25 * injected_us
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=[case["run"] for case in FAULTY])
+def test_costs_of_all_findings_fit_into_a_step(case: dict[str, str]) -> None:
+    found = findings_of(RECORDED / case["run"]).findings
+    assert sum(finding.cost_us for finding in found if not finding.cause.is_beside) <= 1.05 * max(
+        finding.step_us for finding in found
+    )
+    for finding in found:
+        low, high = finding.cause.interval_us
+        assert 0 <= low <= finding.cost_us <= high
+    assert [finding.cost_us for finding in found] == sorted((finding.cost_us for finding in found), reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on two quiet processors
+def test_trainings_on_this_machine_name_their_fault_first(tmp_path: Path) -> None:
+    names = [CLEAN, *TRAINED]
+    script = ROOT / "tests" / "scripts" / "faults.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path), *names]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "FAILED" not in ended.stdout, ended.stdout
+    wrong = {name: first(tmp_path / name) for name in TRAINED if first(tmp_path / name) != TRAINED[name]}
+    assert len(wrong) <= (1 - LEAST_RIGHT) * len(TRAINED), wrong
+    clean = findings_of(tmp_path / CLEAN).findings
+    assert all(finding.share <= LARGEST_FALSE for finding in clean), clean

@@ -1,0 +1,116 @@
+"""What every rule owes its reader: a page, real names of options, evidence that stands in the document."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.findings.registry import all_rules
+from perfscope.commands.analyze import to_report
+from perfscope.engine.run import analyze
+from tests.conftest import ROOT
+
+PAGES = ROOT / "docs" / "findings"
+SOURCES = sorted((ROOT / "analyzers" / "findings").glob("*.py"))
+MOST_LINES = 10
+RUNS = [
+    "findings/h200/item",
+    "findings/h200/unpinned",
+    "findings/h200/optimizer_loop",
+    "findings/h200/batch_too_small",
+    "findings/cpu/straggler_data",
+    "findings/cpu/pipeline_uneven",
+    "whatif/slow_gpu",
+    "runs/h200_megatron_tp2",
+    "runs/h200_zero3",
+]
+#: Words in the advice for the Trainer that are options of other things.
+NOT_ARGUMENTS = {"attn_implementation", "from_pretrained"}
+
+
+def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
+    identifiers = [rule.id for rule in all_rules()]
+    assert len(set(identifiers)) == len(identifiers) >= 25
+    assert {page.stem for page in PAGES.glob("*.md")} == set(identifiers)
+    index = (ROOT / "docs" / "findings.md").read_text()
+    for rule in all_rules():
+        text = (PAGES / f"{rule.id}.md").read_text()
+        assert text.startswith(f"# {rule.title}\n\n`{rule.id}`")
+        for heading in ("What it means", "How it is seen", "What the cost is", "What to try", "When it is no fault"):
+            assert f"**{heading}.**" in text
+        assert f"[`{rule.id}`](findings/{rule.id}.md) | {rule.title} |" in index
+
+
+def resolve(document: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        document = document[int(part)] if isinstance(document, list) else document[part]
+    return document
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_evidence_points_at_figures_of_the_same_document(run: str) -> None:
+    report = to_report(analyze([ROOT / "fixtures" / run]))
+    results: Any = report.data["results"]
+    assert results["findings"]
+    for finding in results["findings"]:
+        assert finding["evidence"]
+        assert any(evidence["pointers"] for evidence in finding["evidence"])
+        for pointer in (pointer for evidence in finding["evidence"] for pointer in evidence["pointers"]):
+            assert resolve(report.data, pointer) is not None, (finding["id"], pointer)
+        assert finding["share_of_step"] == finding["cost_us"] / finding["step_us"]
+    first = report.sections[0]
+    assert first.title == "Findings"
+    assert len(first.notes) <= MOST_LINES
+
+
+def advice_for(framework: str) -> set[str]:
+    """The words in backticks of all advice for a framework, as the sources hold it."""
+    words: set[str] = set()
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if not isinstance(node, ast.Dict):
+                continue
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Name) and key.id == framework:
+                    texts = [part.value for part in ast.walk(value) if isinstance(part, ast.Constant)]
+                    for span in re.findall(r"`([^`]+)`", "".join(text for text in texts if isinstance(text, str))):
+                        words.update(re.findall(r"^(\w+)(?:=|$)", span))
+    return words
+
+
+def test_options_of_the_trainer_exist() -> None:
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    names = {field.name for field in dataclasses.fields(arguments)}
+    words = advice_for("TRAINER") - NOT_ARGUMENTS
+    assert len(words) >= 10
+    assert words <= names, words - names
+
+
+def test_options_of_torch_exist() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.parallel import DistributedDataParallel  # torch is loaded for this test alone
+    from torch.utils.data import DataLoader
+
+    loader = inspect.signature(DataLoader).parameters
+    assert {"num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size"} <= set(loader)
+    ddp = inspect.signature(DistributedDataParallel).parameters
+    assert {"bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"} <= set(ddp)
+    assert "fused" in inspect.signature(torch.optim.AdamW).parameters
+    fsdp = torch.distributed.fsdp
+    assert hasattr(fsdp.FSDPModule, "set_modules_to_forward_prefetch")
+    assert hasattr(fsdp.FSDPModule, "set_modules_to_backward_prefetch")
+    assert "reshard_after_forward" in inspect.signature(fsdp.fully_shard).parameters
+    assert fsdp.BackwardPrefetch.BACKWARD_PRE
+
+
+def test_sources_name_each_option_that_a_page_names_for_the_trainer() -> None:
+    text = "".join(Path(source).read_text() for source in SOURCES)
+    for page in PAGES.glob("*.md"):
+        for option in re.findall(r"Trainer: `(\w+)", page.read_text()):
+            assert option in text or option == "group_by_length", (page.name, option)
