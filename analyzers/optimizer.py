@@ -108,7 +108,7 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
     is_inside = (launch != ABSENT) & (span_at(marks, launched_ns) != ABSENT) & (trace.step != ABSENT)
     is_inside &= trace.device.is_work(Work.COMPUTE)
     name = trace.names[marks.name[0]].removeprefix(MARK).partition(".")[0]
-    found = []
+    ranks = []
     for device in distinct(trace.device.device):
         rows = np.flatnonzero(is_inside & (trace.device.device == device))
         if len(rows):
@@ -116,8 +116,8 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
             names = trace.device.name[rows]
             way = _way(trace, names, duration)
             sums = len(rows), int(duration.sum()), _idle(trace, rows)
-            found.append(OptimizerStep(trace.rank, device, name, len(trace.steps), *sums, way))
-    return tuple(found) or None
+            ranks.append(OptimizerStep(trace.rank, device, name, len(trace.steps), *sums, way))
+    return tuple(ranks) or None
 
 
 def _idle(trace: Trace, rows: Int64) -> int:

@@ -48,7 +48,7 @@ class Setup:
             notes.append(f"DistributedDataParallel: {record.ddp.tensors} gradients, find_unused_parameters {unused}.")
         if record.optimizer is not None:
             notes.append(_describe_optimizer(record.optimizer))
-        if len({str(other) for other in self.ranks.values()}) > 1:
+        if len({str(setup) for setup in self.ranks.values()}) > 1:
             notes.append(f"These are rank {min(self.ranks)}'s; ranks differ, see `--format json`.")
         return (Section("Set-up", notes=tuple(notes)),)
 

@@ -69,14 +69,14 @@ def _describe_loader(facts: Facts, row: str) -> Evidence:
 
 
 def _loading_advice(training: Training, workers: float | None) -> str:
-    more = "" if not workers else f" (now {int(workers)})"
+    now = "" if not workers else f" (now {int(workers)})"
     return "Try " + option(
         training,
         {
-            TRAINER: f"`dataloader_num_workers`{more} and `dataloader_prefetch_factor` of TrainingArguments.",
-            MEGATRON: f"a larger `--num-workers`{more}.",
-            LIGHTNING: f"more `num_workers`{more} and `persistent_workers=True` in the DataLoader.",
-            TORCH: f"`DataLoader(num_workers=N{more}, prefetch_factor=4, persistent_workers=True)`.",
+            TRAINER: f"`dataloader_num_workers`{now} and `dataloader_prefetch_factor` of TrainingArguments.",
+            MEGATRON: f"a larger `--num-workers`{now}.",
+            LIGHTNING: f"more `num_workers`{now} and `persistent_workers=True` in the DataLoader.",
+            TORCH: f"`DataLoader(num_workers=N{now}, prefetch_factor=4, persistent_workers=True)`.",
         },
     )
 

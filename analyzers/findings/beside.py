@@ -35,7 +35,7 @@ def find_garbage_collection(training: Training) -> Cause | None:
             "all ranks at once.",
         },
     )
-    ranks = tuple(facts.rank(other) for other in rows)
+    ranks = tuple(facts.rank(slow) for slow in rows)
     interval = cost_us, cost_us * max(len(rows), 1)
     return Cause(cost_us, interval, ranks, (evidence,), advice, is_of_all_steps=True)
 
@@ -62,7 +62,7 @@ def find_recompilation(training: Training) -> Cause | None:
         "`torch._dynamo.mark_dynamic`, or samples of few lengths."
     )
     is_in_steps = facts.amount(f"{row}/means/compile_in_steps_s") > 0
-    ranks = tuple(facts.rank(other) for other in rows)
+    ranks = tuple(facts.rank(slow) for slow in rows)
     return Cause(cost_us, (cost_us, cost_us), ranks, (evidence,), advice, is_beside=not is_in_steps)
 
 
@@ -75,7 +75,7 @@ def find_blocking_saves(training: Training) -> Cause | None:
     if not blocked_us or not steps or not saves:
         return None
     cost_us = blocked_us / steps
-    kept = [row for row in saves if facts.value(f"{row}/asynchronous") is not True]
+    blocking = [row for row in saves if facts.value(f"{row}/asynchronous") is not True]
     evidence = Evidence(
         f"{len(saves)} checkpoints stalled training for {blocked_us / US_PER_S:.2f} s in {int(steps)} steps.",
         ("/saves/blocked_s", "/steps/count"),
@@ -90,7 +90,7 @@ def find_blocking_saves(training: Training) -> Cause | None:
             TORCH: "`torch.distributed.checkpoint.async_save`, or to save less often.",
         },
     )
-    confidence = Confidence.HIGH if len(kept) == len(saves) else Confidence.MEDIUM
+    confidence = Confidence.HIGH if len(blocking) == len(saves) else Confidence.MEDIUM
     return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, confidence=confidence, is_beside=True)
 
 

@@ -39,18 +39,18 @@ def _throttled(training: Training, row: str) -> Cause | None:
     gpu = _same_gpu(training, row)
     limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
     is_limited = bool(limit) and limit < _OWN_LIMIT * own
-    known = facts.amount(f"{row}/known_steps")
+    covered = facts.amount(f"{row}/known_steps")
     reasons = [
         (facts.text(f"{cause}/cause"), f"{cause}/steps")
         for cause in facts.rows(f"{row}/causes")
-        if len(facts.rows(f"{cause}/steps")) >= _FEWEST_STEPS * known
+        if len(facts.rows(f"{cause}/steps")) >= _FEWEST_STEPS * covered
         and (facts.text(f"{cause}/cause") != _POWER_CAP or is_limited)
     ]
     clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
     if not reasons or not clock or clock >= highest:
         return None
     compute_us = max((rank.compute for rank in training.ranks), default=training.step_us or 0.0)
-    throttled = len(facts.rows(f"{row}/steps")) / known
+    throttled = len(facts.rows(f"{row}/steps")) / covered
     cost_us = compute_us * (1 - clock / highest) * throttled
     names = ", ".join(name for name, _ in reasons)
     evidence = Evidence(

@@ -190,9 +190,9 @@ def find_exposed_communication(training: Training) -> Cause | None:
     )
     axis = facts.text(f"{row}/axis") or "all ranks"
     hidden = facts.number(f"{row}/marked/overlap_fraction")
-    said = "" if hidden is None else f" {percent(hidden):.0f} % of it is hidden on average."
+    sentence = "" if hidden is None else f" {percent(hidden):.0f} % of it is hidden on average."
     evidence = Evidence(
-        f"Communication, mostly of the axis {axis}, is exposed for {cost_us / US_PER_MS:.2f} ms of a step.{said}",
+        f"Communication, mostly of the axis {axis}, is exposed for {cost_us / US_PER_MS:.2f} ms of a step.{sentence}",
         (f"{row}/marked/exposed_us", f"{rank.pointer}/exposed_communication_us"),
     )
     advice = _overlap_advice(training, axis)

@@ -31,9 +31,9 @@ def find_synchronisations(training: Training) -> Cause | None:
         return None
     cost_us = facts.amount(f"{row}/synchronisation/regained_us") + training.exposed_copies_us(_TO_HOST)
     callers = [
-        other
-        for other in facts.rows(f"{row}/callers")
-        if facts.text(f"{other}/kind") == "synchronisation" and facts.amount(f"{other}/regained_us")
+        caller
+        for caller in facts.rows(f"{row}/callers")
+        if facts.text(f"{caller}/kind") == "synchronisation" and facts.amount(f"{caller}/regained_us")
     ]
     if not callers:
         return None
@@ -99,11 +99,11 @@ def find_allocations(training: Training) -> Cause | None:
             (f"{row}/allocation/calls", f"{row}/allocation/blocked_us", f"{row}/allocation/regained_us"),
         )
     ]
-    for other in facts.rows("/steps/ranks"):
-        retries = facts.number(f"{other}/means/alloc_retries")
-        if facts.rank(other) == facts.rank(row) and retries:
+    for caller in facts.rows("/steps/ranks"):
+        retries = facts.number(f"{caller}/means/alloc_retries")
+        if facts.rank(caller) == facts.rank(row) and retries:
             text = f"The allocator freed its cache and tried again {retries:.2f} times a step: memory is nearly full."
-            evidence.append(Evidence(text, (f"{other}/means/alloc_retries",)))
+            evidence.append(Evidence(text, (f"{caller}/means/alloc_retries",)))
     if len(evidence) > 1:
         advice = "Try `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller micro-batch, or fewer lengths."
     else:

@@ -28,8 +28,8 @@ def find_straggler(training: Training, kind: str) -> Cause | None:
     """The rank that the others wait for, where this is why."""
     if training.pipeline:
         return None  # stages wait for each other by the order of their passes
-    found = _on_devices(training) if training.has_device else _on_hosts(training)
-    return found[1] if found is not None and found[0] == kind else None
+    straggler = _on_devices(training) if training.has_device else _on_hosts(training)
+    return straggler[1] if straggler is not None and straggler[0] == kind else None
 
 
 def _on_devices(training: Training) -> tuple[str, Cause] | None:
@@ -117,8 +117,8 @@ def _on_hosts(training: Training) -> tuple[str, Cause] | None:
     if len(waits) < 2 or counts == {0} or len(counts) > 1:  # noqa: PLR2004 - one rank waits for nobody
         return None
     last = min(waits, key=lambda rank: sum(waits[rank]))
-    others = [steps for rank, steps in waits.items() if rank != last]
-    lates = [sum(column) / len(others) - own for own, *column in zip(waits[last], *others, strict=True)]
+    waiting = [steps for rank, steps in waits.items() if rank != last]
+    lates = [sum(column) / len(waiting) - own for own, *column in zip(waits[last], *waiting, strict=True)]
     cost_us, least = sum(lates) / len(lates), min(lates)
     if cost_us < _LEAST_SHARE * (training.step_us or 0.0) or least < _EVERY_STEP * cost_us:
         return None

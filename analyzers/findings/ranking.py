@@ -23,7 +23,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
     step_us = training.step_us
     if not step_us:
         return ()
-    left = _balances(training)
+    balances = _balances(training)
     findings = []
     for rule in rules:
         cause = rule.find(training)
@@ -31,12 +31,12 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             continue
         cause = _judged(training, rule, _replayed(training, cause))
         accounts = _accounts(rule)
-        limit = math.inf if cause.is_of_all_steps else min(left.get(account, math.inf) for account in accounts)
+        limit = math.inf if cause.is_of_all_steps else min(balances.get(account, math.inf) for account in accounts)
         cost_us = min(cause.cost_us, limit)
         if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
-        for account in {*accounts, *rule.accounts} & left.keys():
-            left[account] = max(left[account] - cost_us, 0.0)
+        for account in {*accounts, *rule.accounts} & balances.keys():
+            balances[account] = max(balances[account] - cost_us, 0.0)
         low, high = cause.interval_us
         cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, limit), cost_us)))
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)

@@ -46,13 +46,13 @@ def findings(
     """Print what is found first in runs with injected faults, and in clean ones."""
     cases = _read_cases(path)
     names = {name for case in cases for name in (case.run, case.twin) if name}
-    found = {name: find(path.parent / name) for name in sorted(names)}
+    by_run = {name: find(path.parent / name) for name in sorted(names)}
     faulty, clean = [case for case in cases if case.finding], [case for case in cases if not case.finding]
-    sections = _faults_section(faulty, found), _clean_section(clean, found)
+    sections = _faults_section(faulty, by_run), _clean_section(clean, by_run)
     data: dict[str, Json] = {
         "schema": "perfscope/injected-faults/1",
-        "faults": [_fault_data(case, found) for case in faulty],
-        "clean": [{"run": case.run, "findings": found[case.run].data()} for case in clean],
+        "faults": [_fault_data(case, by_run) for case in faulty],
+        "clean": [{"run": case.run, "findings": by_run[case.run].data()} for case in clean],
     }
     return Outcome(Report(f"Injected faults: {path}", data, sections), format)
 
@@ -86,24 +86,24 @@ def _first(findings: Findings) -> str | None:
     return findings.findings[0].id if findings.findings else None
 
 
-def _injected_us(case: Case, found: dict[str, Findings]) -> float | None:
+def _injected_us(case: Case, by_run: dict[str, Findings]) -> float | None:
     """How much longer a step is than that of the twin."""
-    return found[case.run].step_us - found[case.twin].step_us if case.twin else None
+    return by_run[case.run].step_us - by_run[case.twin].step_us if case.twin else None
 
 
-def _fault_data(case: Case, found: dict[str, Findings]) -> Json:
-    first = found[case.run].findings[:1]
+def _fault_data(case: Case, by_run: dict[str, Findings]) -> Json:
+    first = by_run[case.run].findings[:1]
     return {
         "run": case.run,
         "fault": case.fault,
         "expected": case.finding,
-        "found": _first(found[case.run]),
+        "found": _first(by_run[case.run]),
         "cost_us": first[0].cost_us if first else None,
-        "injected_us": _injected_us(case, found),
+        "injected_us": _injected_us(case, by_run),
     }
 
 
-def _faults_section(cases: Sequence[Case], found: dict[str, Findings]) -> Section:
+def _faults_section(cases: Sequence[Case], by_run: dict[str, Findings]) -> Section:
     columns = (
         Column("Run"),
         Column("Fault"),
@@ -114,8 +114,8 @@ def _faults_section(cases: Sequence[Case], found: dict[str, Findings]) -> Sectio
         Column("Injected (ms)", 2),
         Column("Of a step (%)"),
     )
-    rows = tuple(_fault_row(case, found) for case in cases)
-    right = sum(_first(found[case.run]) == case.finding for case in cases)
+    rows = tuple(_fault_row(case, by_run) for case in cases)
+    right = sum(_first(by_run[case.run]) == case.finding for case in cases)
     notes = (
         f"The right finding stands first in {right} of {len(cases)} runs ({percent_of(right, len(cases)):.0f} %).",
         "Injected: how much longer a step is than in the clean twin; n/a without a twin that differs in the fault "
@@ -124,11 +124,11 @@ def _faults_section(cases: Sequence[Case], found: dict[str, Findings]) -> Sectio
     return Section("Injected faults", columns, rows, notes)
 
 
-def _fault_row(case: Case, found: dict[str, Findings]) -> tuple[str | float | None, ...]:
-    injected_us = _injected_us(case, found)
+def _fault_row(case: Case, by_run: dict[str, Findings]) -> tuple[str | float | None, ...]:
+    injected_us = _injected_us(case, by_run)
     injected = None if injected_us is None else injected_us / US_PER_MS
     name = case.run.removeprefix("../")
-    for first in found[case.run].findings[:1]:
+    for first in by_run[case.run].findings[:1]:
         low, high = (us / US_PER_MS for us in first.cause.interval_us)
         verdict = "yes" if first.id == case.finding else f"no: {case.finding}"
         cost = first.cost_us / US_PER_MS
@@ -136,14 +136,14 @@ def _fault_row(case: Case, found: dict[str, Findings]) -> tuple[str | float | No
     return name, case.fault, "nothing stands out", f"no: {case.finding}", None, None, injected, None
 
 
-def _clean_section(cases: Iterable[Case], found: dict[str, Findings]) -> Section:
+def _clean_section(cases: Iterable[Case], by_run: dict[str, Findings]) -> Section:
     columns = Column("Run"), Column("Step (ms)", 2), Column("Largest finding"), Column("Of a step (%)")
     rows = tuple(
         (
             case.run.removeprefix("../"),
-            found[case.run].step_us / US_PER_MS,
-            _first(found[case.run]) or "nothing stands out",
-            percent(found[case.run].findings[0].share) if found[case.run].findings else None,
+            by_run[case.run].step_us / US_PER_MS,
+            _first(by_run[case.run]) or "nothing stands out",
+            percent(by_run[case.run].findings[0].share) if by_run[case.run].findings else None,
         )
         for case in cases
     )
