@@ -185,14 +185,16 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
         entry = sums.setdefault((kind, *caller), [0, 0, 0])
         for index, amount in enumerate((1, blocked_ns, idle_ns)):
             entry[index] += amount
-    callers_of_rank = [
+    callers_of_calls = [
         Caller(KINDS[kind], operator, function, *entry) for (kind, operator, function), entry in sums.items()
     ]
     return RankCalls(
         rank=trace.rank,
         device=device,
         steps=len(trace.steps),
-        callers=tuple(sorted(summed, key=lambda caller: (-caller.regained, -caller.blocked, caller.operator))),
+        callers=tuple(
+            sorted(callers_of_calls, key=lambda caller: (-caller.regained, -caller.blocked, caller.operator))
+        ),
         pageable_bytes=int(copied[rows].sum()),
     )
 
