@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from array import array
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products
 from perfscope.tables.trace import ABSENT
 
@@ -67,6 +66,10 @@ class _Inputs(NamedTuple):
 _NOTHING = _Inputs(b"", b"", b"")
 
 
+#: Thread, start and end in microseconds, and operator of a call.
+_Times: TypeAlias = tuple[int, float, float, int]
+
+
 class _Event(msgspec.Struct, gc=False):
     """The fields of one event that are needed here."""
 
@@ -78,23 +81,14 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-class _Call(NamedTuple):
-    """A call of an operator that multiplies: its thread, its times, and its inputs as they are written."""
-
-    thread: bytes
-    start_us: float
-    end_us: float
-    operator: str
-    inputs: _Inputs
-
-
 class ProductFinder:
     """Collects the products of a trace, text by text."""
 
     def __init__(self) -> None:
         self._until_name: int | None = None
-        self._calls: list[_Call] = []
-        self._in_order: list[tuple[float, str]] = []
+        self._calls = _Calls()
+        self._passes: dict[str, int] = {}
+        self._pass_starts, self._pass_names = array("d"), array("q")
         self._fits = True
         self._inputs: dict[bytes, _Inputs] = {}
         self._meanings: dict[bytes, Meaning | None] = {}
@@ -140,7 +134,7 @@ class ProductFinder:
                 start_us, thread = _number(event.ts), str(event.tid).encode()
                 values = bytes(args.values) if needs_values(meaning.product) else b""
                 inputs = _Inputs(bytes(args.dims), bytes(args.elements) if args.dims else b"", values)
-                self._add(meaning, _Call(thread, start_us, start_us + _number(event.dur), meaning.product, inputs))
+                self._add(meaning, thread, start_us, _number(event.dur), inputs)
 
     def _look(self, text: bytes, name: int, stop: int) -> None:
         """Look at the operator whose name begins at a position."""
@@ -158,8 +152,7 @@ class ProductFinder:
         else:
             thread, start, duration = (_search(pattern, text, begin, stop) for pattern in (_THREAD, _START, _DURATION))
         inputs = self._inputs_of(text, begin, stop, meaning.product) if meaning.product else _NOTHING
-        start_us = float(start or 0.0)
-        self._add(meaning, _Call(thread, start_us, start_us + float(duration or 0.0), meaning.product, inputs))
+        self._add(meaning, thread, float(start or 0.0), float(duration or 0.0), inputs)
 
     def _inputs_of(self, text: bytes, begin: int, end: int, operator: str) -> _Inputs:
         """The inputs of a call, as they are written; most calls have those of an earlier one."""
@@ -179,57 +172,97 @@ class ProductFinder:
             )
         return self._inputs[inputs]
 
-    def _add(self, meaning: Meaning, call: _Call) -> None:
+    def _add(self, meaning: Meaning, thread: bytes, start_us: float, duration_us: float, inputs: _Inputs) -> None:
         if meaning.in_passes:
-            self._in_order.append((call.start_us, meaning.in_passes))
-        if call.operator:
-            self._calls.append(call)
+            self._pass_starts.append(start_us)
+            self._pass_names.append(self._passes.setdefault(meaning.in_passes, len(self._passes)))
+        if meaning.product:
+            self._calls.add(thread, start_us, start_us + duration_us, meaning.product, inputs)
 
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
             return None
-        numbers: dict[tuple[str, _Inputs], int] = {}
-        calls = sorted(self._calls, key=attrgetter("end_us"), reverse=True)
-        calls.sort(key=itemgetter(0, 1))  # by thread and start: where these are equal, what ends last remains first
-        rows = [numbers.setdefault((call.operator, call.inputs), len(numbers)) for call in calls]
+        names = list(self._passes)
+        order = np.argsort(np.frombuffer(self._pass_starts, np.float64), kind="stable").tolist()
         return Products(
             products=tuple(
                 Product(operator, _shapes(inputs.dims), _texts(inputs.elements), _texts(inputs.values))
-                for operator, inputs in numbers
+                for operator, inputs in self._calls.numbers
             ),
-            calls=ProductCalls(
-                product=np.array(rows, np.int64),
-                parent=np.array(_find_parents(calls), np.int64),
-                start_ns=_to_ns([call.start_us for call in calls]),
-                end_ns=_to_ns([call.end_us for call in calls]),
-                thread=np.array([_thread(call.thread) for call in calls], np.int64),
-            ),
-            in_order=tuple(operator for _, operator in sorted(self._in_order, key=itemgetter(0))),
+            calls=self._calls.table(),
+            in_order=tuple(names[self._pass_names[row]] for row in order),
         )
 
 
-def _find_parents(calls: Sequence[_Call]) -> list[int]:
-    """For each call, of those by thread and start, the row of the innermost one around it, or ABSENT.
+class _Calls:
+    """The calls of operators that multiply, as columns: a trace may have millions of them.
 
-    Two that have the same times are nested where they are different operators: one calls the other.
+    Attributes:
+        numbers: Each distinct operator with its inputs, and its number.
     """
-    parents: list[int] = []
-    around: list[int] = []
-    for row, call in enumerate(calls):
-        while around and not _contains(calls[around[-1]], call):
-            around.pop()
-        parents.append(around[-1] if around else ABSENT)
-        around.append(row)
-    return parents
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[str, _Inputs], int] = {}
+        self._threads: dict[bytes, int] = {}
+        self._number, self._thread = array("q"), array("q")
+        self._start_us, self._end_us = array("d"), array("d")
+
+    def add(self, thread: bytes, start_us: float, end_us: float, operator: str, inputs: _Inputs) -> None:
+        """Add a call."""
+        self._number.append(self.numbers.setdefault((operator, inputs), len(self.numbers)))
+        self._thread.append(self._threads.setdefault(thread, len(self._threads)))
+        self._start_us.append(start_us)
+        self._end_us.append(end_us)
+
+    def table(self) -> ProductCalls:
+        """The calls by thread and start; of those that begin together, the one that ends last stands first."""
+        number, thread = (np.frombuffer(column, np.int64) for column in (self._number, self._thread))
+        start_us, end_us = (np.frombuffer(column, np.float64) for column in (self._start_us, self._end_us))
+        order = np.lexsort((-end_us, start_us, thread))
+        number, thread, start_us, end_us = number[order], thread[order], start_us[order], end_us[order]
+        ids = np.array([_thread(written) for written in self._threads], np.int64)
+        return ProductCalls(
+            product=number,
+            parent=self._find_parents(number, thread, start_us, end_us),
+            start_ns=_to_ns(start_us),
+            end_ns=_to_ns(end_us),
+            thread=ids[thread] if len(thread) else thread,
+        )
+
+    def _find_parents(self, number: Int64, thread: Int64, start_us: Float64, end_us: Float64) -> Int64:
+        """For each call the row of the innermost one around it, or ABSENT.
+
+        Two that have the same times are nested where they are different operators: one calls the other.
+        """
+        operators: dict[str, int] = {}
+        by_number = np.array([operators.setdefault(name, len(operators)) for name, _ in self.numbers], np.int64)
+        calls = list(
+            zip(
+                thread.tolist(),
+                start_us.tolist(),
+                end_us.tolist(),
+                by_number[number].tolist() if len(number) else (),
+                strict=True,
+            )
+        )
+        parents = np.full(len(calls), ABSENT, np.int64)
+        around: list[int] = []
+        for row, call in enumerate(calls):
+            while around and not _contains(calls[around[-1]], call):
+                around.pop()
+            if around:
+                parents[row] = around[-1]
+            around.append(row)
+        return parents
 
 
-def _contains(outer: _Call, inner: _Call) -> bool:
-    have_same_times = (inner.start_us, inner.end_us) == (outer.start_us, outer.end_us)
-    begins_inside = inner.start_us < outer.end_us or have_same_times
-    is_inside = outer.thread == inner.thread and begins_inside and inner.end_us <= outer.end_us + _ROUNDING_US
-    is_shorter = inner.end_us - inner.start_us < outer.end_us - outer.start_us
-    return is_inside and (is_shorter or inner.operator != outer.operator)
+def _contains(outer: _Times, inner: _Times) -> bool:
+    thread, outer_start, outer_end, outer_operator = outer
+    inner_thread, start, end, operator = inner
+    begins_inside = start < outer_end or (start, end) == (outer_start, outer_end)
+    is_inside = inner_thread == thread and begins_inside and end <= outer_end + _ROUNDING_US
+    return is_inside and (end - start < outer_end - outer_start or operator != outer_operator)
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> bytes:
@@ -241,11 +274,10 @@ def _number(time: float | str | None) -> float:
     return float(time or 0.0)
 
 
-def _to_ns(times_us: Sequence[float]) -> Int64:
+def _to_ns(times_us: Float64) -> Int64:
     """Microseconds as nanoseconds, to the precision of a double."""
-    times = np.array(times_us, np.float64)
-    whole = np.floor(times)
-    return np.asarray(whole.astype(np.int64) * NS_PER_US + np.rint((times - whole) * NS_PER_US).astype(np.int64))
+    whole = np.floor(times_us)
+    return np.asarray(whole.astype(np.int64) * NS_PER_US + np.rint((times_us - whole) * NS_PER_US).astype(np.int64))
 
 
 def _thread(written: bytes) -> int:

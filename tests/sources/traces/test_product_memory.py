@@ -1,0 +1,34 @@
+"""A trace of millions of products takes a few numbers for each of them."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+
+from perfscope.sources.traces.products import ProductFinder
+
+CALLS = 50_000
+#: Four numbers a call, and what arrays keep free to grow.
+MOST_BYTES_A_CALL = 64
+EVENT = '{"ph": "X", "cat": "cpu_op", "name": "%s", "pid": 1, "tid": %d, "ts": %d.000, "dur": 5.000, "args": {%s}}'
+SHAPES = '"Input type": ["float"], "Input Dims": [[8, 16], [16, 32]]'
+
+
+def test_calls_are_collected_as_columns() -> None:
+    names = "aten::mm", "aten::_scaled_dot_product_flash_attention", "aten::gelu"
+    texts = [EVENT % (names[index % 3], index % 7, 10 * index, SHAPES) for index in range(CALLS)]
+    text = ",\n".join(texts).encode()
+    stops = np.cumsum([len(each) + 2 for each in texts]) - 2
+    categories = np.append(0, stops[:-1] + 2) + texts[0].index("cpu_op")
+    finder = ProductFinder()
+    tracemalloc.start()
+    finder.scan(text, categories, stops)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < MOST_BYTES_A_CALL * CALLS
+    products = finder.products()
+    assert products is not None
+    assert len(products.calls) == len([index for index in range(CALLS) if index % 3 != 2])
+    assert len(products.in_order) == len([index for index in range(CALLS) if index % 3 != 0])
+    assert len(products.products) == 2
