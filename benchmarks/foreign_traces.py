@@ -1,30 +1,86 @@
-"""Whether perfscope reads the traces of other projects exactly, compared with a parse by the json module.
+"""Whether perfscope reads the traces of other projects exactly, and what HTA and TraceLens make of the same files.
 
+    python -m benchmarks.foreign_traces FOLDER --write part0.jsonl --part 0 2 \
+        --hta ENV/bin/python --tracelens ENV/bin/python
+    python -m benchmarks.foreign_traces FOLDER --join part*.jsonl --write fixtures/benchmarks/foreign-traces.json
     python -m benchmarks.foreign_traces --report fixtures/benchmarks/foreign-traces.json
 
-FOLDER has one folder for each project, ``OWNER+NAME``, and in it a file ``COMMIT``.
+FOLDER has one folder for each project, ``OWNER+NAME``, and in it a file ``COMMIT``. Compared are all events with a
+parse by the json module, and the window and the idle time of each device, in all and in each marked step, with sums
+over these events. Peers are given one file each in a process of its own; of them the idle time counts, because it does
+not depend on which kernels a tool takes for communication.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import slow_parse
-from perfscope.constants import MB
+from benchmarks.foreign_report import describe
+from perfscope.analyzers import breakdown
+from perfscope.analyzers.flops.operation_counts import count_operations
+from perfscope.constants import GIGA, MB
 from perfscope.engine.coverage import find_problems, summarize
 from perfscope.errors import SourceError
+from perfscope.sources.traces.jax import XPLANE
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import Trace
+from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 
 REPORT = Path(__file__).parents[1] / "reports" / "foreign-traces.md"
 DAMAGE = Path(__file__).parents[1] / "fixtures" / "benchmarks" / "damaged-traces.json"
-#: Smaller files are settings; larger ones take the json module too long.
-_SMALLEST_BYTES, _LARGEST_BYTES = 3000, int(1.7 * MB)
-_OUTCOMES = "exact", "differing", "no trace of torch.profiler"
+EXACT, DIFFERING, NO_TRACE, OF_JAX = "exact", "differing", "no trace of torch.profiler", "JAX"
+_PEER_LIMIT_S = 120
+#: Larger files take the peers minutes each.
+_LARGEST_FOR_PEERS = 5 * MB // 2
+#: Tools count in microseconds, and round.
+_AGREES_NS = 1000
+HTA = """
+import json, os, sys
+os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
+from hta.trace_analysis import TraceAnalysis
+frame = TraceAnalysis(trace_files={0: sys.argv[1]}).get_temporal_breakdown(visualize=False)
+print("IDLE", json.dumps(float(frame["idle_time(us)"].iloc[0])))
+"""
+TRACELENS = """
+import json, sys
+from TraceLens import TreePerfAnalyzer
+frame = TreePerfAnalyzer.from_file(profile_filepath=sys.argv[1]).get_df_gpu_timeline()
+print("IDLE", json.dumps(float(frame.loc[frame["type"] == "idle_time", "time ms"].iloc[0]) * 1000))
+"""
+PEERS = {"hta": HTA, "tracelens": TRACELENS}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One file.
+
+    Attributes:
+        path: Its path in the project.
+        outcome: Whether it is read exactly.
+        devices: How many devices ran something.
+        idle_ns: The idle time of them, by sums over the events; absent without device events.
+        differences: What differs.
+        warnings: What perfscope warns of.
+        peers: What each peer says is idle, in microseconds; its error where it fails.
+        idle_of_parts_ns: The idle time of parts that a tool may take for the whole: ``launched`` without events whose
+            launch is not in the trace, ``early`` of these without those that were launched in the last step or behind
+            it.
+    """
+
+    path: str
+    outcome: str
+    devices: int
+    idle_ns: int | None
+    differences: list[str]
+    warnings: list[str]
+    peers: dict[str, float | str]
+    idle_of_parts_ns: dict[str, int]
 
 
 def rows(trace: Trace) -> slow_parse.Rows:
@@ -44,92 +100,159 @@ def rows(trace: Trace) -> slow_parse.Rows:
     }
 
 
-def compare(path: Path) -> tuple[str, list[str]]:
-    """Whether a file is read exactly, and what perfscope warns of."""
+def window_and_idle(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """From the first start to the last end of some spans, and how much of that none covers."""
+    ordered = sorted(spans)
+    until, idle = ordered[0][0], 0
+    for start, end in ordered:
+        idle += max(0, start - until)
+        until = max(until, end)
+    return until - ordered[0][0], idle
+
+
+def sums_of(
+    events: Sequence[slow_parse.DeviceRow], steps: Sequence[tuple[str, int, int]]
+) -> dict[str, tuple[int, int]]:
+    """Window and idle time of each device in all, and in each step by what was launched in it."""
+    sums = {}
+    for device in sorted({event.device for event in events}):
+        mine = [event for event in events if event.device == device]
+        sums[f"device {device}"] = window_and_idle((event.start_ns, event.end_ns) for event in mine)
+        for name, start_ns, end_ns in steps:
+            launched = [
+                (event.start_ns, event.end_ns)
+                for event in mine
+                if event.launched_ns is not None and start_ns <= event.launched_ns < end_ns
+            ]
+            if launched:
+                sums[f"device {device}, {name}"] = window_and_idle(launched)
+    return sums
+
+
+def idle_of_parts(events: Sequence[slow_parse.DeviceRow], steps: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+    """The idle time of parts that a tool may take for the whole."""
+    last_ns = max((start_ns for _, start_ns, _ in steps), default=None)
+    launched = [event for event in events if event.launched_ns is not None]
+    early = [event for event in launched if last_ns is None or (event.launched_ns or 0) < last_ns]
+    return {
+        name: window_and_idle((event.start_ns, event.end_ns) for event in part)[1]
+        for name, part in (("launched", launched), ("early", early))
+        if part
+    }
+
+
+def answers_of(trace: Trace) -> dict[str, tuple[int, int]]:
+    """The same by perfscope."""
+    answers = {}
+    for part in breakdown.measure(trace):
+        answers[f"device {part.device}"] = part.total.window, part.total.idle
+        for step in part.steps:
+            answers[f"device {part.device}, {step.name}"] = step.parts.window, step.parts.idle
+    return answers
+
+
+def compare(path: Path, name: str, peers: dict[str, str]) -> Compared:
+    """Compare one file."""
     try:
         trace = read_trace(path)
-    except SourceError:
-        return _OUTCOMES[2], []
-    outcome = _OUTCOMES[0] if rows(trace) == slow_parse.read(path) else _OUTCOMES[1]
-    return outcome, [*(line.replace(str(path), path.name) for line in trace.damage), *find_problems([summarize(trace)])]
+    except SourceError as error:
+        return Compared(name, NO_TRACE, 0, None, [], [str(error).replace(str(path), path.name)], {}, {})
+    warnings = [*(line.replace(str(path), path.name) for line in trace.damage), *find_problems([summarize(trace)])]
+    if XPLANE in path.name:
+        return Compared(name, OF_JAX, len(breakdown.measure(trace)), None, [], warnings, {}, {})
+    expected, ours = slow_parse.read(path), rows(trace)
+    differences = [
+        f"{table}: {len(ours[table])} for {len(expected[table])}" for table in ours if ours[table] != expected[table]
+    ]
+    events, steps = slow_parse.read_device(path)
+    sums, answers = sums_of(events, steps), answers_of(trace)
+    differences += [
+        f"{key}: window and idle time {answers.get(key)} for {sums.get(key)} ns"
+        for key in sorted(sums.keys() | answers.keys())
+        if sums.get(key) != answers.get(key)
+    ]
+    devices = [total for key, total in sums.items() if "," not in key]
+    outcome = DIFFERING if differences else EXACT
+    idle_ns = sum(idle for _, idle in devices) if devices else None
+    is_asked = len(devices) == 1 and path.stat().st_size <= _LARGEST_FOR_PEERS
+    asked = {peer: ask(python, PEERS[peer], path) for peer, python in peers.items()} if is_asked else {}
+    return Compared(name, outcome, len(devices), idle_ns, differences, warnings, asked, idle_of_parts(events, steps))
 
 
-def measure(folder: Path) -> list[dict[str, Any]]:
-    """Compare every trace of each project."""
+def ask(python: str, script: str, path: Path) -> float | str:
+    """What a peer says is idle in a file, in microseconds, or why it says nothing."""
+    try:
+        ended = subprocess.run(
+            [python, "-c", script, path], capture_output=True, text=True, timeout=_PEER_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_PEER_LIMIT_S} s"
+    answers = [line.removeprefix("IDLE ") for line in ended.stdout.splitlines() if line.startswith("IDLE ")]
+    if answers:
+        return float(json.loads(answers[0]))
+    return (ended.stderr.strip().splitlines() or ["no answer"])[-1][:160]
+
+
+def compare_all(folder: Path, peers: dict[str, str], done: Path, part: tuple[int, int]) -> None:
+    """Compare every n-th trace of a folder; each answer is a line of a file, and is not asked for again."""
+    answered = {json.loads(line)["file"] for line in done.read_text().splitlines()} if done.exists() else set()
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "COMMIT")
+    with done.open("a") as lines:
+        for path in paths[part[0] :: part[1]]:
+            name = str(path.relative_to(folder))
+            if name not in answered:
+                compared = compare(path, name.partition("/")[2], peers)
+                lines.write(json.dumps({"file": name, **asdict(compared)}) + "\n")
+                lines.flush()
+
+
+def join(folder: Path, answers: Sequence[Path]) -> list[dict[str, Any]]:
+    """The answers of all parts by project, with the operations of each file."""
+    files = [json.loads(line) for path in answers for line in path.read_text().splitlines()]
     projects = []
     for project in sorted(path for path in folder.iterdir() if path.is_dir()):
-        counts: Counter[str] = Counter()
-        warnings: dict[str, list[str]] = {}
-        for path in sorted(project.rglob("*")):
-            is_file = path.is_file() and path.name != "COMMIT"
-            if is_file and _SMALLEST_BYTES <= path.stat().st_size <= _LARGEST_BYTES:
-                outcome, lines = compare(path)
-                counts[outcome] += 1
-                if lines:
-                    warnings[str(path.relative_to(project))] = lines
+        mine = [file for file in files if file["file"].startswith(f"{project.name}/")]
+        members = [{**file, **operations_of(project / file["path"])} for file in mine]
         commit = (project / "COMMIT").read_text().strip()
-        name = project.name.replace("+", "/")
-        projects.append({"project": name, "commit": commit, "counts": dict(counts), "warnings": warnings})
+        members.sort(key=lambda file: file["path"])
+        projects.append({"project": project.name.replace("+", "/"), "commit": commit, "files": members})
     return projects
 
 
-def describe(projects: list[dict[str, Any]], damage: dict[str, Any]) -> str:
-    """The report."""
-    lines = [
-        "# Traces of other projects, and damaged ones",
-        "",
-        "The test traces of other projects, read by perfscope and by the json module, which parses the whole file:",
-        "names, times and correlations of all kernels, copies, calls, annotations and operators are compared.",
-        "",
-        "| Project | Commit | Exact | Differing | Not of torch.profiler |",
-        "|:---|:---|---:|---:|---:|",
-    ]
-    for project in projects:
-        cells = " | ".join(str(project["counts"].get(outcome, 0)) for outcome in _OUTCOMES)
-        lines.append(f"| {project['project']} | {project['commit'][:7]} | {cells} |")
-    lines += [
-        "",
-        "What is not of torch.profiler is refused with a sentence: execution traces, settings, XPlane, rocprof.",
-        "",
-    ]
-    for project in projects:
-        for path, warnings in project["warnings"].items():
-            lines += [f"- {project['project']}, `{path}`: {'; '.join(warnings)}" for _ in warnings[:1]]
-    lines += [
-        "",
-        "## Damage",
-        "",
-        "Copies of the traces in `fixtures/traces` with one damage each. *Word* flips each bit of `ph`, `cat`, `X` and",
-        "`kernel` in plain text; everything else damages compressed files at random places.",
-        "",
-    ]
-    outcomes = sorted({outcome for counts in damage["counts"].values() for outcome in counts} | {"silent", "traceback"})
-    lines += [f"| Damage | {' | '.join(outcomes)} |", f"|:---|{'---:|' * len(outcomes)}"]
-    for kind, counts in damage["counts"].items():
-        lines.append(f"| {kind} | {' | '.join(str(counts.get(outcome, 0)) for outcome in outcomes)} |")
-    lines += [
-        "",
-        "*Said* is a warning that names the loss, *nothing lost* the same events as in the whole file, *refused* one",
-        "line that the file cannot be read. *Silent* would be other events without a warning.",
-        f"No file took more than {damage['most_beyond_twice_s']:.2f} s beyond twice the time of the whole one.",
-        "",
-        "The figures are in `fixtures/benchmarks/foreign-traces.json` and `damaged-traces.json`,",
-        "from `python -m benchmarks.foreign_traces` and `python -m benchmarks.damaged_traces`.",
-        "",
-    ]
-    return "\n".join(lines)
+def operations_of(path: Path) -> dict[str, Any]:
+    """How many operations perfscope counts in a file, in 10**9; none where it states no shapes."""
+    try:
+        trace = read_trace(path, BASIC_EVENTS | Events.PRODUCTS)
+    except SourceError:
+        return {}
+    counted = count_operations(trace, trace.products) if trace.products else None
+    if counted is None or not (counted.flops_per_step or counted.recorded_flops):
+        return {}
+    steps = max(1, counted.steps)
+    return {
+        "gflop": (counted.flops_per_step or 0.0) * steps / GIGA,
+        "replayed_gflop": counted.replayed_flops / GIGA,
+        "recorded_gflop": counted.recorded_flops / GIGA,
+        "covered": counted.covered,
+    }
 
 
 def main() -> None:
     """Measure, or write the report of what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which part of how many")
+    parser.add_argument("--join", type=Path, nargs="+", help="the answers of all parts")
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--hta", help="the Python of an environment with HTA")
+    parser.add_argument("--tracelens", help="the Python of an environment with TraceLens")
     arguments = parser.parse_args()
-    if arguments.folder:
-        text = json.dumps(measure(arguments.folder), indent=1) + "\n"
-        (arguments.write or REPORT.with_suffix(".json")).write_text(text)
+    if arguments.folder and arguments.join:
+        arguments.write.write_text(json.dumps(join(arguments.folder, arguments.join), indent=1) + "\n")
+    elif arguments.folder:
+        peers = {name: getattr(arguments, name) for name in PEERS if getattr(arguments, name)}
+        compare_all(arguments.folder, peers, arguments.write, tuple(arguments.part))
     if arguments.report:
         REPORT.write_text(describe(json.loads(arguments.report.read_text()), json.loads(DAMAGE.read_text())))
 

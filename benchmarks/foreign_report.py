@@ -1,0 +1,193 @@
+"""The report on traces of other projects and on damaged ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_OUTCOMES = ("exact", "differing", "JAX", "no trace of torch.profiler")
+#: Tools count in microseconds, and round.
+_AGREES_US = 1.0
+#: Smaller files are of toys, and those elsewhere are made.
+_SMALLEST_GFLOP, _RECORDED = 100, ("tests/traces/", "tests/data/", "tb_plugin/", "et_replay/", "train")
+_PEERS = {"hta": "HTA 0.5.0", "tracelens": "TraceLens 0.1.0 (171dd74)"}
+_INTRODUCTION = """\
+# Traces of other projects, and damaged ones
+
+The test traces of other projects, in all versions of their histories, each content once; files of 4 MiB and more are
+not in the copies of the repositories that were used. Each is read by perfscope and by the json module, which parses the
+whole file: names, times and correlations of all kernels, copies, calls, annotations and operators are compared, and so
+are the window and the idle time of each device, in all and in each marked step, with sums over the events in integers.
+"""
+_NO_TRACE = """\
+JAX is what it says: profiles in XPlane, read for what ran on devices. What is no trace of torch.profiler is refused
+with a sentence: execution traces, settings, expected results.
+"""
+_HALVES = """
+A script of TraceLens has written these files again, with times of more than three decimals: where such a time lies half
+a nanosecond between two, the one is rounded up and the other down. Neither is wrong, and no idle time differs.
+"""
+_PEERS_TEXT = """\
+## Beside HTA and TraceLens
+
+The idle time of the device, within one microsecond of the sum over its events, of the files of at most 2.5 MB with one
+device. It does not depend on which kernels a tool takes for communication. Both peers ran with their default settings,
+HTA without its rounding of nanoseconds.
+"""
+_REASONS = """\
+*Last step* is an answer of what was launched before the last marked step, which HTA leaves out unless it is asked not
+to; *launched* is an answer of the events alone whose launch is in the trace, without what still ran from before it. The
+events are as perfscope reads them: the parse by the json module finds the same. HTA counts waits (`cuda_sync`) as work.
+Both fail on a bare list of events; TraceLens finds no GPU events in files most of which are from before torch 1.10,
+which names categories otherwise.
+"""
+_OPERATIONS = """\
+## Operations
+
+Files with shapes and at least 100 GFLOP, as perfscope counts them; those of launched graphs that the same file records
+are in it. *Counted* is the share of the time of kernels that multiply in what is counted; below 95 % no MFU is drawn.
+"""
+_MASK = """\
+`ddp_resnet18_no_pool` has 27,864 GFLOP, and `resnet_act_checkpoint` 428, where the gradient of the image is counted,
+which the first convolution's mask (`[False, True, False]`) says was not computed. The capture of `xdit_flux.1` has
+5,480 GFLOP outside of its graph, whose recording runs nothing; the graph was then launched once.
+"""
+_DAMAGE = """\
+## Damage
+
+Copies of the traces in `fixtures/traces` with one damage each. *Word* flips each bit of `ph`, `cat`, `X` and `kernel`
+in plain text; everything else damages compressed files at random places.
+"""
+
+
+def describe(projects: Sequence[dict[str, Any]], damage: dict[str, Any]) -> str:
+    """The report."""
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            *_outcomes(projects),
+            "",
+            _NO_TRACE,
+            *_differences(projects),
+            _PEERS_TEXT,
+            *_peers(projects),
+            "",
+            _REASONS,
+            *_answers_otherwise(projects),
+            "",
+            _OPERATIONS,
+            *_operations(projects),
+            "",
+            _MASK,
+            _DAMAGE,
+            *_damage(damage),
+            "",
+        ]
+    )
+
+
+def _outcomes(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| Project | Commit | Files | Exact | Differing | JAX | Not of torch.profiler |"
+    yield "|:---|:---|---:|---:|---:|---:|---:|"
+    total: Counter[str] = Counter()
+    for project in projects:
+        counts = Counter(file["outcome"] for file in project["files"])
+        total += counts
+        yield _row(
+            project["project"], project["commit"][:7], len(project["files"]), *(counts[key] for key in _OUTCOMES)
+        )
+    yield _row("all", "", total.total(), *(total[key] for key in _OUTCOMES))
+
+
+def _differences(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    differing = [
+        f"- {project['project']}, `{file['path']}`: {'; '.join(file['differences'][:3])}"
+        for project in projects
+        for file in project["files"]
+        if file["differences"]
+    ]
+    if differing:
+        yield "Differing:\n"
+        yield from differing
+        yield _HALVES
+    warned = [
+        f"- {project['project']}, `{file['path']}`: {'; '.join(file['warnings'])}"
+        for project in projects
+        for file in project["files"]
+        if file["warnings"] and file["outcome"] != _OUTCOMES[3]
+    ]
+    if warned:
+        yield "Warnings:\n"
+        yield from warned
+        yield ""
+
+
+def _peers(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| Tool | Files | Agrees | Last step | Launched | Otherwise | Fails |"
+    yield "|:---|---:|---:|---:|---:|---:|---:|"
+    files = [file for project in projects for file in project["files"] if file["peers"]]
+    ours = sum(not any("idle time" in difference for difference in file["differences"]) for file in files)
+    yield _row("perfscope", len(files), ours, 0, 0, len(files) - ours, 0)
+    for peer, title in _PEERS.items():
+        counts = Counter(_judge(file, file["peers"][peer]) for file in files if peer in file["peers"])
+        keys = ("agrees", "early", "launched", "otherwise", "fails")
+        yield _row(title, counts.total(), *(counts[key] for key in keys))
+
+
+def _answers_otherwise(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The answers of peers that are of no part of the events, and why they fail."""
+    for peer, title in _PEERS.items():
+        asked = [file for project in projects for file in project["files"] if peer in file["peers"]]
+        failed = Counter(file["peers"][peer] for file in asked if _judge(file, file["peers"][peer]) == "fails")
+        for reason, files in failed.most_common():
+            yield f"- {title} fails on {files} files: `{reason}`"
+        for file in asked:
+            if _judge(file, file["peers"][peer]) == "otherwise":
+                name = "/".join(file["path"].split("/")[-2:])
+                yield f"- {title}, `{name}`: {file['peers'][peer]:,.1f} us for {file['idle_ns'] / 1000:,.1f}"
+
+
+def _judge(file: dict[str, Any], answer: float | str) -> str:
+    if isinstance(answer, str):
+        return "fails"
+    possible = {"agrees": file["idle_ns"], **file["idle_of_parts_ns"]}
+    return next((key for key, idle_ns in possible.items() if abs(idle_ns / 1000 - answer) <= _AGREES_US), "otherwise")
+
+
+def _operations(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| File | GFLOP | of launched graphs | Counted (%) |"
+    yield "|:---|---:|---:|---:|"
+    listed = [
+        (project["project"], file)
+        for project in projects
+        for file in project["files"]
+        if file.get("gflop", 0) + file.get("recorded_gflop", 0) >= _SMALLEST_GFLOP
+        and file["path"].startswith(_RECORDED)
+    ]
+    for project, file in listed:
+        covered = "n/a" if file["covered"] is None else f"{100 * file['covered']:.1f}"
+        name = file["path"].removeprefix("tests/traces/").removeprefix("tests/data/")
+        yield _row(
+            f"{project.partition('/')[2]}: `{name}`", f"{file['gflop']:,.0f}", f"{file['replayed_gflop']:,.0f}", covered
+        )
+
+
+def _damage(damage: dict[str, Any]) -> Iterator[str]:
+    outcomes = sorted({outcome for counts in damage["counts"].values() for outcome in counts} | {"silent", "traceback"})
+    yield _row("Damage", "files", *outcomes)
+    yield f"|:---|{'---:|' * (len(outcomes) + 1)}"
+    for kind, counts in damage["counts"].items():
+        yield _row(kind, sum(counts.values()), *(counts.get(outcome, 0) for outcome in outcomes))
+    yield ""
+    yield "*Said* is a warning that names the loss, *nothing lost* the same events as in the whole file, *refused* one"
+    yield "line that the file cannot be read. *Silent* would be other events without a warning."
+    yield f"No file took more than {damage['most_beyond_twice_s']:.2f} s beyond twice the time of the whole one, and"
+    yield f"the process never took more than {damage['peak_memory_mb']} MB."
+    yield ""
+    yield "The figures are in `fixtures/benchmarks/foreign-traces.json` and `damaged-traces.json`,"
+    yield "from `python -m benchmarks.foreign_traces` and `python -m benchmarks.damaged_traces`."
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
