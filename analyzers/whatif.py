@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.pipeline_bubble import measure as measure_passes
+from perfscope.analyzers.replay.blocking import Blocking, measure_blocking
 from perfscope.analyzers.replay.contention import Contention
 from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
 from perfscope.analyzers.replay.measured import prepare
@@ -20,7 +21,7 @@ from perfscope.analyzers.replay.scenarios import offered_scenarios, parse_scenar
 from perfscope.analyzers.replay.steps import StepSpan
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, percent, percent_of
+from perfscope.report import Cell, Column, Json, Section, in_unit, percent, percent_of
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Trace, distinct
 
@@ -45,6 +46,7 @@ class WhatIf:
         outlooks: The scenarios, those that save most first.
         path: The critical path of the replay.
         contention: What communication costs the kernels beside it.
+        blocking: What each cause costs a step, by a replay without it.
         refused: Scenarios that the traces cannot answer, and why.
         notes: What could not be joined.
     """
@@ -58,6 +60,7 @@ class WhatIf:
     outlooks: tuple[Outlook, ...]
     path: tuple[PathPart, ...]
     contention: tuple[Contention, ...]
+    blocking: tuple[Blocking, ...]
     refused: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
@@ -79,35 +82,38 @@ class WhatIf:
             "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
             "critical_path": [part.data(self.replayed.steps) for part in self.path],
             "contention": [item.data() for item in self.contention],
+            "blocking": [item.data() for item in self.blocking],
             "notes": list(self.notes),
         }
 
     def sections(self) -> tuple[Section, ...]:
         """The tables for people."""
-        return (self._scenario_section(), self._path_section(), *self._contention_sections())
+        return (self._scenario_section(), self._path_section(), self._blocking_section(), *self._contention_sections())
 
     def _scenario_section(self) -> Section:
         columns = (
             Column("Scenario"),
             Column("Step (ms)", 2),
             Column("Saved (ms)", 2),
+            Column("± (ms)", 2),
             Column("Change (%)"),
             Column("Meaning"),
         )
         measured = self.measured.step_ns
         rows: list[tuple[Cell, ...]] = [
-            ("as measured", measured / NS_PER_MS, None, None, _count_steps(self.measured.steps))
+            ("as measured", measured / NS_PER_MS, None, None, None, _count_steps(self.measured.steps))
         ]
         if self.overhead_ns and self.is_overhead_known:
             compared_ns = self.replayed.step_ns
             rows.append(
-                ("without the profiler", compared_ns / NS_PER_MS, None, None, "what scenarios are compared with")
+                ("without the profiler", compared_ns / NS_PER_MS, None, None, None, "what scenarios are compared with")
             )
         rows += [
             (
                 outlook.name,
                 outlook.step_ns / NS_PER_MS,
                 outlook.saved_ns / NS_PER_MS,
+                outlook.uncertain_ns / NS_PER_MS,
                 percent(-outlook.saved_ns / self.replayed.step_ns),
                 outlook.title,
             )
@@ -165,6 +171,30 @@ class WhatIf:
         if len(self.path) > len(rows):
             notes.append(f"{len(self.path) - len(rows)} more rows are in --format json.")
         return Section("Critical path", columns, rows, tuple(notes))
+
+    def _blocking_section(self) -> Section:
+        columns = (
+            Column("Without"),
+            Column("A step takes less (ms)", 3),
+            Column("Exposed (ms)", 3),
+            Column("Slowed kernels (ms)", 3),
+            Column("Order (ms)", 3),
+        )
+        rows = tuple(
+            (
+                item.cause,
+                item.blocking_ns / NS_PER_MS,
+                in_unit(item.exposed_ns, NS_PER_MS),
+                in_unit(item.contention_ns, NS_PER_MS),
+                in_unit(item.order_ns, NS_PER_MS),
+            )
+            for item in self.blocking
+        )
+        notes = (
+            "What a step waits for is more than is exposed where communication slows kernels, and less where the step "
+            "would wait for something else in its place (order); the three add up.",
+        )
+        return Section("Blocking time", columns, rows, notes)
 
     def _contention_sections(self) -> tuple[Section, ...]:
         overlapped = [item for item in self.contention if item.overlapped_ns]
@@ -240,6 +270,7 @@ def answer(
         outlooks=tuple(outlooks),
         path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
         contention=measured.contention,
+        blocking=measure_blocking(measured),
         refused=tuple(refused),
         notes=measured.job.notes,
     )

@@ -226,3 +226,43 @@ def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_re
     assert "is no rank" in nobody.reason
     assert "enumerate(DataLoader)" in loading.reason
     assert what_fixes_regain([], ["launch-free"])[0].reason.startswith("no trace joins")
+
+
+def test_blocking_time_of_communication_is_exposed_time_slowed_kernels_and_order() -> None:
+    by_cause = {item.cause: item for item in ask("whatif/base").blocking}
+    communication = by_cause["communication"]
+    assert communication.exposed_ns is not None
+    assert communication.contention_ns is not None
+    assert communication.order_ns is not None
+    total = communication.exposed_ns + communication.contention_ns + communication.order_ns
+    assert total == pytest.approx(communication.blocking_ns)
+    # 1.2 % of a step is exposed, and it takes 5.5 % less without communication: what is hidden slows the kernels.
+    assert communication.exposed_ns < 0.02 * BASE_WITHOUT_COMMUNICATION_MS * NS_PER_MS
+    assert communication.contention_ns > 2 * communication.exposed_ns
+    assert "data loading" not in by_cause
+
+
+def test_blocking_time_is_what_a_step_waits_for() -> None:
+    by_cause = {item.cause: item.blocking_ns for item in ask("whatif/pairs/changes/load").blocking}
+    step_ns = ask("whatif/pairs/changes/load", "launch-free").replayed.step_ns
+    assert by_cause["data loading"] > 0.3 * step_ns
+    host_bound = {item.cause: item.blocking_ns for item in ask("whatif/fsdp2").blocking}
+    assert host_bound["launches"] > 10 * max(host_bound["communication"], 1.0)
+
+
+def test_a_host_is_as_fast_as_in_steps_that_nobody_profiled_where_they_tell_it() -> None:
+    graphs = [tuple(graphs_of("whatif/fsdp2"))]
+    profiled = answer(graphs, ("communication-free",))
+    undisturbed_ns = truth_ms("whatif/fsdp2") * NS_PER_MS
+    result = answer(graphs, ("communication-free",), undisturbed_ns)
+    assert profiled.replayed.step_ns > 1.3 * undisturbed_ns
+    assert result.replayed.step_ns == pytest.approx(undisturbed_ns, rel=0.15)
+    assert result.error == profiled.error
+    assert result.overhead_ns > 0
+
+
+def test_a_host_that_is_not_waited_for_changes_nothing_by_being_faster() -> None:
+    graphs = [tuple(graphs_of("whatif/base"))]
+    result = answer(graphs, ("communication-free",), truth_ms("whatif/base") * NS_PER_MS)
+    assert not result.is_overhead_known
+    assert result.replayed.step_ns == pytest.approx(answer(graphs, ("launch-free",)).replayed.step_ns, rel=0.01)
