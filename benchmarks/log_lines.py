@@ -1,0 +1,96 @@
+"""How fast lines of every kind are read: text that is no record, bars, hostile lines, and the records of each format.
+
+Run: ``python -m benchmarks.log_lines``. Each text is written to a file and read by ``read_log``; the figure is bytes
+over processor time of one process, the best of three. Lines of half records are made of the published excerpts: parts
+of their lines, repeated up to 4 and to 15 KB. Records are the lines of an excerpt, again and again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tabulate import tabulate
+
+from benchmarks.log_excerpts import EXCERPTS, ROOT
+from perfscope.constants import MB
+from perfscope.sources.joblog import read_log
+
+SIZE = 10_000_000
+HOSTILE_SIZE = 300_000
+LENGTHS = (4_000, 15_000)
+PARTS = 6
+BEST_OF = 3
+
+
+def texts() -> Iterator[tuple[str, bytes]]:
+    """Text that is no record."""
+    draw = random.Random(1)
+    words = (ROOT / "CONTRIBUTING.md").read_bytes().split()
+    line = b"[2024-05-22 08:03:27,373] [INFO] worker %d: fetched batch %d of shard %d in %.3f s\n"
+    yield "lines with other numbers", b"".join(line % (n % 8, n, n % 999, n / 7) for n in range(SIZE // 85))
+    yield "prose", b"\n".join(b" ".join(draw.choices(words, k=14)) for _ in range(SIZE // 95))
+    yield "hexadecimal digits", b"\n".join(draw.randbytes(50).hex().encode() for _ in range(SIZE // 100))
+    yield "one line", b"a b " * (SIZE // 4)
+    bar = "\r{:3d}%|##        | {}/200000 [{:02d}:{:02d}<00:50,  4.67s/it]"
+    bars = "".join(bar.format(n // 2000, n, n // 120, n // 2 % 60) for n in range(190_000))
+    yield "bars of a Trainer", b"{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n" + bars.encode() + b"\n"
+    bar = "\rEpoch 0: {:3d}%|##        | {}/200000 [{:02d}:{:02d}<00:50,  4.67s/it, v_num=0, loss=1.0]"
+    yield "bars of Lightning", "".join(bar.format(n // 2000, n, n // 120, n // 2 % 60) for n in range(140_000)).encode()
+
+
+def hostile_texts() -> Iterator[bytes]:
+    """Lines of half records."""
+    for path in sorted(EXCERPTS.glob("*.log")):
+        line = max(path.read_text().splitlines(), key=len)
+        cuts = [match.end() for match in re.finditer(r"[\s|,:=]", line)]
+        for place in (cuts[len(cuts) * part // PARTS] for part in range(1, PARTS)):
+            for part in (line[:place], line[place:]):
+                for length in LENGTHS:
+                    repeated = (part * (length // len(part) + 1))[:length] + "\n"
+                    yield (repeated * (HOSTILE_SIZE // length)).encode()
+
+
+def record_texts() -> Iterator[tuple[str, bytes]]:
+    """The records of each excerpt, one below the other."""
+    for path in sorted(EXCERPTS.glob("*.log")):
+        text = path.read_bytes()
+        yield path.stem, text * (HOSTILE_SIZE // len(text) + 1)
+
+
+def speed_mb_s(path: Path, text: bytes, best_of: int = BEST_OF) -> float:
+    """Megabytes a second of processor time."""
+    path.write_bytes(text)
+    times = []
+    for _ in range(best_of):
+        begin = time.process_time()
+        read_log(path)
+        times.append(time.process_time() - begin)
+    return len(text) / MB / min(times)
+
+
+def main() -> None:
+    """Print the tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.log"
+        rows = [(name, f"{len(text) / MB:.1f}", f"{speed_mb_s(path, text):.0f}") for name, text in texts()]
+        hostile = [speed_mb_s(path, text) for text in hostile_texts()]
+        records = sorted((speed_mb_s(path, text), name) for name, text in record_texts())
+    quantiles = statistics.quantiles(hostile, n=10)
+    rows.append((f"half records, {len(hostile)} kinds of lines: median", "0.3", f"{quantiles[4]:.0f}"))
+    rows.append(("half records: slowest tenth", "0.3", f"{quantiles[0]:.0f}"))
+    rows.append(("half records: slowest", "0.3", f"{min(hostile):.1f}"))
+    rows.append(
+        ("records alone: median of the excerpts", "0.3", f"{statistics.median(speed for speed, _ in records):.0f}")
+    )
+    rows.append((f"records alone: slowest, {records[0][1]}", "0.3", f"{records[0][0]:.1f}"))
+    print(tabulate(rows, ("Text", "MB", "MB/s"), tablefmt="pipe", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
