@@ -131,7 +131,8 @@ def find_padding(training: Training) -> Cause | None:
     advice = "Try " + option(
         training,
         {
-            TRAINER: "`group_by_length=True` of TrainingArguments, and a collator that pads to the longest sample.",
+            TRAINER: "`train_sampling_strategy='group_by_length'` of TrainingArguments (`group_by_length=True` before "
+            "version 5), and a collator that pads to the longest sample.",
             TORCH: "to put samples of similar length into a batch, or to pack several into one sequence.",
         },
     )

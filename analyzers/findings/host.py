@@ -45,7 +45,12 @@ def find_synchronisations(training: Training) -> Cause | None:
             Evidence(
                 f"{who}{f' in {line}' if line else ''} waits {facts.amount(f'{caller}/calls'):.0f} times a step, "
                 f"{facts.amount(f'{caller}/blocked_us') / US_PER_MS:.2f} ms.",
-                (f"{caller}/operator", f"{caller}/calls", f"{caller}/blocked_us", f"{caller}/regained_us"),
+                (
+                    *([f"{caller}/operator"] if facts.text(f"{caller}/operator") else []),
+                    f"{caller}/calls",
+                    f"{caller}/blocked_us",
+                    f"{caller}/regained_us",
+                ),
             )
         )
     lines = "" if facts.text(f"{callers[0]}/function") else " `perfscope profile --stack` names the line."
