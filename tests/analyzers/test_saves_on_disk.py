@@ -19,8 +19,9 @@ BESIDE = {"latest", "zero_to_fp32.py", "zero_to_torch.py"}
 def test_the_recorded_files_are_those_on_the_disk(run: Path) -> None:
     with (run / "files.csv").open() as lines:
         on_disk = {path: int(size) for path, size in csv.reader(lines) if path not in BESIDE}
-    records = [json.loads(line) for path in run.glob("ranks/*/checkpoints.jsonl") for line in path.open()]
-    files = [(str(path).removeprefix("out/"), size) for record in records for path, size in record["files"]]
+    texts = [path.read_text() for path in run.glob("ranks/*/checkpoints.jsonl")]
+    records = [json.loads(line) for text in texts for line in text.splitlines()]
+    files = [(path.partition("out/")[2], size) for record in records for path, size in record["files"]]
     assert len(files) == len(dict(files)) == sum(record["file_count"] for record in records)
     assert dict(files) == on_disk
     assert sum(record["size_bytes"] for record in records) == sum(on_disk.values())
