@@ -217,6 +217,7 @@ def _environment(settings: Settings, variant: Variant | None, port: int) -> dict
     threads = settings.threads * (variant.nproc // variant.processes if variant else 1)
     return {
         "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # ranks that share cores would spin in each other's way
         **os.environ,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),

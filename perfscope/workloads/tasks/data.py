@@ -62,9 +62,9 @@ def image_files(path: Path) -> Batches:
         pixels, labels = _read_idx(path, "images"), _read_idx(path, "labels")
         side = int((len(pixels) // len(labels)) ** 0.5)
         pixels = pixels.reshape(-1, side, side)
-    images = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(_BYTE_VALUES - 1)
+    images = torch.from_numpy(pixels.astype(np.float32)).div_(_BYTE_VALUES - 1)
     images = images[:, None] if images.dim() == 3 else images  # noqa: PLR2004  # (images, height, width)
-    targets = torch.from_numpy(np.asarray(labels, np.int64))
+    targets = torch.from_numpy(labels.astype(np.int64))
 
     def batch(step: int, samples: int) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(targets), (samples,), generator=torch.Generator().manual_seed(3000 + step))

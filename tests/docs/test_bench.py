@@ -1,0 +1,50 @@
+"""The guide on benchmarks names every strategy and option that it speaks of, and its matrix file can be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from perfscope.bench.matrix_file import OPTION_SETS, expand_rows, read_matrix
+from perfscope.cli import app
+from perfscope.workloads.strategies import STRATEGIES
+from tests.commands.report_cli import run
+from tests.conftest import ROOT
+
+GUIDE = (ROOT / "docs" / "bench.md").read_text()
+
+
+def test_the_table_names_every_strategy() -> None:
+    table = GUIDE.partition("## Strategies")[2].partition("\n\nEach is one")[0]
+    named = set(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    names = {name for cell in named for name in re.findall(r"`([a-z0-9-]+)`", cell)}
+    assert names | {"zero-1", "zero-2"} == set(STRATEGIES)  # `zero-0` to `zero-3`
+
+
+def test_every_option_that_it_names_exists() -> None:
+    command = typer.main.get_command(app).get_command(typer.Context(typer.main.get_command(app)), "bench")  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert set(re.findall(r"--[a-z][a-z-]+", GUIDE.replace("srun -N 2", ""))) <= known
+    assert ",".join(OPTION_SETS) in GUIDE
+
+
+def test_its_matrix_file_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(GUIDE.partition("```toml\n")[2].partition("```")[0])
+    document = read_matrix(path)
+    assert document["weak"] is True
+    assert len(expand_rows(document, "bf16")) == 1 + 3 + 2 + 4
+
+
+def test_the_tables_of_a_folder_are_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ("--results", "fixtures/bench/h200_gpt2", "--strategies", "single,ddp", "--fit", "10.5")
+    answer = run(capsys, "bench", *words)
+    assert answer.code == 0
+    assert answer.out.startswith("# 3 ways to train gpt2-small on CUDA, 8 samples a device\n")
+    assert "Fastest that fits 10.5 GB: single x 1, 230.8 samples/s (34.7 ms a step)" in answer.out
