@@ -50,6 +50,7 @@ def _predict_largest(runs: Sequence[ScalingRun], sizes: Sequence[int], *, is_wea
     largest = sizes[-1]
     study = _of_kind(study_scaling([run for run in runs if run.cluster.gpus < largest], [largest]), is_weak=is_weak)
     body: list[tuple[Cell, ...]] = []
+    reasons: dict[str, None] = {}
     for series in study.series:
         measured = [
             run.samples_per_s
@@ -60,6 +61,7 @@ def _predict_largest(runs: Sequence[ScalingRun], sizes: Sequence[int], *, is_wea
             if fit.predictions and measured:
                 prediction = fit.predictions[0]
                 low, high = prediction.interval or (None, None)
+                reasons |= {f"No interval: {prediction.reason}.": None} if prediction.reason else {}
                 reached = median(measured)
                 body.append(
                     (
@@ -82,8 +84,8 @@ def _predict_largest(runs: Sequence[ScalingRun], sizes: Sequence[int], *, is_wea
         Column("Difference (%)"),
     )
     smaller = ", ".join(str(size) for size in sizes[:-1])
-    note = f"Fitted to {smaller} devices alone; the interval is at 95 %, n/a without more runs than parameters."
-    yield Section(f"{largest} devices predicted from {smaller}", columns, tuple(body), (note,))
+    note = f"Fitted to {smaller} devices alone; the interval is at 95 %."
+    yield Section(f"{largest} devices predicted from {smaller}", columns, tuple(body), (note, *reasons))
 
 
 def _of_kind(study: Scaling, *, is_weak: bool) -> Scaling:

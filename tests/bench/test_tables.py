@@ -100,7 +100,7 @@ def test_plan_and_whatif_predict_a_row_from_its_run(tmp_path: Path) -> None:
     assert predicted.unpredicted == ()
     assert predicted.predictions["plan_memory_bytes"] == pytest.approx(17_497_718_272, rel=0.02)
     assert predicted.predictions["plan_step_s"] == pytest.approx(0.1637, rel=0.001)
-    assert predicted.predictions["whatif_replay_s"] == pytest.approx(0.164121581, rel=0.001)
+    assert predicted.predictions["whatif_replay_s"] == pytest.approx(0.164121581, rel=0.01)
     free = predicted.predictions["whatif_communication_free_s"]
     assert free is not None
     assert free < 0.155
