@@ -1,9 +1,10 @@
-"""Writes the records of steps beside training: at the latest half a second after each, in a thread of its own.
+"""Writes the records of steps beside training: about half a second after each, in a thread of its own.
 
 To make a record, to encode and to write it takes longer than all other hooks of a step together, because nothing of the
 code is in the processor's caches after a step's work. The thread does it for several records at once, while training
-waits for the device, and reads what else changes slowly. It rests for some seconds while a profiler window is open, so
-that it is not in its steps. A process that is killed loses the records of its last half second, and leaves whole lines.
+waits for the device, and reads what else changes slowly. It lets one turn pass while a profiler window is open, so that
+it is not in the steps of a short one. A process that is killed loses the records of its last half second, or second in
+a window, and leaves whole lines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 #: How long a record waits at most.
 PERIOD_S = 0.5
 #: So many periods longer where a profiler window is open.
-_MOST_RESTS = 6
+_MOST_RESTS = 1
 #: Records that are written without a pause, in which training may need the interpreter.
 _MOST_AT_ONCE = 16
 _PAUSE_S = 0.002
