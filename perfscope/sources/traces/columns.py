@@ -85,6 +85,7 @@ class Columns:
         self._texts: dict[str, int] = {}
         self._grids: dict[bytes, int] = {}
         self._needs_grids = needs_grids
+        self._tables: dict[Events, HostSpans] = {}
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
@@ -151,9 +152,11 @@ class Columns:
         return [np.delete(column, repeated) for column in columns] if repeated else columns
 
     def host_spans(self, kind: Events) -> HostSpans:
-        """One of the host's tables, in the order of start."""
-        names, *columns = _in_order(self._host[kind], width=7, by=1)
-        return HostSpans(names.astype(np.int32, copy=False), *columns[:6])
+        """One of the host's tables, in the order of start; no event may be added behind it."""
+        if kind not in self._tables:
+            names, *columns = _in_order(self._host[kind], width=7, by=1)
+            self._tables[kind] = HostSpans(names.astype(np.int32, copy=False), *columns[:6])
+        return self._tables[kind]
 
     def sequence(self) -> Int64 | None:
         """For each operator the number that it shares with its node of autograd, where these are requested."""

@@ -101,13 +101,15 @@ class OperatorTimes:
             return
         self._add([_to_ns(event.ts)], [_to_ns(event.dur)], [event.tid])
 
-    def _add_slice(self, text: bytes) -> None:
-        match = _TIMES.search(text)
-        if match is None:
-            self.lost += 1
-            return
-        start_ns, duration_ns = (int(match[name].replace(b".", b"")) for name in ("start", "duration"))
-        self._add([start_ns], [duration_ns], [int(match["thread"])])
+    def _add_slices(self, texts: Sequence[bytes]) -> None:
+        """Add operators whose times have other lengths than the first one's, such as those behind the trace's zero."""
+        matches = [match for match in map(_TIMES.search, texts) if match]
+        self.lost += len(texts) - len(matches)
+        if matches:
+            start_ns, duration_ns = (
+                [int(match[name].replace(b".", b"")) for match in matches] for name in ("start", "duration")
+            )
+            self._add(start_ns, duration_ns, [int(match["thread"]) for match in matches])
 
     def _add(self, start_ns: _Column, duration_ns: _Column, thread: _Column) -> None:
         start, duration, of = (np.asarray(column, np.int64) for column in (start_ns, duration_ns, thread))
@@ -136,8 +138,7 @@ class OperatorTimes:
         thread = self._threads_of(before)
         fits &= are_numbers & (before[:, to_start - 1] == model["to_start"][-1]) & (thread >= 0)
         self._add(start[fits], duration[fits], thread[fits])
-        for row in np.flatnonzero(~fits).tolist():
-            self._add_slice(letters[row].tobytes())
+        self._add_slices([letters[row].tobytes() for row in np.flatnonzero(~fits).tolist()])
 
     def _threads_of(self, letters: _Letters) -> Int64:
         """The threads that end with the first eight letters of each row; negative where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,21 @@ def test_a_made_trace_is_read_as_many_rows_at_once(tmp_path: Path) -> None:
         events.append({**event, "tid": 5 + number % 2, "args": {"External id": 1}})
     path = write(tmp_path / "rank0.json", [kernel("gemm", 10**12, 10**12 + 10), *events], kineto)
     assert moments(path, BASIC_EVENTS | Events.OPERATOR_TIMES) == by_hand(events)
+
+
+def test_operators_from_the_zero_of_a_trace_on_cost_no_more_than_later_ones(tmp_path: Path) -> None:
+    """Their times have fewer digits than the others', so that each has to be read by itself."""
+
+    def duration_s(first_ns: int) -> float:
+        events = [span("cpu_op", "aten::add", first_ns + 2_000 * n, first_ns + 2_000 * n + 500) for n in range(8_000)]
+        path = write(tmp_path / f"{first_ns}.json", [{**event, "args": {"External id": 1}} for event in events])
+        durations = []
+        for _ in range(3):
+            start = time.process_time()
+            trace = read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES)
+            durations.append(time.process_time() - start)
+        assert trace.in_operators is not None
+        assert len(trace.in_operators.start_ns) == len(events)
+        return min(durations)
+
+    assert duration_s(0) < 5 * duration_s(4 * 10**15)
