@@ -22,7 +22,8 @@ from perfscope.sources.joblog.text import BLOCK, read_blocks_between
 from perfscope.tables.columns import Bool
 from perfscope.workers import start_workers
 
-_RANGE = 4 * BLOCK - (1 << 16)  # four blocks, each short of a line
+_BUFFER = 2 * BLOCK  # larger ones leave the processor's cache, smaller ones pay more calls of NumPy
+_RANGE = 4 * _BUFFER - (1 << 16)  # four buffers, each short of a line
 _MOST_PROCESSES = 4
 _AHEAD = 2
 
@@ -70,4 +71,4 @@ def _split_range(path: Path, places: range, split: Splitter) -> list[SplitBlock 
 @cache
 def _buffers() -> tuple[bytearray, Bool]:
     """A process's buffers, used for every block: fresh memory costs as much as reading it."""
-    return bytearray(BLOCK), np.empty(BLOCK, np.bool_)
+    return bytearray(_BUFFER), np.empty(_BUFFER, np.bool_)
