@@ -125,7 +125,8 @@ def count_gpt_parameters(log: JobLog) -> int | None:
 
     Source: bigscience-workshop/bigscience, experiments/gpt2.md: ``l(12h^2 + 13h) + vh + sh + 2h``.
     """
-    layers, hidden, vocab, seq_len = (log.number(name) for name in ("layers", "hidden", "vocab", "seq_len"))
+    layers, hidden, seq_len = (log.number(name) for name in ("layers", "hidden", "seq_len"))
+    vocab = log.number("vocab") or _vocabulary_without_padding(log)
     if layers is None or hidden is None or vocab is None or seq_len is None:
         return None
     if any(fact is not None and fact.value for fact in map(log.fact, _NOT_IN_A_GPT)):
@@ -133,6 +134,12 @@ def count_gpt_parameters(log: JobLog) -> int | None:
     if log.number("ffn") not in (None, 4 * hidden):
         return None
     return layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden + seq_len * hidden + 2 * hidden
+
+
+def _vocabulary_without_padding(log: JobLog) -> int | None:
+    """The tokens of a vocabulary whose padded size the log does not print."""
+    text = log.arguments.get("vocab_size", "")
+    return int(text) if text.isdecimal() else None
 
 
 def _gpus(log: JobLog) -> int | None:

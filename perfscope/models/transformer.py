@@ -170,9 +170,11 @@ class ModelDescription(NamedTuple):
         origin: The source of the dimensions, as a phrase for reports.
         notes: What was assumed or is not counted.
         seq_len: Tokens in a sequence of its pre-training; None where unknown.
+        parameters: The number of parameters that a log states; None to count them.
     """
 
     transformer: Transformer
     origin: str
     notes: tuple[str, ...] = ()
     seq_len: int | None = None
+    parameters: int | None = None

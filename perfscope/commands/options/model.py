@@ -37,7 +37,7 @@ class ModelOptions(NamedTuple):
         typer.Option(
             "--model",
             "--config",
-            help="A name (llama3-8b), a size (13B), a Hugging Face config.json or its folder, or a Megatron log.",
+            help="A name (llama3-8b), a size (13B), a Hugging Face config.json or its folder, or a training log.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -78,12 +78,12 @@ def choose_model(
         UsageError: No model was typed or logged, it is unknown, or its sources contradict each other.
     """
     size = parse_parameters(options.size) if options.size else None
-    description = _find_model(options.model) if options.model else None
-    if description is None and options.model:
-        named_size = parse_parameters(options.model)
-        if size not in (None, named_size):
+    model = _find_model(options.model) if options.model else None
+    description = model if isinstance(model, ModelDescription) else None
+    if isinstance(model, int):
+        if size not in (None, model):
             raise UsageError(f"--size {options.size} contradicts --model {options.model}")
-        size = named_size
+        size = model
     if description is None and size is None and dimensions.missing:
         description = logged
     if description is not None:
@@ -105,9 +105,10 @@ def choose_model(
 def choose_description(description: ModelDescription) -> ModelChoice:
     """The choice of a model whose dimensions are known."""
     model = description.transformer
+    stated = description.parameters if model.experts is None else None
     return ModelChoice(
-        active_parameters(model),
-        total_parameters(model),
+        stated or active_parameters(model),
+        stated or total_parameters(model),
         model,
         description.origin,
         description.notes,
@@ -115,19 +116,24 @@ def choose_description(description: ModelDescription) -> ModelChoice:
     )
 
 
-def _find_model(text: str) -> ModelDescription | None:
-    """A model by its name or file; None where the text is a size."""
+def _find_model(text: str) -> ModelDescription | int:
+    """A model by its name or file, or the number of parameters that the text or a log states."""
     preset = find_preset(text)
     if preset is not None:
         return preset
     path = Path(text)
     if path.exists() or "/" in text or path.suffix in _FILE_SUFFIXES:
-        return read_model(path)
+        description = read_model(path)
+        if description is not None:
+            return description
+        # The readers of logs import NumPy, which a model by its name or config does not need.
+        from perfscope.commands.options.logged_model import read_logged_model
+
+        return read_logged_model(path)
     try:
-        parse_parameters(text)
+        return parse_parameters(text)
     except UsageError:
         raise UsageError(
             f"the model {text!r} is neither a known name nor a file nor a size",
             hint=f"known: {', '.join(preset_names())}",
         ) from None
-    return None

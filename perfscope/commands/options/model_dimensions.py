@@ -121,7 +121,8 @@ def complete_description(description: ModelDescription, dimensions: Dimensions) 
         padded_vocabulary=dimensions.padded_vocab or model.padded_vocabulary,
         mtp_layers=model.mtp_layers if dimensions.mtp_layers is None else dimensions.mtp_layers,
     )
-    return description._replace(transformer=require_consistent(completed))
+    parameters = None if dimensions.typed else description.parameters
+    return description._replace(transformer=require_consistent(completed), parameters=parameters)
 
 
 def _list_dimensions(model: Transformer) -> dict[str, int | bool | None]:

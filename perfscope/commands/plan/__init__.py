@@ -27,7 +27,7 @@ from perfscope.renderers import Format
 def plan(
     *,
     model: ModelOptions,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="those of --run")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="those of --run or --log")] = None,
     training: TrainingOptions,
     duration: DurationOptions,
     peak: PeakOptions,
@@ -38,23 +38,25 @@ def plan(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Plan a training run: its duration or the TFLOPs it needs, memory per GPU, what fits, and the checkpoint size."""
-    run = None
-    if files.run:
-        # Reading a run imports NumPy, which a plan without one does not need.
-        from perfscope.commands.plan.run_comparison import read_planned_run
+    run = log = None
+    if files.run or files.log:
+        # Reading a run or a log imports NumPy, which a plan without one does not need.
+        from perfscope.commands.plan.files import read_run_or_log
 
-        run = read_planned_run(files.run)
-        gpus = run.measured.gpus if gpus is None else gpus
+        run, log = read_run_or_log(files.run, files.log)
+    if gpus is None:
+        gpus = run.measured.gpus if run else log.setup.gpus if log else None
     if gpus is None:
         raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)
     if files.deepspeed_config:
         inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
     check_batches(inputs)
-    if run:
-        inputs = run.supply(inputs)
-    if run and model == ModelOptions() and not dimensions.typed:
-        choice = run.choose_model()
+    for source in (run, log):
+        inputs = source.supply(inputs) if source else inputs
+    source = run or log
+    if source and model == ModelOptions() and not dimensions.typed:
+        choice = source.choose_model()
     else:
         choice = choose_model(model, dimensions, inputs.seq_len)
     inputs = replace(inputs, model_seq_len=choice.seq_len)

@@ -103,7 +103,7 @@ class LayoutOptions(NamedTuple):
         int | None,
         typer.Option(
             help="Global batch size: sequences in one step over all GPUs.",
-            show_default="of --run or --deepspeed-config",
+            show_default="of --run, --log or --deepspeed-config",
             rich_help_panel=_LAYOUT,
         ),
     ] = None
@@ -181,6 +181,10 @@ class FileOptions(NamedTuple):
             help="A run of perfscope profile: supplies missing values; compared with the estimates.",
             rich_help_panel=_FILES,
         ),
+    ] = None
+    log: Annotated[
+        Path | None,
+        typer.Option(help="A training log: supplies missing values, its speed among them.", rich_help_panel=_FILES),
     ] = None
     deepspeed_config: Annotated[
         Path | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from perfscope.analyzers.scaling.sections import (
     series_sections,
     zero_sections,
 )
-from perfscope.analyzers.scaling.study import ScalingKind, study_scaling
+from perfscope.analyzers.scaling.study import Scaling, ScalingKind, study_scaling
 from perfscope.analyzers.scaling.zero_stages import compare_zero_stages
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.commands.scaling.plot import write_plot
@@ -25,7 +25,7 @@ from perfscope.commands.scaling.runs import list_protocol_runs, read_runs
 from perfscope.errors import ExitCode, MissingInput, PerfscopeError, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Report
+from perfscope.report import Json, Report
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.tables.scaling import ProtocolRun
 
@@ -88,21 +88,28 @@ def _report_protocol(
     warnings = (*notes, *result.notes)
     report = Report(
         f"Scaling by {protocol}",
-        {
-            "schema": _SCHEMA,
-            "protocol": str(protocol),
-            "results": result.data(),
-            "runs": {
-                model: {str(speed.cluster): {str(run): value for run, value in speed.runs.items()} for speed in speeds}
-                for model, speeds in result.speeds.items()
-            },
-            "series": [series.data() for series in study.series],
-            "notes": list(warnings),
-        },
+        _to_data(study, protocol, result.data(), warnings),
         (protocol_section(result), *law_sections(study)),
         warnings,
     )
     return Outcome(report, output_format, notes=(*(f"note: {line}" for line in warnings), *write_plot(study, plot)))
+
+
+def _to_data(
+    study: Scaling, protocol: Protocol | None, results: Mapping[str, Json], warnings: Sequence[str]
+) -> dict[str, Json]:
+    """The JSON of any study: the same keys with values of the same kind, with and without a protocol."""
+    return {
+        "schema": _SCHEMA,
+        "protocol": None if protocol is None else str(protocol),
+        "results": results,
+        "series": [series.data() for series in study.series],
+        "weak": [series.data() for series in study.series if series.kind is ScalingKind.WEAK],
+        "strong": [series.data() for series in study.series if series.kind is ScalingKind.STRONG],
+        "runs": [run_data(run) for run in study.runs],
+        "zero": [stage.data() for stage in compare_zero_stages(study.runs)],
+        "notes": list(warnings),
+    }
 
 
 def _report_study(
@@ -119,16 +126,7 @@ def _report_study(
     warnings = (*problems, *study.notes)
     report = Report(
         "Scaling",
-        {
-            "schema": _SCHEMA,
-            "protocol": None,
-            "results": study.results(),
-            "weak": [series.data() for series in study.series if series.kind is ScalingKind.WEAK],
-            "strong": [series.data() for series in study.series if series.kind is ScalingKind.STRONG],
-            "runs": [run_data(run) for run in runs],
-            "zero": [stage.data() for stage in stages],
-            "notes": list(warnings),
-        },
+        _to_data(study, None, study.results(), warnings),
         (*series_sections(study), *law_sections(study), *zero_sections(stages), *memory_sections(runs)),
         warnings,
     )

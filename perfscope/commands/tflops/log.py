@@ -11,7 +11,8 @@ from perfscope.analyzers.flops.log_match import AllowedRange, LogMatch, match_lo
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
-from perfscope.commands.options.model import ModelChoice, choose_description
+from perfscope.commands.options.logged_model import choose_logged_model, describe_logged_model
+from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.training import DEFAULT_SEQ_LEN
 from perfscope.commands.tflops.comparison import Comparison
@@ -22,7 +23,6 @@ from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
 from perfscope.sources.joblog import read_log
-from perfscope.sources.models.log_models import read_log_model
 from perfscope.tables.joblog import JobLog
 from perfscope.units import format_parameters
 
@@ -116,23 +116,7 @@ def read_step_log(path: Path) -> StepLog:
             f"{path} is not a log of a known framework: it has neither printed arguments nor iteration lines",
             hint="docs/logs.md lists the frameworks",
         )
-    model = read_log_model(log)
-    return StepLog(log, model, _choose_model(log, model))
-
-
-def _choose_model(log: JobLog, model: ModelDescription | None) -> ModelChoice | None:
-    """The model of a log; its number of parameters is the same as in ``perfscope logs``."""
-    setup = stated_setup(log, Overrides())
-    if setup.parameters is None:
-        return choose_description(model) if model else None
-    if model is None:
-        origin = f"the size that {log.path} states ({setup.parameters_source})"
-        return ModelChoice(setup.parameters, setup.parameters, None, origin)
-    choice = choose_description(model)
-    is_dense = choice.active_parameters == choice.total_parameters
-    return (
-        choice._replace(active_parameters=setup.parameters, total_parameters=setup.parameters) if is_dense else choice
-    )
+    return StepLog(log, describe_logged_model(log), choose_logged_model(log))
 
 
 def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:

@@ -97,15 +97,14 @@ def _whole_lines_before(buffer: bytearray, filled: int, limit: int) -> int:
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
     head = raw.read(min(size, _FIRST)) + raw.readline(_LONGEST_LINE)
-    decode: Callable[[bytes], bytes] = _unchanged
     if head.startswith(_GZIP):
         raw.seek(0)
         yield from _inflate(path, raw, size)
         return
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        decode = _from_utf16(head)
-    elif is_binary(head):
+    decode = _choose_decoder(head)
+    if decode is _unchanged and is_binary(head):
         raise SourceError(path, "is a binary file, not a log", hint="name a log, or a folder of logs")
+    head = head.removeprefix(codecs.BOM_UTF8)
     step = len(head)
     while head:
         yield decode(head)
@@ -115,7 +114,7 @@ def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
 
 def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
     with igzip.open(raw, "rb") as inflated:
-        first = True
+        first, decode = True, _choose_decoder(b"")
         while True:
             try:
                 chunk = inflated.read(size)
@@ -123,12 +122,15 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
                 if first:
                     raise SourceError(path, "is a damaged gzip file") from None
                 return
-            if first and is_binary(chunk):
-                raise SourceError(path, "is a compressed binary file, not a log")
+            if first:
+                decode = _choose_decoder(chunk)
+                if decode is _unchanged and is_binary(chunk):
+                    raise SourceError(path, "is a compressed binary file, not a log")
+                chunk = chunk.removeprefix(codecs.BOM_UTF8)
             first = False
             if not chunk:
                 return
-            yield chunk
+            yield decode(chunk)
 
 
 def is_binary(head: bytes) -> bool:
@@ -136,6 +138,11 @@ def is_binary(head: bytes) -> bool:
     text = head.replace(b"\0" * 16, b"")
     control_bytes = len(text) - len(text.translate(None, _CONTROL))
     return control_bytes > _LARGEST_SHARE_OF_CONTROL_BYTES * len(text) or (bool(head) and not text)
+
+
+def _choose_decoder(head: bytes) -> Callable[[bytes], bytes]:
+    """What makes UTF-8 of a text that begins with these bytes: UTF-16 begins with a byte order mark."""
+    return _from_utf16(head) if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else _unchanged
 
 
 def _unchanged(chunk: bytes) -> bytes:
@@ -176,10 +183,10 @@ def to_plain_text(text: bytes) -> bytes:
     r"""Text without colour codes, each overwritten part of a line as a line of its own.
 
     >>> to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
-    b'step: 1\n 10%|#|\n\n'
+    b'step: 1\n 10%|#|\n'
     """
     if b"\r" in text:
-        text = text.replace(b"\r", b"\n")
+        text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\0" in text:
         text = text.replace(b"\0", b"")
     text = _shorten_lines(text)

@@ -1,4 +1,4 @@
-"""A model from a file: a Hugging Face ``config.json`` or a Megatron log."""
+"""A model from a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from perfscope.models.transformer import ModelDescription
 from perfscope.sources.models.huggingface import is_config_file, read_config
 
 
-def read_model(path: Path) -> ModelDescription:
-    """Read the dimensions of a model from a ``config.json``, the folder that holds it, or a Megatron log.
+def read_model(path: Path) -> ModelDescription | None:
+    """Read the dimensions of a model from a ``config.json`` or the folder that holds it; None for another file.
 
     Raises:
         SourceError: The file does not exist, cannot be read, or does not state the dimensions.
@@ -21,10 +21,4 @@ def read_model(path: Path) -> ModelDescription:
         return read_config(path)
     if path.is_dir():
         raise SourceError(path, "contains no config.json")
-    # The readers of logs import NumPy, which a model by its name or config does not need.
-    from perfscope.sources.models.log_models import read_log_file_model
-
-    description = read_log_file_model(path)
-    if description is None:
-        raise SourceError(path, "prints no Megatron arguments, so it does not state the dimensions of the model")
-    return description
+    return None

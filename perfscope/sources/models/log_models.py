@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from perfscope.models.transformer import ModelDescription
-from perfscope.sources.joblog import read_log
 from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.tables.joblog import JobLog
-
-
-def read_log_file_model(path: Path) -> ModelDescription | None:
-    """The model that a log file describes; None where it prints no arguments, or not all dimensions.
-
-    Raises:
-        SourceError: The file cannot be read.
-        UsageError: The arguments contradict each other.
-    """
-    return read_log_model(read_log(path))
 
 
 def read_log_model(log: JobLog) -> ModelDescription | None:

@@ -22,8 +22,9 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 SOURCE = "1 / OLMo-core's BPS"
 
 _REACH = 4000
+#: Before the spaces of a figure stands what a launcher writes before every line.
 _FIGURE = re.compile(
-    rb"^ {2,8}(train/CE ?[lL]oss|train/CrossEntropyLoss|gpu_memory/GPU reserved mem \(GiB\)|"
+    rb"^[^\n=]{0,40}? {2,8}(train/CE ?[lL]oss|train/CrossEntropyLoss|gpu_memory/GPU reserved mem \(GiB\)|"
     rb"throughput/device/(?:TPS|BPS|tokens_per_second|batches_per_second))=([\d,.eE+-]{1,20})$",
     re.MULTILINE,
 )
@@ -61,7 +62,7 @@ FORMAT = Format(
             b"[step=",
             re.compile(
                 rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\]"
-                rb"(?P<figures>(?:\n {2,8}[^\n=]{1,120}=[^\n]{1,40})+)"
+                rb"(?P<figures>(?:\n[^\n=]{0,40}? {2,8}[^\n=]{1,120}=[^\n]{1,40})+)"
             ),
             _on_step,
             reach=_REACH,

@@ -1,0 +1,231 @@
+"""One input, one answer: `logs`, `tflops --log`, `plan --log`, `plan --model` and `scaling` agree on every log.
+
+And each of them gives the same answer where the log is compressed, in UTF-16, with lines that end with CRLF, or with
+what launchers and mails write before every line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.cli import main
+from tests.conftest import ROOT
+from tests.sources.joblog.lines import megatron
+
+FIXTURES = ROOT / "fixtures"
+LOGS = sorted(
+    path
+    for folder in ("logs", "flops", "published_logs", "foreign_logs")
+    for path in (FIXTURES / folder).iterdir()
+    if path.suffix in (".log", ".out", ".txt")
+)
+RUNS = sorted(path.parent for path in FIXTURES.glob("runs/*/run.json"))
+
+
+def _label(label: bytes) -> Callable[[bytes], bytes]:
+    return lambda text: b"".join(label + line for line in text.splitlines(keepends=True))
+
+
+def _utf16(text: bytes) -> bytes:
+    return codecs.BOM_UTF16_LE + text.decode("utf-8", "replace").encode("utf-16-le")
+
+
+def _compressed_utf16(text: bytes) -> bytes:
+    return gzip.compress(codecs.BOM_UTF16_BE + text.decode("utf-8", "replace").encode("utf-16-be"))
+
+
+def _of_windows(text: bytes) -> bytes:
+    return codecs.BOM_UTF8 + text.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+
+
+VARIANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gz": ("run.log.gz", gzip.compress),
+    "UTF-16": ("run.log", _utf16),
+    "UTF-16, compressed": ("run.log.gz", _compressed_utf16),
+    "CRLF with a byte order mark": ("run.log", _of_windows),
+    "torchrun": ("run.log", _label(b"[default7]:")),
+    "torchtitan": ("run.log", _label(b"[rank0]:")),
+    "mpirun": ("run.log", _label(b"[1,0]<stdout>:")),
+    "quoted": ("run.log", _label(b"> ")),
+}
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    """The JSON of a command, or its code and its error."""
+    before, sys.argv = sys.argv, ["perfscope", *map(str, arguments), "--format", "json"]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+        code: object = 0
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.argv = before
+    if not out.getvalue():
+        return {"code": code, "error": err.getvalue()}
+    document: dict[str, Any] = json.loads(out.getvalue())
+    return document
+
+
+def read_all(folder: Path, name: str, content: bytes) -> dict[str, Any]:
+    """The answers of every command for a log on one node of eight GPUs, without the file's name."""
+    path = folder / "1n8g" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    answers = {
+        "logs": answer("logs", path),
+        "tflops": answer("tflops", "--log", path),
+        "plan": answer("plan", "--log", path),
+        "plan of the model": answer("plan", "--model", path, "--gpus", 8),
+        "scaling": answer("scaling", path.parent),
+    }
+    text = json.dumps(answers).replace(str(folder), "FOLDER").replace(".log.gz", ".log")
+    without_place: dict[str, Any] = json.loads(text)
+    return without_place
+
+
+def check_agreement(answers: dict[str, Any]) -> int:
+    """Compare each figure that two commands share; returns how many were compared."""
+    logs = answers["logs"].get("logs")
+    summary = logs[0] if logs else {}
+    compared = 0
+    scaled = answers["scaling"].get("runs", [])
+    for run in scaled:
+        shared = {"samples_per_s": run["samples_per_s"], "global_batch_size": run["global_batch_size"]}
+        for name, value in shared.items():
+            if summary[name] is not None or name == "samples_per_s":
+                assert value == summary[name], name
+                compared += 1
+    assert bool(scaled) == bool(summary)
+    compared += _check_tflops(answers["tflops"], summary)
+    for name in ("plan", "plan of the model"):
+        plan = answers[name]
+        if "model" in plan and summary.get("parameters_source") != "given":
+            assert plan["model"]["parameters"] == summary["parameters"]
+            compared += 1
+    return compared
+
+
+def _check_tflops(tflops: dict[str, Any], summary: dict[str, Any]) -> int:
+    error = tflops.get("error", "")
+    for phrase, name in (
+        ("--gbs is missing", "global_batch_size"),
+        ("--gpus is missing", "gpus"),
+        ("which model", "parameters"),
+    ):
+        if phrase in error:
+            assert summary[name] is None, phrase
+    if error:
+        return 1
+    assert tflops["model"]["parameters"] == summary["parameters"]
+    if summary["tflops_per_gpu"] is not None:
+        assert tflops["tflops_per_gpu"] == pytest.approx(summary["tflops_per_gpu"], rel=1e-6)
+    read = " ".join(tflops["read"])
+    if summary["global_batch_size"] is not None:
+        assert f"global batch {summary['global_batch_size']}," in read
+    if summary["seq_len"] is not None and not summary["assumed"]:
+        assert f"sequence length {summary['seq_len']}," in read
+    return 3
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.parent.name}/{log.stem}")
+def test_every_command_gives_one_answer_whatever_the_log_is_written_in(log: Path, tmp_path: Path) -> None:
+    content = log.read_bytes()
+    plain = read_all(tmp_path / "plain", "run.log", content)
+    check_agreement(plain)
+    for number, (variant, (name, write)) in enumerate(VARIANTS.items()):
+        assert read_all(tmp_path / str(number), name, write(content)) == plain, variant
+
+
+MEGATRON = "".join(megatron(iteration, "136500.5", batch=1024) for iteration in range(1, 8))
+ARGUMENTS = {
+    "num_layers": 24,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "seq_length": 2048,
+    "max_position_embeddings": 2048,
+    "padded_vocab_size": 50304,
+    "vocab_size": 50257,
+    "micro_batch_size": 4,
+    "global_batch_size": 1024,
+    "world_size": 64,
+    "tensor_model_parallel_size": 4,
+    "pipeline_model_parallel_size": 2,
+}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("states_batch", [True, False])
+def test_arguments_batch_and_padded_vocabulary_are_the_same_for_every_command(
+    tmp_path: Path, padded: bool, states_batch: bool
+) -> None:
+    """A Megatron-DeepSpeed log prints its arguments; without the global batch, it follows from the iterations."""
+    left_out = {"padded_vocab_size"} if not padded else set()
+    left_out |= set() if states_batch else {"global_batch_size"}
+    lines = [
+        f"  {name} {'.' * (46 - len(name))} {value}\n" for name, value in ARGUMENTS.items() if name not in left_out
+    ]
+    text = "-------------------- arguments --------------------\n" + "".join(lines)
+    text += "---------------- end of arguments ----------------\n" + MEGATRON
+    answers = read_all(tmp_path / "plain", "run.log", text.encode())
+    assert check_agreement(answers) >= 7
+    summary = answers["logs"]["logs"][0]
+    assert summary["global_batch_size"] == 1024
+    for number, (variant, (name, write)) in enumerate(VARIANTS.items()):
+        assert read_all(tmp_path / str(number), name, write(text.encode())) == answers, variant
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
+def test_analyze_and_scaling_agree_on_a_run(folder: Path) -> None:
+    steps = answer("analyze", folder, "--only", "steps").get("results", {}).get("steps")
+    document = answer("scaling", folder)
+    for run in document.get("runs", []):
+        assert run["samples_per_s"] == (steps["samples_per_s"] if steps else None)
+
+
+def test_the_json_of_scaling_has_one_shape_whatever_its_input(tmp_path: Path) -> None:
+    inputs: dict[str, tuple[object, ...]] = {}
+    for name, clusters in (("series", ("1n1g", "1n8g", "2n8g")), ("single", ("1n8g",))):
+        for cluster in clusters:
+            folder = tmp_path / name / cluster
+            folder.mkdir(parents=True)
+            (folder / "52B.out").write_text(MEGATRON)
+        inputs[name] = (tmp_path / name,)
+    for cluster, speed in (("1n1g", 22.65), ("1n4g", 89.1)):
+        folder = tmp_path / "protocol" / cluster
+        folder.mkdir(parents=True)
+        stamp = "worker0: [2020-12-05 10:00:00,000] [INFO] [timer.py:157:stop]"
+        lines = [f"{stamp} 0/{step}, SamplesPerSec={speed}\n" for step in range(3, 201)]
+        (folder / "gpt2-small_b4_fp16_1.log").write_text("".join(lines))
+    inputs["protocol"] = (tmp_path / "protocol", "--protocol", "dlperf-deepspeed")
+    inputs["run"] = (RUNS[1],)
+    shapes = {name: describe_shape(answer("scaling", *arguments)) for name, arguments in inputs.items()}
+    assert all(set(shape) == set(shapes["series"]) for shape in shapes.values()), shapes
+    for key in shapes["series"]:
+        kinds = {str(shape[key]) for shape in shapes.values() if shape[key] not in ("list of nothing", "null")}
+        assert len(kinds) <= 1 or key == "results", (key, kinds)
+
+
+def describe_shape(document: dict[str, Any]) -> dict[str, str]:
+    """The type of each value; of a list that of what it holds, with its keys."""
+    return {key: _describe(value) for key, value in document.items()}
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, list):
+        inside = {_describe(entry) for entry in value}
+        return f"list of {sorted(inside) if inside else 'nothing'}"
+    if isinstance(value, dict):
+        return f"object of {sorted(value)}"
+    return "null" if value is None else type(value).__name__
