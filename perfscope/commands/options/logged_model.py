@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfscope.analyzers.logs.setup import Overrides, stated_setup
-from perfscope.commands.options.model import ModelChoice, choose_description
 from perfscope.errors import SourceError
 from perfscope.models.transformer import ModelDescription
 from perfscope.sources.joblog import read_log
@@ -34,15 +33,3 @@ def describe_logged_model(log: JobLog) -> ModelDescription | None:
     """The model that a log's arguments describe, with the size that the log states; None without its dimensions."""
     description = read_log_model(log)
     return None if description is None else description._replace(parameters=stated_setup(log, Overrides()).parameters)
-
-
-def choose_logged_model(log: JobLog) -> ModelChoice | None:
-    """The model of a log with the size that ``perfscope logs`` reports; None where the log states neither."""
-    description = describe_logged_model(log)
-    if description is not None:
-        return choose_description(description)
-    setup = stated_setup(log, Overrides())
-    if setup.parameters is None:
-        return None
-    origin = f"the size that {log.path} states ({setup.parameters_source})"
-    return ModelChoice(setup.parameters, setup.parameters, None, origin)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, stated_setup
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.commands.options.logged_model import choose_logged_model
+from perfscope.commands.options.logged_choice import choose_logged_model
 from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.plan.inputs import PlanInputs

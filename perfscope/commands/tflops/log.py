@@ -11,7 +11,8 @@ from perfscope.analyzers.flops.log_match import AllowedRange, LogMatch, match_lo
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
-from perfscope.commands.options.logged_model import choose_logged_model, describe_logged_model
+from perfscope.commands.options.logged_choice import choose_logged_model
+from perfscope.commands.options.logged_model import describe_logged_model
 from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.training import DEFAULT_SEQ_LEN
