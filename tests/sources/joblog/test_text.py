@@ -76,7 +76,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_colours_and_carriage_returns_go() -> None:
-    assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n\n"
+    assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n"
     assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
 
 
