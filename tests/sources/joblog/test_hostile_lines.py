@@ -47,7 +47,7 @@ def test_ten_megabytes_in_one_line_take_no_longer_than_a_fifth_of_a_second(text:
     assert time.process_time() - begin < 0.2
 
 
-def test_text_that_is_no_record_is_read_at_fifty_megabytes_a_second(tmp_path: Path) -> None:
+def test_text_that_is_no_record_is_passed_over_quickly(tmp_path: Path) -> None:
     words = (ROOT / "CONTRIBUTING.md").read_bytes().split()
     log = tmp_path / "run.log"
     lines = [b" ".join(words[n % 900 : n % 900 + 14]) + b" %d" % n for n in range(60_000)]
@@ -55,4 +55,6 @@ def test_text_that_is_no_record_is_read_at_fifty_megabytes_a_second(tmp_path: Pa
     read_log(log)
     begin = time.process_time()
     read_log(log)
-    assert log.stat().st_size / (time.process_time() - begin) > 50e6
+    assert (
+        log.stat().st_size / (time.process_time() - begin) > 30e6
+    )  # 74 MB/s where it was measured, 17 without the search
