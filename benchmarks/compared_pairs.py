@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.comparison import Judgement, halves, judge
+from benchmarks.comparison import Judgement, judge
 from perfscope.analyzers.comparison.change import Samples
 from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
 from perfscope.analyzers.comparison.side import Figure
 from perfscope.engine.sides import read_side
 from perfscope.renderers.markdown import render_sections
 from perfscope.report import Column, Row, Section
+from perfscope.tables.columns import Float64
 
 FOLDER = Path("fixtures/compare")
+_MOST_IN_ALL_PAIRS = 20
+_SEVERAL = 5
+_STEPS = 20
+_DRAWS = 200
 
 
 class Pair(NamedTuple):
@@ -38,13 +43,17 @@ class Pair(NamedTuple):
 
 #: ``work`` is how much more a step of B does.
 PAIRS = (
-    Pair("nothing (A/A), on two GPUs", "base_1", "base_2", "base", "base"),
-    Pair("nothing (A/A), on one GPU", "base_1", "base_3", "base", "base"),
+    Pair("nothing, on two GPUs at once", "base_1", "base_2", "base", "base"),
+    Pair("nothing, on another machine", "gpu_first", "gpu_second", "", ""),
+    Pair("nothing, on another machine (FSDP2, waits for the host)", "fsdp2_first", "fsdp2_second", "", ""),
     Pair("float32 in place of bfloat16", "base_1", "fp32", "base", "fp32"),
+    Pair("TF32 in place of float32 (DDP)", "no_tf32", "tf32", "", ""),
     Pair("batch 16 in place of 8, per token", "base_1", "batch_16", "base", "batch:16", 2.0),
-    Pair("`torch.compile`", "base_1", "compile", "base", "compile"),
-    Pair("DDP buckets of 1 MB in place of 25", "ddp_25", "ddp_1", "ddp:25", "ddp:1"),
-    Pair("ZeRO stage 2 in place of 1", "zero_1", "zero_2", "zero:1", "zero:2"),
+    Pair("`torch.compile`", "base_1", "compile", "", ""),
+    Pair("DDP buckets of 1 MB in place of 25", "ddp_25", "ddp_1", "", ""),
+    Pair("ZeRO stage 3 in place of 1", "zero1", "zero3", "", ""),
+    Pair("eager attention in place of a fused one", "clean", "eager_attention", "", ""),
+    Pair("AdamW as a loop in place of foreach", "optimizer_foreach", "optimizer_loop", "", ""),
 )
 
 
@@ -99,37 +108,55 @@ def document(folder: Path) -> str:
 
 def _false_alarms(folder: Path) -> Section:
     columns = (
-        Column("Runs of the same code"),
+        Column("Runs"),
+        Column("A side"),
         Column("Pairs"),
         Column("False alarms"),
-        Column("Of 2 % added, found"),
+        Column("2 % found"),
+        Column("Steps alone: alarms"),
+        Column("Steps alone: 2 % found"),
         Column("Half of the interval (%)", 2),
     )
     rows = tuple(
-        (title, judged.pairs, judged.false_alarms, judged.found, 100 * judged.half_width)
-        for title, judged in judgements(folder)
+        (
+            kind,
+            side,
+            judged.pairs,
+            judged.false_alarms,
+            judged.found,
+            judged.steps_false_alarms,
+            judged.steps_found,
+            100 * judged.half_width,
+        )
+        for kind, side, judged in judgements(folder)
     )
     return Section("Runs of the same code", columns, rows)
 
 
-def judgements(folder: Path) -> Iterator[tuple[str, Judgement]]:
+def judgements(folder: Path) -> Iterator[tuple[str, str, Judgement]]:
     """What became of pairs of runs of the same code, kind by kind."""
-    kinds: dict[str, list[list[list[float]]]] = json.loads((folder / "same_code.json").read_text())
-    for title, workers in kinds.items():
-        runs = [[Samples((np.asarray(run),)) for run in worker] for worker in workers]
-        following = [pair for worker in runs for pair in pairwise(worker)]
-        second = [(a, b) for worker in runs for a, b in zip(worker, worker[2:], strict=False)]
-        yield f"{title}: one run against the next but one at most", judge((following + second)[:200])
-        yield f"{title}: even against odd steps of a run", judge([halves(run) for worker in workers for run in worker])
-        yield f"{title}: three runs against three, in turns", judge(list(_threes(runs)))
+    kinds: dict[str, list[list[float]]] = json.loads((folder / "same_code.json").read_text())
+    for kind, series in kinds.items():
+        runs = [np.asarray(run, np.float64) for run in series]
+        is_few = len(runs) <= _MOST_IN_ALL_PAIRS
+        pairs = combinations(runs, 2) if is_few else pairwise(runs)
+        yield kind, "one run", judge([(Samples((a,)), Samples((b,))) for a, b in pairs])
+        yield kind, f"{_SEVERAL} runs of 20 steps", judge(list(_several(runs) if is_few else _in_turns(runs)))
 
 
-def _threes(workers: Sequence[Sequence[Samples]]) -> Iterator[tuple[Samples, Samples]]:
-    """Of six consecutive runs of a worker those with even numbers against those with odd ones."""
-    for worker in workers:
-        for first in range(len(worker) - 5):
-            six = [run.runs[0] for run in worker[first : first + 6]]
-            yield Samples(tuple(six[::2])), Samples(tuple(six[1::2]))
+def _several(runs: Sequence[Float64]) -> Iterator[tuple[Samples, Samples]]:
+    """Two times five of the runs, the first 20 steps of each, drawn again and again."""
+    generator = np.random.default_rng(0)
+    for _ in range(_DRAWS):
+        drawn = [runs[row][:_STEPS] for row in generator.permutation(len(runs))[: 2 * _SEVERAL]]
+        yield Samples(tuple(drawn[:_SEVERAL])), Samples(tuple(drawn[_SEVERAL:]))
+
+
+def _in_turns(runs: Sequence[Float64]) -> Iterator[tuple[Samples, Samples]]:
+    """Of ten consecutive runs those with even numbers against those with odd ones."""
+    for first in range(len(runs) - 2 * _SEVERAL + 1):
+        ten = [run[:_STEPS] for run in runs[first : first + 2 * _SEVERAL]]
+        yield Samples(tuple(ten[::2])), Samples(tuple(ten[1::2]))
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ import numpy as np
 from perfscope.analyzers.comparison.change import Samples, compare_samples
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.sources.runs.run import read_run
-from perfscope.tables.columns import Float64
 
 _ROUNDS = 5
 _RUNS = 130
@@ -37,43 +36,47 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of pairs of runs of the same code.
+    """What became of pairs of sides of the same code.
 
     Attributes:
         pairs: How many pairs.
         false_alarms: Pairs in which a difference was found.
-        found: Pairs in which 2 % that were added to the second one's steps were found.
-        opposite: Pairs in which the second one was called faster, although 2 % were added.
+        found: Pairs in which 2 % were found that were added to the second one's steps.
+        steps_false_alarms: Pairs whose steps differ without the allowance for runs of the same code.
+        steps_found: Pairs in which the steps show the 2 % without it.
         half_width: The median of half the intervals' widths.
     """
 
     pairs: int
     false_alarms: int
     found: int
-    opposite: int
+    steps_false_alarms: int | None
+    steps_found: int | None
     half_width: float
 
 
 def judge(pairs: Sequence[tuple[Samples, Samples]]) -> Judgement:
     """Compare the sides of each pair, as they are and with 2 % added to the second one."""
-    false_alarms = found = opposite = 0
-    widths = []
-    for a, b in pairs:
-        interval = compare_samples(a, b).interval
-        slower = compare_samples(a, b.scaled(_ADDED)).interval
-        assert interval is not None
-        assert slower is not None
-        false_alarms += not interval[0] <= 0 <= interval[1]
-        found += slower[0] > 0
-        opposite += slower[1] < 0
-        widths.append((interval[1] - interval[0]) / 2)
-    return Judgement(len(pairs), false_alarms, found, opposite, float(np.median(widths)))
+    changes = [compare_samples(a, b) for a, b in pairs]
+    intervals = [change.interval for change in changes if change.interval]
+    of_steps = [change.steps_interval for change in changes if change.steps_interval]
+    return Judgement(
+        pairs=len(intervals),
+        false_alarms=_count_alarms(intervals),
+        found=_count_found(intervals),
+        steps_false_alarms=_count_alarms(of_steps) if of_steps else None,
+        steps_found=_count_found(of_steps) if of_steps else None,
+        half_width=float(np.median([(high - low) / 2 for low, high in intervals])),
+    )
 
 
-def halves(series: Sequence[float]) -> tuple[Samples, Samples]:
-    """The even and the odd steps of a run, as if they were two runs on the quietest machine."""
-    values: Float64 = np.asarray(series, np.float64)
-    return Samples((values[::2],)), Samples((values[1::2],))
+def _count_alarms(intervals: Sequence[tuple[float, float]]) -> int:
+    return sum(not low <= 0 <= high for low, high in intervals)
+
+
+def _count_found(intervals: Sequence[tuple[float, float]]) -> int:
+    """With 2 % more on one side the whole interval is that much higher, because it is one of logarithms."""
+    return sum((1 + low) * _ADDED > 1 for low, _ in intervals)
 
 
 def cpu_seconds(*words: str) -> float:

@@ -8,7 +8,7 @@ are whole nanoseconds, and terms and ``unexplained`` add up to the change exactl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import hypot
 
@@ -21,7 +21,7 @@ from perfscope.analyzers.comparison.side import Side
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Float64
 
-CLOCKS, OWN_COST = "clocks", "perfscope"
+CLOCKS, OWN_COST, SLOWEST = "clocks", "perfscope", "slowest rank"
 #: Host and device agree on the time of profiled steps up to this share; else the host runs ahead of the device.
 _SAME_TIME = 0.05
 #: A smaller difference of clocks is noise of the samples.
@@ -96,9 +96,8 @@ def compare_budgets(
     if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
         times_ns = [round(side.step_time_s.centre * NS_PER_S) for side in (a, b) if side.step_time_s]
         change_ns, explains = round(times_ns[1] * factor) - times_ns[0], "the undisturbed steps"
-        own = [_own_cost(side, step_ns) for side, step_ns in zip((a, b), times_ns, strict=True)]
-        if all(len(costs) for costs in own):
-            terms.append(_own_term(own[0], own[1] * factor, confidence))
+        if _agree(a) and _agree(b):
+            terms += _host_terms(a, b, (times_ns[0], times_ns[1]), factor, confidence)
         else:
             notes.append(
                 f"The hooks and the traces differ by more than {_SAME_TIME:.0%} on the profiled steps, as where the "
@@ -238,18 +237,27 @@ def _same_work(a: Budget, b: Budget) -> set[str]:
     return {name for name, grids in calls[0].items() if calls[1].get(name) == grids}
 
 
-def _own_cost(side: Side, step_ns: int) -> Float64:
-    """By how much the hooks' times of profiled steps exceed an undisturbed one; none where the host ran ahead."""
-    if not side.profiled_ns or side.budget is None:
-        return np.zeros(0)
-    mean_ns = sum(side.profiled_ns) / len(side.profiled_ns)
-    is_same = abs(mean_ns / side.budget.step_ns - 1) <= _SAME_TIME
-    return np.array(side.profiled_ns, np.float64) - step_ns if is_same else np.zeros(0)
+def _agree(side: Side) -> bool:
+    """Whether the hooks' times of the profiled steps are those of the traces, in the mean over ranks."""
+    if not side.profiled_mean_ns or side.budget is None:
+        return False
+    mean_ns = sum(side.profiled_mean_ns) / len(side.profiled_mean_ns)
+    return abs(mean_ns / side.budget.step_ns - 1) <= _SAME_TIME
 
 
-def _own_term(a: Float64, b: Float64, confidence: float) -> TermChange:
-    """What profiled steps cost more on A than on B: it makes up for it in the terms, which are of profiled steps."""
-    change_ns = round(float(a.mean()) - float(b.mean()))
-    return TermChange(
-        Term(OWN_COST, "slowdown of profiled steps"), None, None, change_ns, _interval(change_ns, a, b, confidence)
-    )
+def _host_terms(a: Side, b: Side, times_ns: tuple[int, int], factor: float, confidence: float) -> Iterator[TermChange]:
+    """What lies between the terms, means over the ranks' profiled steps, and the undisturbed steps of slowest ranks.
+
+    A step takes as long as on its slowest rank; and profiled steps are slower than others, which makes up for it in the
+    terms.
+    """
+    slowest = [np.array(side.profiled_ns, np.float64) for side in (a, b)]
+    lead = [of_slowest - np.array(side.profiled_mean_ns) for of_slowest, side in zip(slowest, (a, b), strict=True)]
+    cost = [of_slowest - step_ns for of_slowest, step_ns in zip(slowest, times_ns, strict=True)]
+    for term, first, second in (
+        (Term(SLOWEST, "beyond the mean of ranks"), lead[0], lead[1] * factor),
+        (Term(OWN_COST, "slowdown of profiled steps"), cost[1] * factor, cost[0]),
+    ):
+        change_ns = round(float(second.mean()) - float(first.mean()))
+        if change_ns:
+            yield TermChange(term, None, None, change_ns, _interval(change_ns, first, second, confidence))

@@ -2,11 +2,13 @@
 
 One run against one run
     Steps of a process tell how steps vary, not how processes vary: another start of the same code has other addresses,
-    clocks and neighbours. The interval is that of the difference of the medians by a stationary bootstrap
-    (``perfscope.analyzers.comparison.bootstrap``), widened by three variances: the drift that the steps show beyond it
-    (medians of eighths of a run differ by more than their own error), that of few steps (Student's t), and an allowance
-    for runs of the same code, ``BETWEEN_RUNS`` and a share of how much steps spread, because two processes cannot show
-    how much processes differ.
+    clocks and neighbours. ``steps_interval`` covers the steps of these two processes alone: the difference of the
+    medians by a stationary bootstrap (``perfscope.analyzers.comparison.bootstrap``), widened for few steps (Student's
+    t), and by the drift that the steps show beyond it (eighths of a run differ by more than their own error).
+    ``interval`` is wider by an allowance for runs of the same code, because two processes cannot show how much
+    processes differ: a standard deviation of ``BETWEEN_RUNS``, and of as much as steps spread. On H200 the medians of
+    16 processes of one training that waits for its device had 0.7 % with steps that spread 0.3 %, of one that waits for
+    its host 8.4 % with steps that spread 8.8 % (``reports/compare-h200.md``).
 Several runs of a side
     The run is the unit, as in benchstat and pyperf: the interval is Welch's for the runs' medians (B. Welch, Biometrika
     34, 1947); steps within a run count for its median alone. Where one side has a single run, the other side's spread
@@ -32,10 +34,10 @@ from perfscope.report import Json
 from perfscope.tables.columns import Float64
 
 CONFIDENCE = 0.95
-#: Standard deviation of a median between runs of the same code on a quiet machine, as a share.
-BETWEEN_RUNS = 0.002
-#: The same, as a share of the standard deviation of steps.
-_BETWEEN_RUNS_OF_SPREAD = 0.15
+#: Standard deviation of a median between runs of the same code whose steps do not vary, as a share.
+BETWEEN_RUNS = 0.004
+#: What is added to it, as a share of the standard deviation of steps.
+_BETWEEN_RUNS_OF_SPREAD = 1.0
 #: Fewer steps cannot tell.
 FEWEST_VALUES = 2
 #: Fewer are not resampled: the interval is Welch's, and mind that its steps are taken for independent.
@@ -96,6 +98,7 @@ class Change:
         interval: Of the change, as shares of ``a``; absent where it cannot be told.
         variation: What the interval covers.
         reason: Why there is no interval; empty where there is one.
+        steps_interval: What the steps of one run of each side show by themselves; absent of several runs.
     """
 
     a: float
@@ -103,6 +106,7 @@ class Change:
     interval: tuple[float, float] | None
     variation: Variation
     reason: str = ""
+    steps_interval: tuple[float, float] | None = None
 
     @property
     def change(self) -> float:
@@ -112,11 +116,11 @@ class Change:
     def reversed_rate(self, work_a: float, work_b: float) -> Change:
         """The change of work over this figure, where this one is a time; the work of a step is a fixed number."""
         factor = work_b / work_a
-        interval = None
-        if self.interval is not None:
-            low, high = self.interval
-            interval = factor / (1 + high) - 1, factor / (1 + low) - 1
-        return Change(work_a / self.a, work_b / self.b, interval, self.variation, self.reason)
+        interval, steps_interval = (
+            None if bounds is None else (factor / (1 + bounds[1]) - 1, factor / (1 + bounds[0]) - 1)
+            for bounds in (self.interval, self.steps_interval)
+        )
+        return Change(work_a / self.a, work_b / self.b, interval, self.variation, self.reason, steps_interval)
 
     def data(self, unit: str) -> dict[str, Json]:
         """The change in JSON."""
@@ -125,13 +129,24 @@ class Change:
             f"b_{unit}": self.b,
             "change": self.change,
             "interval": None if self.interval is None else list(self.interval),
+            "steps_interval": None if self.steps_interval is None else list(self.steps_interval),
             "covers": str(self.variation),
             "reason": self.reason or None,
         }
 
 
-def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> Change:
-    """Compare a figure of two sides."""
+def compare_samples(
+    a: Samples, b: Samples, confidence: float = CONFIDENCE, between_runs: float | None = None
+) -> Change:
+    """Compare a figure of two sides.
+
+    Args:
+        a: One side.
+        b: The other one.
+        confidence: Of the interval.
+        between_runs: Standard deviation between runs of the same code, as a share, for one run of each side; None
+            estimates it from how much steps spread.
+    """
     middle = log(b.centre / a.centre)
     if max(len(a.runs), len(b.runs)) >= _SEVERAL:
         half = _between_runs(a, b, confidence)
@@ -140,7 +155,15 @@ def compare_samples(a: Samples, b: Samples, confidence: float = CONFIDENCE) -> C
     if fewest < FEWEST_VALUES:
         return Change(a.centre, b.centre, None, Variation.NONE, _too_few(a.count, b.count))
     low, high = _between_steps(a, b, middle, confidence)
-    return Change(a.centre, b.centre, (expm1(low), expm1(high)), Variation.STEPS)
+    allowance = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 * _variance_between_runs(a, b, between_runs)
+    widths = [sqrt(width**2 + allowance) for width in (middle - low, high - middle)]
+    return Change(
+        a.centre,
+        b.centre,
+        interval=(expm1(middle - widths[0]), expm1(middle + widths[1])),
+        variation=Variation.STEPS,
+        steps_interval=(expm1(low), expm1(high)),
+    )
 
 
 def exact_change(a: float, b: float) -> Change:
@@ -178,22 +201,28 @@ def _between_runs(a: Samples, b: Samples, confidence: float) -> float:
     return half
 
 
+def _variance_between_runs(a: Samples, b: Samples, between_runs: float | None) -> float:
+    """The variance of the difference of two runs of the same code."""
+    if between_runs is not None:
+        return 2 * between_runs**2
+    spreads = [_BETWEEN_RUNS_OF_SPREAD * _spread(np.log(side.runs[0])) for side in (a, b)]
+    return sum(BETWEEN_RUNS**2 + spread**2 for spread in spreads)
+
+
 def _between_steps(a: Samples, b: Samples, middle: float, confidence: float) -> tuple[float, float]:
-    """The interval of the difference of two runs, of one run each."""
+    """The interval of the difference of one run each, by their steps alone."""
     tail = (1 - confidence) / 2
     logs = [np.log(side.runs[0]) for side in (a, b)]
-    between = sum(BETWEEN_RUNS**2 + (_BETWEEN_RUNS_OF_SPREAD * _spread(values)) ** 2 for values in logs)
-    wider = NormalDist().inv_cdf(1 - tail) ** 2 * between
     if min(map(len, logs)) < _FEWEST_RESAMPLED:
         half = welch_half_width(logs[0].tolist(), logs[1].tolist(), confidence)
         assert half is not None  # each has several steps
-        return middle - sqrt(half**2 + wider), middle + sqrt(half**2 + wider)
+        return middle - half, middle + half
     resample = resampled_means if a.is_mean else resampled_medians
     centres = [resample(values, seed) for seed, values in enumerate(logs)]
     low, high = (float(value) for value in np.quantile(centres[1] - centres[0], (tail, 1 - tail)))
     factor = float(stdtrit(min(map(len, logs)) - 1, 1 - tail)) / NormalDist().inv_cdf(1 - tail)
     drift = sum(_drift_variance(values, resampled) for values, resampled in zip(logs, centres, strict=True))
-    wider += float(stdtrit(_EIGHTHS - 1, 1 - tail)) ** 2 * drift
+    wider = float(stdtrit(_EIGHTHS - 1, 1 - tail)) ** 2 * drift
     return (
         middle - sqrt((factor * max(middle - low, 0.0)) ** 2 + wider),
         middle + sqrt((factor * max(high - middle, 0.0)) ** 2 + wider),

@@ -81,9 +81,18 @@ class Comparison:
 
 
 def compare_sides(
-    a: Side, b: Side, *, anyway: bool = False, limits: Sequence[Limit] = (), confidence: float = CONFIDENCE
+    a: Side,
+    b: Side,
+    *,
+    anyway: bool = False,
+    limits: Sequence[Limit] = (),
+    confidence: float = CONFIDENCE,
+    between_runs: float | None = None,
 ) -> Comparison:
-    """Compare B with A; sides that did not train the same are refused, unless ``anyway``: then per token."""
+    """Compare B with A; sides that did not train the same are refused, unless ``anyway``: then per token.
+
+    ``between_runs`` is the standard deviation between runs of the same code, see ``compare_samples``.
+    """
     setup = compare_setups(a.setup, b.setup)
     forbidding = [difference.sentence() for difference in setup if difference.forbids]
     work = work_of(a.setup, b.setup)
@@ -93,7 +102,7 @@ def compare_sides(
         reasons = (*forbidding, "the tokens of a step are not known of both, so that nothing is per token")
         return _refused(a, b, setup, reasons, limits, confidence)
     factor = work[1] / work[2] if forbidding and work else 1.0
-    changes, missing = _figures(a, b, work, factor, confidence)
+    changes, missing = _figures(a, b, work, factor, (confidence, between_runs))
     verdict, reasons = _judge(changes, missing)
     budget = compare_budgets(a, b, changes.get(Figure.STEP_TIME), factor, confidence)
     if budget is None:
@@ -159,7 +168,7 @@ def _judge(changes: Mapping[Figure, Change], missing: Mapping[str, str]) -> tupl
 
 
 def _figures(
-    a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, confidence: float
+    a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, certainty: tuple[float, float | None]
 ) -> tuple[dict[Figure, Change], dict[str, str]]:
     """The figures that both sides have, B's for as much work as A's; and why the others are absent."""
     changes: dict[Figure, Change] = {}
@@ -175,11 +184,10 @@ def _figures(
         elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
             changes[figure] = exact_change(first.centre, second.centre)
         elif figure is Figure.EXPOSED_COMMUNICATION:
-            changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, confidence)
+            changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, certainty[0])
         else:
-            changes[figure] = compare_samples(
-                first, second.scaled(1 if figure is Figure.MEMORY else factor), confidence
-            )
+            scaled = second if figure is Figure.MEMORY else second.scaled(factor)
+            changes[figure] = compare_samples(first, scaled, *certainty)
     step = changes.get(Figure.STEP_TIME)
     if step is None or work is None or a.is_profiled != b.is_profiled:
         missing[Figure.THROUGHPUT] = missing.get(Figure.STEP_TIME) or "the tokens of a step are not known of both"
@@ -232,6 +240,23 @@ def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
     return Change(first, second, (max(middle - half / first, -1.0), middle + half / first), Variation.STEPS)
 
 
+def _one_run_notes(step: Change) -> list[str]:
+    """What the interval of one run of each side covers, and what the steps say without it."""
+    notes = [
+        "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
+        "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: compare "
+        "several runs of each side (A1,A2,A3 B1,B2,B3)."
+    ]
+    if step.interval is not None and step.steps_interval is not None and step.interval[0] <= 0 <= step.interval[1]:
+        low, high = step.steps_interval
+        if low > 0 or high < 0:
+            notes.append(
+                f"The steps of these two runs differ ({low:+.2%} to {high:+.2%} without the allowance), but runs of "
+                "the same code may differ as much: whether the code does, several runs of each side can tell."
+            )
+    return notes
+
+
 def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
     """What the mean step says that the median does not: some steps alone became slower."""
     assert a.step_time_s is not None
@@ -262,11 +287,7 @@ def _explain(
     if a.step_time_s and b.step_time_s and _are_equal(a.step_time_s, b.step_time_s):
         notes.append("A and B are the same steps: one measurement was named twice.")
     if step is not None and step.variation is Variation.STEPS:
-        notes.append(
-            "One run of each side: the interval covers how steps of these two processes vary, and an allowance for "
-            "processes of the same code on a quiet machine. On a busy machine runs of the same code differ by more: "
-            "compare several runs of each side (A1,A2,A3 B1,B2,B3)."
-        )
+        notes += _one_run_notes(step)
         notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"

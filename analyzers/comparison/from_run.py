@@ -14,7 +14,7 @@ from perfscope.analyzers.flops.trained_run import find_trained_model
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed, slowest_rank_times_ns
+from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
@@ -41,6 +41,7 @@ def side_of_run(
     steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
     budget = budget if isinstance(budget, Budget) else None
     median_s = float(np.median(times_s)) if len(times_s) else None
+    slowest_ns, mean_ns = _profiled_ns(undisturbed, budget)
     return Side(
         name=name,
         kind=Kind.RUN,
@@ -51,7 +52,8 @@ def side_of_run(
         energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
         clock_mhz=_clock(run),
         budget=budget,
-        profiled_ns=_profiled_ns(undisturbed, budget),
+        profiled_ns=slowest_ns,
+        profiled_mean_ns=mean_ns,
         reasons={
             Figure.STEP_TIME: reasons.get("steps") or "no undisturbed step: start-up or a window affected every step",
             Figure.MEMORY: "no rank recorded the peak memory of a device",
@@ -158,9 +160,16 @@ def _clock(run: Run) -> float | None:
     return float(median) if high - low <= _STEADY_CLOCK * median else None
 
 
-def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[int, ...]:
-    """The times of the steps that the budget is of, on the slowest rank of each; empty where one is unknown."""
+def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The times of the steps that the budget is of, on the slowest rank and as means; none where one is unknown."""
     if budget is None or not budget.steps:
-        return ()
-    times_ns = slowest_rank_times_ns(undisturbed.tables, lambda table: np.isin(table.step, budget.steps))
-    return tuple(times_ns.values()) if len(times_ns) == len(budget.steps) else ()
+        return (), ()
+    times_ns: dict[int, list[int]] = {step: [] for step in budget.steps}
+    for table in undisturbed.tables:
+        rows = np.isin(table.step, budget.steps) & present(table.wall_ns)
+        for step, wall_ns in zip(table.step[rows].tolist(), table.wall_ns.data[rows].tolist(), strict=True):
+            times_ns[step].append(wall_ns)
+    if not all(times_ns.values()):
+        return (), ()
+    means = tuple(sum(walls_ns) // len(walls_ns) for walls_ns in times_ns.values())
+    return tuple(map(max, times_ns.values())), means

@@ -60,6 +60,7 @@ def to_baseline(side: Side) -> dict[str, Json]:
         "tflop_per_step": None if side.tflop_per_step is None else list(side.tflop_per_step),
         "clock_mhz": side.clock_mhz,
         "profiled_ns": list(side.profiled_ns),
+        "profiled_mean_ns": list(side.profiled_mean_ns),
         "budget": None if side.budget is None else _budget_data(side.budget),
         "reasons": {str(name): reason for name, reason in side.reasons.items()},
     }
@@ -177,6 +178,7 @@ def _from_baseline(name: str, data: _Values) -> Side:
         clock_mhz=data.number("clock_mhz"),
         budget=None if budget is None else _budget(budget),
         profiled_ns=tuple(int(str(ns)) for ns in data.rows("profiled_ns")),
+        profiled_mean_ns=tuple(int(str(ns)) for ns in data.rows("profiled_mean_ns")),
         reasons=data.texts("reasons"),
     )
 

@@ -73,6 +73,7 @@ class Side:
         clock_mhz: Median clock of the GPUs' multiprocessors in training.
         budget: What a profiled step is made of; of several runs that of the first with traces.
         profiled_ns: Host times of the steps that the budget is of, on the slowest rank of each; empty where unknown.
+        profiled_mean_ns: The same, as the mean over ranks.
         reasons: Why a figure, or ``budget``, is absent.
         notes: What a reader must know.
         damage: What could not be read.
@@ -89,6 +90,7 @@ class Side:
     clock_mhz: float | None = None
     budget: Budget | None = None
     profiled_ns: tuple[int, ...] = ()
+    profiled_mean_ns: tuple[int, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ LONGEST_MARKDOWN = 65_536
 _ROWS = (25, 12, 6, 3, 1)
 _MANY_SCHEMA = "perfscope/comparisons/1"
 _FEWEST_SIDES = 2
+_PERCENT = 100
 
 Sides = Annotated[
     list[str],
@@ -48,6 +49,14 @@ Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Compare another model, batch or GPU count, too: per token."),
 ]
+BetweenRuns = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Standard deviation of the median step between runs of the same code, in percent, for sides of one run.",
+        show_default="as much as its steps spread, and 0.4",
+    ),
+]
 Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]
 Save = Annotated[
     Path | None,
@@ -59,6 +68,7 @@ def compare(
     sides: Sides,
     fail_on: FailOn = None,
     anyway: Anyway = False,
+    between_runs: BetweenRuns = None,
     operators: Operators = False,
     save: Save = None,
     format: FormatOption = Format.MARKDOWN,
@@ -73,7 +83,11 @@ def compare(
     if not others:
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
     confidence = 1 - (1 - CONFIDENCE) / len(others)
-    comparisons = [compare_sides(first, other, anyway=anyway, limits=limits, confidence=confidence) for other in others]
+    between = None if between_runs is None else between_runs / _PERCENT
+    comparisons = [
+        compare_sides(first, other, anyway=anyway, limits=limits, confidence=confidence, between_runs=between)
+        for other in others
+    ]
     report = to_report(comparisons, is_markdown=format is Format.MARKDOWN)
     return Outcome(report, format, notes=tuple(_notes(comparisons)), exit_code=_exit_code(comparisons))
 

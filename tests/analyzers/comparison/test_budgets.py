@@ -38,7 +38,11 @@ def budget(terms: Mapping[Term, int], steps: int = 4, calls: int = 10, spread: f
 
 
 def side(
-    of_budget: Budget, step_ms: float | None = None, clock_mhz: float | None = None, profiled_ms: float | None = None
+    of_budget: Budget,
+    step_ms: float | None = None,
+    clock_mhz: float | None = None,
+    profiled_ms: float | None = None,
+    lead_ns: int = 0,
 ) -> Side:
     times_s = None if step_ms is None else Samples((np.full(50, step_ms / 1000) * (1 + np.arange(50) % 5 / 1e5),))
     return Side(
@@ -49,6 +53,7 @@ def side(
         clock_mhz=clock_mhz,
         budget=of_budget,
         profiled_ns=() if profiled_ms is None else tuple(round(profiled_ms * MS) + 1000 * n for n in range(4)),
+        profiled_mean_ns=() if profiled_ms is None else tuple(round(profiled_ms * MS) - lead_ns for _ in range(4)),
     )
 
 
@@ -114,6 +119,16 @@ def test_perfscope_s_own_cost_is_a_term_where_the_hooks_agree_with_the_traces() 
     assert terms == {COMPUTE: 5 * MS, "perfscope": pytest.approx(-3 * MS, rel=1e-4)}
     assert abs(change.unexplained_ns) < 0.01 * 20 * MS
     assert change.explains == "the undisturbed steps"
+
+
+def test_a_slowest_rank_that_is_further_behind_is_a_term() -> None:
+    """The mean of ranks is as before; B's slowest rank takes half a millisecond longer than that."""
+    a = side(budget({GEMM: 20 * MS}), step_ms=20, profiled_ms=20)
+    b = side(budget({GEMM: 20 * MS}), step_ms=20.5, profiled_ms=20.5, lead_ns=MS // 2)
+    change = change_of(a, b)
+    terms = {term.term.kind: term.change_ns for term in change.terms}
+    assert terms["slowest rank"] == pytest.approx(MS // 2, abs=10)
+    assert abs(change.unexplained_ns) < 0.01 * 20 * MS
 
 
 def test_where_the_host_runs_ahead_the_rest_is_unexplained_and_said() -> None:
