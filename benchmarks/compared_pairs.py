@@ -18,6 +18,7 @@ from benchmarks.comparison import Judgement, judge
 from perfscope.analyzers.comparison.change import Samples
 from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
 from perfscope.analyzers.comparison.side import Figure
+from perfscope.constants import NS_PER_S
 from perfscope.engine.sides import read_side
 from perfscope.renderers.markdown import render_sections
 from perfscope.report import Column, Row, Section
@@ -89,7 +90,7 @@ def document(folder: Path) -> str:
                 100 * change.change,
                 f"{100 * change.interval[0]:+.2f} to {100 * change.interval[1]:+.2f}",
                 None if alone is None else 100 * alone,
-                100 * budget.unexplained_ns / budget.step_ns,
+                100 * budget.unexplained_ns / NS_PER_S / max(change.a, change.b),
                 ": ".join(part for part in budget.terms[0].term[:2] if part)[:60],
             )
         )
@@ -99,7 +100,7 @@ def document(folder: Path) -> str:
         Column("Step time (%)", 2),
         Column("Interval (%)"),
         Column("Unprofiled (%)", 2),
-        Column("Unexplained (% of a step)", 2),
+        Column("Unexplained (% of the longer step)", 2),
         Column("Largest term"),
     )
     pairs = Section("Pairs", columns, tuple(rows))

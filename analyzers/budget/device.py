@@ -1,8 +1,10 @@
 """The budget of a device's steps: every moment of a step belongs to one term.
 
-A step lasts from its first device event to the first one of the next step, so that the time between steps is counted.
-The last marked step has no next one, unless what follows it is in the trace: it is left out then, and where it is the
-only one, it ends with its last event or with its mark, whichever is later. A moment in which kernels compute belongs to
+A step lasts from the end of the device's work of the step before it to the end of its own, so that the time between
+steps is counted, and so that it is what a step takes while the host runs ahead, too. Where the trace contains nothing
+of the step before the first marked one, the first one is left out; where it is the only one, it begins with its first
+event.
+A moment in which kernels compute belongs to
 the one of them that began first; without compute to the most urgent axis that communicates, then to a copy, and else
 it is idle, by cause.
 """
@@ -32,7 +34,6 @@ from perfscope.analyzers.shared.marked_steps import step_number
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct, join
 
-END_OF_STEP = "end of step"
 _PER_MILLE = 1000
 _GRID_BITS = 33
 
@@ -65,19 +66,16 @@ def _find_steps(trace: Trace, rows: Int64) -> tuple[tuple[int, ...], Int64, Int6
     if not marks:
         bounds = np.array([events.start_ns[rows].min(), events.end_ns[rows].max()])
         return (), bounds[:1], bounds[1:]
-    begins = np.array([events.start_ns[rows[step == mark]].min() for mark in marks])
-    last = rows[step == marks[-1]]
-    behind = rows[(step == ABSENT) & (trace.launch[rows] > trace.launch[last].max())]
+    ends = np.maximum.accumulate([events.end_ns[rows[step == mark]].max() for mark in marks])
     numbers = [step_number(trace.names[trace.steps.name[mark]]) for mark in marks]
-    if len(behind):
-        edges = np.append(begins, max(events.start_ns[behind].min(), begins[-1]))
+    first = rows[step == marks[0]]
+    before = rows[(step == ABSENT) & (events.start_ns[rows] < events.start_ns[first].min())]
+    if len(before):
+        edges = np.insert(ends, 0, min(events.end_ns[before].max(), ends[0]))
     elif len(marks) > 1:
-        edges, numbers = begins, numbers[:-1]
+        edges, numbers = ends, numbers[1:]
     else:
-        end = events.end_ns[last].max()
-        is_last = not (events.start_ns[rows] > end).any()
-        edges = np.append(begins, max(end, trace.steps.end_ns[marks[-1]]) if is_last else end)
-    edges = np.maximum.accumulate(edges)
+        edges = np.insert(ends, 0, events.start_ns[first].min())
     return tuple(numbers), edges[:-1], edges[1:]
 
 
@@ -97,15 +95,10 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
         copies = covered(events, copying[events.name[copying] == name])
         yield Term(COPY, trace.names[name]), (copies - accounted).measure_within(starts, ends)
         accounted = accounted | copies
-    busy_within = accounted.measure_within(starts, ends)
-    idle = gaps_of_device(trace, device)
-    causes = np.zeros(len(starts), np.int64)
+    # A step ends with an event, so that no gap is cut.
+    of_causes = gaps_of_device(trace, device).within(starts, ends)
     for row, cause in enumerate(CAUSES):
-        times = idle.within(starts, ends)[row]
-        causes += times
-        yield Term(IDLE, cause.replace("_", " ")), times
-    # A step that ends with its mark is idle behind its last event, which is no gap between events.
-    yield Term(IDLE, END_OF_STEP), ends - starts - busy_within - causes
+        yield Term(IDLE, cause.replace("_", " ")), of_causes[row]
 
 
 def _compute_terms(trace: Trace, rows: Int64, starts: Int64, ends: Int64) -> Iterator[tuple[Term, Int64]]:

@@ -73,8 +73,8 @@ class Budget:
         shown, left_out = first_rows(rows, _MOST_ROWS)
         steps = f"{len(self.steps)} marked steps" if self.steps else "the whole window"
         note = (
-            f"Means over {steps} and {self.ranks} ranks; the terms add up to the step exactly. A step ends where the "
-            "next one's first event begins."
+            f"Means over {steps} and {self.ranks} ranks; the terms add up to the step exactly. A step lasts from the "
+            "end of the work of the step before to the end of its own."
         )
         return (Section("Budget of a step", columns, shown, (note, *left_out)),)
 

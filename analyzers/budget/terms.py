@@ -64,7 +64,7 @@ class StepBudget:
         trace: The file.
         activities: What its times are of: see ``Trace``.
         steps: The numbers of the steps; empty where none is marked, for the whole window.
-        period_ns: How long each lasted, from its first event to the first of the next step.
+        period_ns: How long each lasted, from the end of the step before to its own.
         terms: Each term's time in each step; they add up to ``period_ns`` exactly.
         kernels: The kernels of these steps; empty for a host.
         operations: Matrix products a step, times 1000; empty where the trace states no shapes.

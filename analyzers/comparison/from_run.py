@@ -161,13 +161,17 @@ def _clock(run: Run) -> float | None:
 
 
 def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The times of the steps that the budget is of, on the slowest rank and as means; none where one is unknown."""
+    """The times of the steps that the budget is of, on the slowest rank and as means; none where one is unknown.
+
+    The hooks' own time is added, which the times of steps leave out, and those of the traces do not.
+    """
     if budget is None or not budget.steps:
         return (), ()
     times_ns: dict[int, list[int]] = {step: [] for step in budget.steps}
     for table in undisturbed.tables:
         rows = np.isin(table.step, budget.steps) & present(table.wall_ns)
-        for step, wall_ns in zip(table.step[rows].tolist(), table.wall_ns.data[rows].tolist(), strict=True):
+        with_hooks_ns = table.wall_ns.data[rows] + np.ma.filled(table.hook_ns, 0)[rows]
+        for step, wall_ns in zip(table.step[rows].tolist(), with_hooks_ns.tolist(), strict=True):
             times_ns[step].append(wall_ns)
     if not all(times_ns.values()):
         return (), ()

@@ -46,11 +46,11 @@ def random_events(seed: int) -> tuple[list[Event], list[tuple[str, int, int, int
 
 def painted(facts: list[tuple[str, int, int, int]]) -> list[Counter[str]]:
     """For each full step how many nanoseconds belong to each name: compute first, then communication, then copies."""
-    begins = [min(start for _, step_of, start, _ in facts if step_of == number) for number in range(3)]
+    ends = [max(end for _, step_of, _, end in facts if step_of == number) for number in range(3)]
     steps = []
     for number in range(2):
         counts: Counter[str] = Counter()
-        for moment in range(begins[number], begins[number + 1]):
+        for moment in range(ends[number], ends[number + 1]):
             here = [fact for fact in facts if fact[2] <= moment < fact[3]]
             computing = sorted(
                 (fact[2], index, fact[0]) for index, fact in enumerate(here) if fact[0] in ("gemm", "norm")
@@ -75,7 +75,7 @@ def test_every_nanosecond_belongs_to_the_term_that_painting_gives_it(tmp_path: P
     measured = measure(written(tmp_path, events))
     assert measured is not None
     (budget,) = measured
-    assert budget.steps == (1, 2)  # the third one has no next one to end it
+    assert budget.steps == (2, 3)  # nothing shows where the first one begins
     for row, counts in enumerate(painted(facts)):
         assert budget.period_ns[row] == counts.total()
         totals: Counter[str] = Counter()
@@ -91,31 +91,30 @@ def test_every_nanosecond_belongs_to_the_term_that_painting_gives_it(tmp_path: P
                 assert (0 if of_name is None else of_name[row]) == counts[name]
 
 
-def test_a_single_step_ends_with_its_mark_where_the_device_is_done_before(tmp_path: Path) -> None:
+def test_a_single_step_is_its_own_work(tmp_path: Path) -> None:
     events = [
         step(4, 0, 900),
         call("cudaLaunchKernel", 10, 20, launch=1),
         kernel("gemm", 100, 300, launch=1),
     ]
     (budget,) = measure(written(tmp_path, events)) or ()
-    assert budget.period_ns.tolist() == [800]
-    assert {term: int(times[0]) for term, times in budget.terms.items()} == {
-        Term(COMPUTE, "gemm"): 200,
-        Term(IDLE, "end of step"): 600,
-    }
+    assert budget.steps == (4,)
+    assert {term: times.tolist() for term, times in budget.terms.items()} == {Term(COMPUTE, "gemm"): [200]}
 
 
-def test_the_last_step_counts_where_what_follows_is_in_the_trace(tmp_path: Path) -> None:
+def test_the_first_step_counts_from_the_end_of_what_ran_before(tmp_path: Path) -> None:
     events = [
-        step(1, 0, 100),
-        call("cudaLaunchKernel", 10, 20, launch=1),
-        kernel("gemm", 50, 300, launch=1),
-        call("cudaLaunchKernel", 110, 120, launch=2),
-        kernel("next", 400, 500, launch=2),
+        call("cudaLaunchKernel", 1, 2, launch=1),
+        kernel("before", 50, 300, launch=1),
+        step(1, 310, 500),
+        call("cudaLaunchKernel", 380, 390, launch=2),
+        kernel("gemm", 400, 500, launch=2),
     ]
     (budget,) = measure(written(tmp_path, events)) or ()
-    assert budget.period_ns.tolist() == [350]
-    assert budget.terms[Term(IDLE, "launch gap")].tolist() == [100]
+    assert budget.steps == (1,)
+    assert budget.period_ns.tolist() == [200]
+    assert budget.terms[Term(COMPUTE, "gemm")].tolist() == [100]
+    assert sum(int(times[0]) for term, times in budget.terms.items() if term.kind == IDLE) == 100
 
 
 @pytest.mark.parametrize(
