@@ -26,25 +26,13 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_strategies_are_trained_and_compared(tmp_path: Path) -> None:
-    strategies = "single,mp,ddp,1f1b,fsdp2-tp,zero-2"
-    words = (
-        "bench",
-        "--strategies",
-        strategies,
-        "--nproc",
-        "2,3",
-        *TINY,
-        "-o",
-        "B",
-        "--start-ahead",
-        "3",
-        "--keep-runs",
-    )
+    strategies = "single,mp,ddp,1f1b,zero-2"
+    words = ("bench", "--strategies", strategies, "--nproc", "2", *TINY, "-o", "B", "--start-ahead", "3", "--keep-runs")
     ended = perfscope(*words, "--predict", "--format", "json", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     rows = rows_of(ended)
-    measured = {"single-1-fp32", "mp-2-fp32", "ddp-2-fp32", "1f1b-2-fp32", "fsdp2-tp-2-fp32", "zero-2-2-fp32"}
-    assert {name for name, row in rows.items() if row["trainings"]} == measured | {"mp-3-fp32", "1f1b-3-fp32"}
+    measured = {"single-1-fp32", "mp-2-fp32", "ddp-2-fp32", "1f1b-2-fp32", "zero-2-2-fp32"}
+    assert {name for name, row in rows.items() if row["trainings"]} == measured
     for name in measured:
         row = rows[name]
         assert row["notes"] == [], name
@@ -54,16 +42,14 @@ def test_strategies_are_trained_and_compared(tmp_path: Path) -> None:
         assert len(training["step_ns"]) == 5
         assert row["samples_per_s"] == pytest.approx(8e9 / sorted(training["step_ns"])[2])
         assert training["save_bytes"] > 10_000
-        assert name in {"fsdp2-tp-2-fp32", "mp-2-fp32"} or training["predictions"]["plan_memory_bytes"] > 0
+        assert name == "mp-2-fp32" or training["predictions"]["plan_memory_bytes"] > 0
     assert rows["1f1b-2-fp32"]["measurements"][0]["bubble"] > 0
-    assert rows["ddp-3-fp32"]["reason"] == "skipped: a batch of 8 cannot be divided among 3 devices"
-    assert rows["fsdp2-tp-3-fp32"]["reason"] == "skipped: 3 devices are not a multiple of 2"
     assert len(rows["mp-2-fp32"]["memory_bytes"]) == 1
     assert len(rows["ddp-2-fp32"]["memory_bytes"]) == 2
     leaves_nothing_behind(tmp_path / "B")
     again = perfscope("bench", "--results", "B", cwd=tmp_path)
     assert again.code == 0
-    assert again.stdout.startswith("# 8 ways to train gpt:2x32x16x64 on CPU, 8 samples a step\n")
+    assert again.stdout.startswith("# 5 ways to train gpt:2x32x16x64 on CPU, 8 samples a step\n")
 
 
 def leaves_nothing_behind(folder: Path) -> None:
@@ -104,7 +90,7 @@ def test_a_strategy_that_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_finished_rows_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    words = ("bench", "--strategies", "single,dp,mp", "--nproc", "2", *TINY, "-o", "B", "--format", "json")
+    words = ("bench", "--strategies", "single,mp", "--nproc", "2", *TINY, "-o", "B", "--format", "json")
     with subprocess.Popen(
         [sys.executable, "-m", "perfscope", *words],
         cwd=tmp_path,
@@ -128,7 +114,6 @@ def test_ctrl_c_keeps_finished_rows_and_the_same_command_goes_on(tmp_path: Path)
     assert ended.code == 0, ended.stderr
     assert [name for name, row in rows_of(ended).items() if row["trainings"] == 1] == [
         "single-1-fp32",
-        "dp-2-fp32",
         "mp-2-fp32",
     ]
     assert first.stat().st_mtime_ns == written
