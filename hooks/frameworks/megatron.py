@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import argument, report_first_outputs, whole_number, wrap_functions
+from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.wire import VALIDATION
 
@@ -67,22 +68,28 @@ _MODEL_ARGUMENTS = (
 _VALUES_WITH_EXIT, _SHOULD_EXIT = 7, 3
 
 
-def patch_training(module: ModuleType, capture: Capture) -> None:
+def patch_training(module: Any, capture: Capture) -> None:
     """Count the steps of ``train_step``, which is one step of all its micro-batches."""
     original = module.train_step
 
-    def train_step(*args: object, **kwargs: object) -> RunningHook:
-        capture.arm("megatron")
-        capture.on_step_begin()
+    def name_model(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         model = argument(original, "model", args, kwargs)
         if model:
             parts = model if isinstance(model, (list, tuple)) else [model]
             capture.set_model(*parts, config=_model_arguments(module))
-        result = yield
-        if not _exits_before_update(result):
-            capture.on_step_end("megatron", module, **_step_facts(module, result))
 
-    wrap_functions(module, capture, {"train_step": train_step})
+    @functools.wraps(original)
+    def train_step(*args: object, **kwargs: object) -> Any:
+        if not capture.steps:
+            capture.arm("megatron")
+            capture.run_guarded(name_model, args, kwargs)
+        capture.on_step_begin()
+        result = original(*args, **kwargs)
+        if not value_or_none(lambda: _exits_before_update(result)):
+            capture.on_step_end("megatron", module, functools.partial(_step_facts, module, result))
+        return result
+
+    module.train_step = train_step
     if hasattr(module, "evaluate_and_print_results"):
         wrap_functions(module, capture, {"evaluate_and_print_results": time_call(capture, VALIDATION)})
 

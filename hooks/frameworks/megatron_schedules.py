@@ -6,23 +6,29 @@ in a pass.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import argument, parameter_names, time_pass, whole_number, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import ModuleType
+    from typing import TypeAlias
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.passes import TimedPass
+
+    #: A pass that runs, and its position.
+    _Begun: TypeAlias = tuple[TimedPass | None, Mapping[str, int]]
 
 _MAX_PENDING = 4096
 
 
-def patch_schedules(module: ModuleType, capture: Capture) -> None:
+def patch_schedules(module: Any, capture: Capture) -> None:
     """Time the passes of Megatron-core's schedules, which look these two functions up when they call them.
 
     ``backward_step`` does not get its micro-batch as an argument: it gets what a ``forward_step`` returned.
@@ -30,18 +36,47 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
     original_forward, original_backward = module.forward_step, module.backward_step
     passes = _Passes(module.parallel_state, parameter_names(original_forward))
 
-    def forward_step(*args: object, **kwargs: object) -> RunningHook:
+    def begin_forward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
         position = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
-        if position is not None:
-            result = yield from time_pass(capture, "F", **position)
-            passes.add_forward(result, position)
+        return None if position is None else (capture.on_pass_begin("F", **position), position)
 
-    def backward_step(*args: object, **kwargs: object) -> RunningHook:
+    def begin_backward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
         position = passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs))
-        if position is not None:
-            yield from time_pass(capture, "B", **position)
+        return None if position is None else (capture.on_pass_begin("B", **position), position)
 
-    wrap_functions(module, capture, {"forward_step": forward_step, "backward_step": backward_step})
+    def end_forward(begun: _Begun, result: Any) -> None:
+        capture.on_pass_end(begun[0])
+        passes.add_forward(result, begun[1])
+
+    def end_backward(begun: _Begun, _result: Any) -> None:
+        capture.on_pass_end(begun[0])
+
+    module.forward_step = _timed(original_forward, capture, begin_forward, end_forward)
+    module.backward_step = _timed(original_backward, capture, begin_backward, end_backward)
+
+
+def _timed(
+    original: Callable[..., Any],
+    capture: Capture,
+    begin: Callable[[tuple[object, ...], dict[str, object]], _Begun | None],
+    end: Callable[[_Begun, Any], None],
+) -> Callable[..., Any]:
+    """A function with a pass around it; written by hand, because a step calls it for each micro-batch."""
+
+    @functools.wraps(original)
+    def call(*args: object, **kwargs: object) -> Any:
+        begun = capture.run_guarded(begin, args, kwargs)
+        if begun is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            capture.on_pass_end(begun[0])
+            raise
+        capture.run_guarded(end, begun, result)
+        return result
+
+    return call
 
 
 class _Passes:

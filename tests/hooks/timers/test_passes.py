@@ -260,7 +260,7 @@ def test_megatron_s_backward_passes_are_those_of_the_outputs_they_are_given(devi
 
     module = SimpleNamespace(parallel_state=state, forward_step=forward_step, backward_step=backward_step)
     capture: Any = _Capture()
-    patch_schedules(module, capture)  # type: ignore[arg-type]
+    patch_schedules(module, capture)
     outputs = [
         module.forward_step(None, current_microbatch=index, vp_stage=chunk)[0] for chunk in (0, 1) for index in (0, 1)
     ]
