@@ -141,22 +141,20 @@ class _Tree:
     """
 
     def __init__(self, own: Int64, parent: Int64) -> None:
-        self._parent = parent.tolist()
-        length = len(self._parent)
-        inner, total = np.zeros(length, np.int64), np.maximum(own, 0)
-        for row in range(length - 1, -1, -1):  # a call stands before those inside it
-            total[row] = max(total[row], inner[row])
+        self._parent: list[int] = parent.tolist()
+        alone: list[int] = own.tolist()
+        inner = [0] * len(alone)
+        for row in range(len(alone) - 1, -1, -1):  # a call stands before those inside it
             if self._parent[row] != ABSENT:
-                inner[self._parent[row]] += total[row]
-        is_settled = np.zeros(length, np.bool_)
+                inner[self._parent[row]] += max(alone[row], inner[row])
+        is_settled = [False] * len(alone)
         for row, outer in enumerate(self._parent):
-            is_settled[row] = (
-                own[row] >= 0 and own[row] >= inner[row] and (own[row] > inner[row] or not inner[row])
-            ) or (outer != ABSENT and is_settled[outer])
-        is_inside = np.array([outer != ABSENT and bool(is_settled[outer]) for outer in self._parent], np.bool_)
-        self.counts = is_settled & ~is_inside
+            accounts_for_all = alone[row] >= 0 and (alone[row] > inner[row] or not inner[row])
+            is_settled[row] = accounts_for_all or (outer != ABSENT and is_settled[outer])
+        is_inside = np.array([outer != ABSENT and is_settled[outer] for outer in self._parent], np.bool_)
+        self.counts = np.array(is_settled, np.bool_) & ~is_inside
         self.is_around = (self.add_up(self.counts.astype(np.int64)) > 0) & ~self.counts
-        is_open = ~is_settled & ~self.is_around
+        is_open = ~np.array(is_settled, np.bool_) & ~self.is_around
         is_inside_open = np.array([outer != ABSENT and bool(is_open[outer]) for outer in self._parent], np.bool_)
         self.is_open = is_open & ~is_inside_open
 
