@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -115,17 +116,38 @@ def _find_absent(folder: Path, name: str, sizes: Mapping[str, int]) -> list[str]
     return [f"{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING]]
 
 
-def find_lacking(sizes: Mapping[str, int], others: Sequence[Mapping[str, int]]) -> list[str]:
-    """Kinds of files that a checkpoint lacks and that all other ones of its series have; numbers are left out."""
-    if not others:
-        return []
-    shared = set.intersection(*({_NUMBER.sub("#", name) for name in other} for other in others))
-    absent = sorted(shared - {_NUMBER.sub("#", name) for name in sizes})
-    if not absent:
-        return []
-    more = f" and {len(absent) - _LISTED_LACKING} more" if len(absent) > _LISTED_LACKING else ""
-    whose = "the other one has" if len(others) == 1 else "the others have"
-    return [f"it lacks {', '.join(absent[:_LISTED_LACKING])}{more}, which {whose}"]
+class SeriesNames:
+    """The kinds of files of a series of checkpoints, by their names without numbers."""
+
+    def __init__(self, complete: Iterable[Mapping[str, int]]) -> None:
+        counts: Counter[str] = Counter()
+        self._checkpoints = 0
+        for sizes in complete:
+            counts.update(_kinds_of_files(sizes))
+            self._checkpoints += 1
+        self._common = {name: count for name, count in counts.items() if count >= self._checkpoints - 1}
+
+    def find_lacking(self, sizes: Mapping[str, int], *, is_complete: bool) -> list[str]:
+        """Kinds of files that a checkpoint lacks and that all other complete ones have, in words.
+
+        Args:
+            sizes: Its files.
+            is_complete: Whether it is one of the complete ones itself.
+        """
+        peers = self._checkpoints - is_complete
+        if not peers:
+            return []
+        own = _kinds_of_files(sizes)
+        absent = sorted(name for name, count in self._common.items() if name not in own and count == peers)
+        if not absent:
+            return []
+        remaining = f" and {len(absent) - _LISTED_LACKING} more" if len(absent) > _LISTED_LACKING else ""
+        whose = "the other one has" if peers == 1 else "the others have"
+        return [f"it lacks {', '.join(absent[:_LISTED_LACKING])}{remaining}, which {whose}"]
+
+
+def _kinds_of_files(sizes: Mapping[str, int]) -> set[str]:
+    return {_NUMBER.sub("#", name) for name in sizes}
 
 
 def _find_gaps(kind: Kind, ranks: Sequence[Mapping[str, int]]) -> list[str]:

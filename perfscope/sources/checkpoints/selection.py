@@ -10,7 +10,7 @@ from pathlib import Path
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
 from perfscope.files import read_text
-from perfscope.sources.checkpoints.completeness import find_lacking, find_problems
+from perfscope.sources.checkpoints.completeness import SeriesNames, find_problems
 from perfscope.sources.checkpoints.file_names import is_tracker, parse_name
 from perfscope.sources.checkpoints.listing import Listing
 from perfscope.sources.checkpoints.partition import Unit, find_tracker, find_units, read_tracked_tag
@@ -147,14 +147,15 @@ def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[
 
 def _with_lacking(candidates: Sequence[_Candidate]) -> list[_Candidate]:
     """Name the files that a checkpoint lacks and all others of its series have."""
-    complete = [each for each in candidates if _is_comparable(each) and not each.summary.problems]
+    complete: dict[tuple[str, str], list[Mapping[str, int]]] = {}
+    for each in candidates:
+        if _is_comparable(each) and not each.summary.problems:
+            complete.setdefault(_series(each), []).append(each.unit.sizes)
+    names = {series: SeriesNames(sizes) for series, sizes in complete.items()}
     lacking = {
-        each.unit.name: find_lacking(
-            each.unit.sizes,
-            [peer.unit.sizes for peer in complete if peer is not each and _series(peer) == _series(each)],
-        )
+        each.unit.name: names[_series(each)].find_lacking(each.unit.sizes, is_complete=not each.summary.problems)
         for each in candidates
-        if _is_comparable(each)
+        if _is_comparable(each) and _series(each) in names
     }
     return [
         replace(

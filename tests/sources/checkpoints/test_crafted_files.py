@@ -318,3 +318,13 @@ class TestManyFiles:
         with at_most(20):
             checkpoint = read_checkpoint(tmp_path)
         assert len(checkpoint.damage) < 100
+
+    def test_ten_thousand_checkpoints(self, tmp_path: Path) -> None:
+        """Each is compared with all others of its series."""
+        for number in range(10_000):
+            (tmp_path / f"checkpoint-{number}").mkdir()
+            (tmp_path / f"checkpoint-{number}" / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
+        with at_most(6):
+            checkpoint = read_checkpoint(tmp_path)
+        assert len(checkpoint.siblings) == 10_000
+        assert not checkpoint.damage
