@@ -15,6 +15,8 @@ from tests.commands.report_cli import Run, run
 from tests.conftest import ROOT
 
 REPORTS = sorted(path.name for path in (ROOT / "reports").glob("*.md") if "<!-- perfscope:" in path.read_text())
+#: The last figure of a line of a raw table.
+FIGURE = re.compile(r"(?m)^.*,(\d+(?:\.\d+)?)(?:s|/s|B)?(?:,[^,\n]*)*$")
 RAW_FILES = sorted(
     {
         (name, file)
@@ -22,6 +24,7 @@ RAW_FILES = sorted(
         for line in (ROOT / "reports" / name).read_text().splitlines()
         if line.startswith("<!-- perfscope:")
         for file in re.findall(r"fixtures/\S+\.csv", line)
+        if FIGURE.search((ROOT / file).read_text())  # a list of runs has none
     }
 )
 
@@ -194,7 +197,7 @@ def change_last_figure(text: str) -> tuple[str, str, str]:
     """Change one digit of the last figure of a raw table that its report shows."""
     figures = [
         match
-        for match in re.finditer(r"(?m)^.*,(\d+(?:\.\d+)?)(?:s|/s|B)?(?:,[^,\n]*)*$", text)
+        for match in FIGURE.finditer(text)
         if not match[0].startswith(("latest", "zero_to_"))  # what lies beside a checkpoint is no part of it
     ]
     match = figures[-1]
