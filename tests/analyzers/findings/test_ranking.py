@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.facts import Evidence, Facts
 from perfscope.analyzers.findings.finding import Account, Cause, Rule
 from perfscope.analyzers.findings.ranking import rank_findings
 from perfscope.analyzers.findings.training import Training
+from perfscope.engine.run import Plan, analyze
+from tests.conftest import ROOT
 
 STEP_US = 10_000.0
 
@@ -84,6 +88,28 @@ def test_the_replay_decides_what_a_fix_regains_where_it_was_asked() -> None:
     whatif = {"measured_step_us": STEP_US, "scenarios": [scenario]}
     (found,) = rank_findings(training(whatif=whatif), (rule("host", 4000.0, Account.HOST, scenario="launch-free"),))
     assert (found.cost_us, found.cause.basis, found.cause.interval_us) == (2500.0, "replay", (2000.0, 3000.0))
+
+
+def test_a_replay_knows_of_more_than_what_is_exposed_unless_another_cause_has_claimed_it() -> None:
+    """Communication that is hidden slows what hides it: 4,000 us are exposed, 5,000 are regained."""
+    scenario = {"name": "no-stragglers", "saved_us": 5000.0, "interval_us": [4500.0, 5500.0]}
+    job = training(whatif={"measured_step_us": STEP_US, "scenarios": [scenario]})
+    straggler = rule("straggler", 3000.0, Account.COMMUNICATION, scenario="no-stragglers")
+    (found,) = rank_findings(job, (straggler,))
+    assert (found.cost_us, found.cause.interval_us) == (5000.0, (4500.0, 5500.0))
+    assert costs(job, rule("host", 1500.0, Account.HOST), straggler) == {"straggler": 2500.0, "host": 1500.0}
+    assert costs(job, straggler, rule("network", 4000.0, Account.COMMUNICATION)) == {"straggler": 5000.0}
+
+
+def test_what_a_straggler_costs_by_the_replay_is_what_its_absence_saved() -> None:
+    """The same training was run without the slow rank, unprofiled: 63.3 ms and 51.5 ms."""
+    folder = ROOT / "fixtures" / "whatif"
+    slow, base = (json.loads((folder / name / "truth.json").read_text())["median_ms"] for name in ("slow_gpu", "base"))
+    plan = Plan(only=frozenset(("breakdown", "idle", "stragglers", "collectives", "overlap", "whatif", "findings")))
+    findings = analyze([folder / "slow_gpu"], plan).results["findings"]
+    assert isinstance(findings, Findings)
+    assert findings.findings[0].cause.basis == "replay"
+    assert abs(findings.findings[0].cost_us / 1000 - (slow - base)) < 0.02 * slow
 
 
 def test_nothing_is_found_without_the_time_of_a_step() -> None:
