@@ -1,7 +1,8 @@
 """Short trainings of one GPT, each with one fault that costs time, and clean twins: ``faults.py --out DIR CASE...``.
 
 torch is imported once; each case trains in a process of its own (two where its ranks are two) that attaches perfscope.
-Its run is ``DIR/CASE``. On a GPU the model is larger.
+Its run is ``DIR/CASE``. On a GPU the model is larger. With ``--together N`` so many cases prepare at once,
+and then train in turns: preparing takes longer than training, and only training is measured.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import gc
+import fcntl
 import math
 import os
 import shutil
@@ -20,178 +21,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fault_cases import CASES, GPU, on_cpu
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from perfscope.hooks import attach
-from perfscope.workloads.gpt import Gpt, GptConfig
-
-# Asking CUDA would start it, and a process that did so cannot fork.
-GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
-LARGE = GptConfig(layers=3, hidden=2048, heads=16, vocabulary=8192, seq_len=1025)
-MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257)
-TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
-ON_CPU = GptConfig(layers=2, hidden=96, heads=4, vocabulary=256, seq_len=65)
-
-
-@dataclasses.dataclass
-class Case:
-    """One training; see ``CASES``. Times are seconds."""
-
-    config: GptConfig = LARGE
-    ranks: int = 1
-    batch: int = 16
-    accumulation: int = 1
-    steps: int = 34
-    windows: str = "20-21"
-    optimizer: dict = dataclasses.field(default_factory=lambda: {"fused": True})
-    eager_attention: bool = False
-    recompute: bool = False
-    dtype: torch.dtype = torch.bfloat16
-    in_block: object = None  # called with the states behind each block
-    in_step: object = None  # called with (step, loss, model) before the optimizer
-    sample_s: float = 0.0
-    workers: int = 0
-    pin_memory: bool = True
-    feed: int = 0  # bytes that are copied to the device beside each batch
-    padding: float = 0.0
-    lengths: tuple = ()
-    compiles: bool = False
-    save_every: int = 0
-    ddp: dict | None = None
-    no_sync: bool = True
-    reduce: object = None  # called with the model behind the backward pass
-    fsdp: bool = False
-    slow_rank: dict = dataclasses.field(default_factory=dict)  # what is different on the last rank
-    stages: tuple = ()
-    microbatches: int = 0
-    prepare: object = None
-    stack: bool = False
-    shapes: bool = False
-
-
-def log_norm(states):
-    states.float().norm().item()
-
-
-def select(states):
-    return states.flatten(0, 1)[states.flatten(0, 1)[:, 0] > 0].sum()
-
-
-def to_host(states):
-    states.detach().cpu()
-
-
-def pause(seconds):
-    def sleep(*_):
-        time.sleep(seconds)
-
-    return sleep
-
-
-def count(numbers):
-    def work(*_):
-        total = 0
-        for number in range(numbers):
-            total += number * number
-        return total
-
-    return work
-
-
-def collect(step, *_):
-    gc.collect()
-
-
-def hold_objects(case):
-    case.held = [{"number": number, "list": [number]} for number in range(400_000 if GPU else 60_000)]
-
-
-def empty_cache(*_):
-    torch.cuda.empty_cache()
-
-
-def reduce_each(model):
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-
-def reduce_flat(model):
-    gradients = [parameter.grad for parameter in model.parameters()]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-SMALL = {"batch": 4}
-NEVER = "1000"
-CASES = {
-    "clean": Case(),
-    "clean_small": Case(**SMALL),
-    "clean_8": Case(batch=8),
-    "eager_attention": Case(eager_attention=True),
-    "recomputation": Case(recompute=True),
-    "optimizer_loop": Case(**SMALL, optimizer={"foreach": False}),
-    "optimizer_foreach": Case(**SMALL, optimizer={}),
-    "item": Case(batch=8, in_block=log_norm, stack=True),
-    "nonzero": Case(batch=8, in_block=select),
-    "to_cpu": Case(batch=8, in_block=to_host),
-    "host_bound": Case(MIDDLE, batch=4, in_block=count(4000)),
-    "batch_too_small": Case(TINY, batch=2, steps=40),
-    "pause": Case(**SMALL, in_step=pause(0.012)),
-    "garbage": Case(**SMALL, in_step=collect, prepare=hold_objects),
-    "slow_data": Case(**SMALL, sample_s=0.005),
-    "few_workers": Case(**SMALL, sample_s=0.012, workers=2, steps=60),
-    "unpinned": Case(**SMALL, feed=64 << 20, pin_memory=False),
-    "pinned": Case(**SMALL, feed=64 << 20),
-    "empty_cache": Case(**SMALL, in_step=empty_cache),
-    "recompilation": Case(MIDDLE, batch=4, compiles=True, lengths=tuple(range(32, 257, 8)), steps=40),
-    "saves": Case(**SMALL, save_every=6, steps=48),
-    "padding": Case(padding=0.6),
-    "fp32": Case(batch=2, dtype=torch.float32, steps=28),
-    "ddp_clean": Case(ranks=2, ddp={}),
-    "ddp_clean_accumulation": Case(ranks=2, ddp={}, batch=4, accumulation=4),
-    "ddp_no_no_sync": Case(ranks=2, ddp={}, batch=4, accumulation=4, no_sync=False),
-    "ddp_clean_small": Case(ranks=2, ddp={}, **SMALL),
-    "ddp_tiny_buckets": Case(ranks=2, ddp={"bucket_cap_mb": 0.05}, **SMALL),
-    "ddp_find_unused": Case(MIDDLE, ranks=2, batch=8, ddp={"find_unused_parameters": True}),
-    "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
-    "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
-    "fsdp": Case(ranks=2, fsdp=True, batch=1),
-    "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
-    "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
-    "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
-    "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
-    "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
-    "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),
-}
-
-
-def on_cpu(name, case):
-    """The case as it trains on a processor, smaller and with longer faults."""
-    changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 16, "batch": min(case.batch, 8)}
-    changes |= {"optimizer": {"foreach": False}, "feed": 0, "stack": False, "pin_memory": False}
-    if case.sample_s:
-        changes |= {"sample_s": 0.06}
-    if case.stages:
-        stages = (1, 1) if len(set(case.stages)) == 1 else (1, 3)
-        changes |= {"stages": stages, "batch": 4, "microbatches": min(case.microbatches, 8), "steps": 10}
-    if case.windows != NEVER:
-        changes |= {"windows": "6-7"}
-    if case.in_step is not None and case.in_step.__name__ == "sleep":
-        changes |= {"in_step": pause(0.15)}
-    if "sample_s" in case.slow_rank:
-        changes |= {"slow_rank": {"sample_s": 0.04}}
-    elif "in_step" in case.slow_rank:
-        changes |= {"slow_rank": {"in_step": pause(0.2)}}
-    if case.compiles:
-        changes |= {"lengths": tuple(range(8, 65, 4)), "steps": 11}
-    return dataclasses.replace(case, **changes)
+from perfscope.workloads.gpt import Gpt
 
 
 class Tokens(Dataset):
@@ -248,12 +85,13 @@ def build(case, device):
     return model
 
 
-def train(case, device, folder):
+def train(case, device, folder, turn):
     if case.eager_attention:
         functional.scaled_dot_product_attention = attend
     model = build(case, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **case.optimizer)
     loader = DataLoader(Tokens(case), case.batch, num_workers=case.workers, pin_memory=case.pin_memory)
+    turn.take()
     batches = iter(loader)
     feed = torch.zeros(case.feed, dtype=torch.uint8, pin_memory=case.pin_memory and GPU)
     for step in range(1, case.steps + 1):
@@ -277,7 +115,7 @@ def train(case, device, folder):
             torch.save([model.state_dict(), optimizer.state_dict()], folder / "model.pt")
 
 
-def train_pipeline(case, device):
+def train_pipeline(case, device, turn):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     from perfscope.workloads.gpt_pipeline import Part, loss_of
@@ -288,6 +126,7 @@ def train_pipeline(case, device):
     schedule = Schedule1F1B(PipelineStage(part, rank, len(case.stages), device), case.microbatches, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, **case.optimizer)
     shape = case.microbatches * case.batch, config.seq_len
+    turn.take()
     for _ in range(case.steps):
         tokens = torch.randint(config.vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(device)
         if rank == 0:
@@ -298,14 +137,60 @@ def train_pipeline(case, device):
         optimizer.zero_grad()
 
 
-def run(name, folder, rank, gpu):
+def multiply(gpu, turn):
+    """Multiply matrices on a GPU from its turn on, until the process that started this one ends."""
+    os.close(turn.prepared)
+    parent = os.getppid()
+    torch.cuda.set_device(gpu)
+    matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    while os.getppid() == parent:
+        if not turn.taken.exists():
+            time.sleep(0.001)
+            continue
+        for _ in range(20):
+            matrix @ matrix
+        torch.cuda.synchronize()
+    os._exit(0)
+
+
+class Turn:
+    """The turn of a training that shares its machine: it begins when all of its group are prepared.
+
+    Args:
+        folder: Of all trainings. A file in it is locked by the training whose turn it is.
+        name: The training.
+        rank: The rank; the first one takes the turn.
+        prepared: A pipe that all of the group close when they are prepared.
+    """
+
+    def __init__(self, folder, name, rank, prepared):
+        self.taken, self.rank, self.prepared = folder / f"{name}.{rank}.turn", rank, prepared
+        self.file = (folder / "turn").open("w")
+        self.store = None  # where the first rank tells the others
+
+    def take(self):
+        if GPU:
+            torch.cuda.synchronize()
+        os.close(self.prepared)
+        if self.rank == 0:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            if self.store is not None:
+                self.store.set("turn", "taken")
+        else:
+            self.store.wait(["turn"])
+        self.taken.touch()
+
+
+def run(name, folder, rank, gpu, turn):
     """Train one rank of a case in this process."""
     case = CASES[name]
-    case = case if GPU else on_cpu(name, case)
+    case = case if GPU else on_cpu(case)
     if rank == case.ranks - 1:
         case = dataclasses.replace(case, **case.slow_rank)
     sys.argv = ["faults.py", name]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(case.ranks), LOCAL_RANK=str(gpu))
+    if case.rival and GPU and os.fork() == 0:
+        multiply(gpu, turn)
     run_dir = folder / name
     attach(str(run_dir), steps=case.windows, nvml_hz=5.0 if GPU else 0.0, stack=case.stack, shapes=case.shapes)
     device = torch.device("cuda", gpu) if GPU else torch.device("cpu")
@@ -316,17 +201,17 @@ def run(name, folder, rank, gpu):
     if case.prepare is not None:
         case.prepare(case)
     if case.ranks > 1:
-        store = f"file://{folder / name}.store"
-        dist.init_process_group("nccl" if GPU else "gloo", init_method=store, rank=rank, world_size=case.ranks)
+        turn.store = dist.FileStore(str(folder / f"{name}.store"), case.ranks)
+        dist.init_process_group("nccl" if GPU else "gloo", store=turn.store, rank=rank, world_size=case.ranks)
     torch.manual_seed(0)
-    train_pipeline(case, device) if case.stages else train(case, device, folder)
+    train_pipeline(case, device, turn) if case.stages else train(case, device, folder, turn)
     if GPU:
         torch.cuda.synchronize()
     if case.ranks > 1:
         dist.destroy_process_group()
 
 
-def start(name, folder, rank, gpu):
+def start(name, folder, rank, gpu, prepared):
     pid = os.fork()
     if pid:
         return pid
@@ -335,7 +220,7 @@ def start(name, folder, rank, gpu):
         with (folder / f"{name}.{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            run(name, folder, rank, gpu)
+            run(name, folder, rank, gpu, Turn(folder, name, rank, prepared))
             code = 0
     except Exception:  # noqa: BLE001 - the parent process reports it
         traceback.print_exc()
@@ -344,32 +229,43 @@ def start(name, folder, rank, gpu):
         sys.exit(code)
 
 
+def train_group(names, folder, gpus):
+    """Train some cases at once; they take turns where there are more of them than GPUs."""
+    began = time.monotonic()
+    all_prepared, prepared = os.pipe()
+    with (folder / "turn").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        children = {}
+        for name in names:
+            shutil.rmtree(folder / name, ignore_errors=True)
+            for file in folder.glob(f"{name}.*"):
+                file.unlink()
+            for rank in range(CASES[name].ranks):
+                gpu = (names.index(name) * CASES[name].ranks + rank) % gpus
+                children[start(name, folder, rank, gpu, prepared)] = name
+        os.close(prepared)
+        os.read(all_prepared, 1)
+        os.close(all_prepared)
+        fcntl.flock(turn, fcntl.LOCK_UN)  # the children have inherited the file: closing it would not unlock it
+    failed = set()
+    for _ in range(len(children)):
+        pid, status = os.wait()
+        if status:
+            failed.add(children[pid])
+    print(f"{' '.join(names)}: {time.monotonic() - began:.1f} s{''.join(f', {name} FAILED' for name in failed)}")
+    sys.stdout.flush()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--at-once", type=int, default=1, help="ranks that train at once, each on a GPU of its own")
+    parser.add_argument("--gpus", type=int, default=1, help="how many GPUs there are")
+    parser.add_argument("--together", type=int, default=1, help="cases that prepare at once")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in options.cases if CASES[name].ranks == 1]
-    groups = [names[start : start + options.at_once] for start in range(0, len(names), options.at_once)]
-    pairs = [name for name in options.cases if CASES[name].ranks > 1]
-    side_by_side = max(options.at_once // 2, 1)
-    groups += [pairs[start : start + side_by_side] for start in range(0, len(pairs), side_by_side)]
-    for group in groups:
-        began = time.monotonic()
-        children = {}
-        for name in group:
-            shutil.rmtree(options.out / name, ignore_errors=True)
-            for rank in range(CASES[name].ranks):
-                children[start(name, options.out, rank, group.index(name) * CASES[name].ranks + rank)] = name
-        failed = set()
-        for _ in range(len(children)):
-            pid, status = os.wait()
-            if status:
-                failed.add(children[pid])
-        print(f"{' '.join(group)}: {time.monotonic() - began:.1f} s{''.join(f', {name} FAILED' for name in failed)}")
-        sys.stdout.flush()
+    for start_at in range(0, len(options.cases), options.together):
+        train_group(options.cases[start_at : start_at + options.together], options.out, options.gpus)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,201 @@
+"""The trainings of ``faults.py``: what each of them does to itself."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from perfscope.workloads.gpt import GptConfig
+
+# Asking CUDA would start it, and a process that did so cannot fork.
+GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
+LARGE = GptConfig(layers=3, hidden=2048, heads=16, vocabulary=8192, seq_len=1025)
+MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257)
+WIDE = GptConfig(layers=2, hidden=8192, heads=64, vocabulary=8192, seq_len=513)
+TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
+ON_CPU = GptConfig(layers=2, hidden=96, heads=4, vocabulary=256, seq_len=65)
+
+
+@dataclasses.dataclass
+class Case:
+    """One training; see ``CASES``. Times are seconds."""
+
+    config: GptConfig = LARGE
+    ranks: int = 1
+    batch: int = 16
+    accumulation: int = 1
+    steps: int = 34
+    windows: str = "20-21"
+    optimizer: dict = dataclasses.field(default_factory=lambda: {"fused": True})
+    eager_attention: bool = False
+    recompute: bool = False
+    dtype: torch.dtype = torch.bfloat16
+    in_block: object = None  # called with the states behind each block
+    in_step: object = None  # called with (step, loss, model) before the optimizer
+    rival: bool = False  # whether another process multiplies matrices on the GPU
+    sample_s: float = 0.0
+    workers: int = 0
+    pin_memory: bool = True
+    feed: int = 0  # bytes that are copied to the device beside each batch
+    padding: float = 0.0
+    lengths: tuple = ()
+    compiles: bool = False
+    save_every: int = 0
+    ddp: dict | None = None
+    no_sync: bool = True
+    reduce: object = None  # called with the model behind the backward pass
+    fsdp: bool = False
+    slow_rank: dict = dataclasses.field(default_factory=dict)  # what is different on the last rank
+    stages: tuple = ()
+    microbatches: int = 0
+    prepare: object = None
+    stack: bool = False
+    shapes: bool = False
+
+
+def log_norm(states):
+    states.float().norm().item()
+
+
+def select(states):
+    return states.flatten(0, 1)[states.flatten(0, 1)[:, 0] > 0].sum()
+
+
+def to_host(states):
+    states.detach().cpu()
+
+
+def pause(seconds):
+    def sleep(*_):
+        time.sleep(seconds)
+
+    return sleep
+
+
+def stall_device(microseconds):
+    """The device of this rank does nothing for a while, which no trace shows: CUDA calls the C library's ``usleep``."""
+
+    def stall(*_):
+        runtime = ctypes.CDLL(next(path for path in loaded_libraries() if "libcudart" in path))
+        function = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        runtime.cudaLaunchHostFunc(stream, function, ctypes.c_void_p(microseconds))
+
+    return stall
+
+
+def loaded_libraries():
+    """The files that are mapped into this process."""
+    return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+
+
+def count(numbers):
+    def work(*_):
+        total = 0
+        for number in range(numbers):
+            total += number * number
+        return total
+
+    return work
+
+
+def collect(step, *_):
+    gc.collect()
+
+
+def hold_objects(case):
+    case.held = [{"number": number, "list": [number]} for number in range(400_000 if GPU else 60_000)]
+
+
+def empty_cache(*_):
+    torch.cuda.empty_cache()
+
+
+def reduce_each(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def reduce_flat(model):
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+SMALL = {"batch": 4}
+NEVER = "1000"
+CASES = {
+    "clean": Case(),
+    "clean_small": Case(**SMALL),
+    "clean_8": Case(batch=8),
+    "eager_attention": Case(eager_attention=True),
+    "recomputation": Case(recompute=True),
+    "optimizer_loop": Case(**SMALL, optimizer={"foreach": False}),
+    "optimizer_foreach": Case(**SMALL, optimizer={}),
+    "item": Case(batch=8, in_block=log_norm, stack=True),
+    "nonzero": Case(batch=8, in_block=select),
+    "to_cpu": Case(batch=8, in_block=to_host),
+    "host_bound": Case(MIDDLE, batch=4, in_block=count(4000)),
+    "batch_too_small": Case(TINY, batch=2, steps=40),
+    "pause": Case(**SMALL, in_step=pause(0.012)),
+    "garbage": Case(**SMALL, in_step=collect, prepare=hold_objects),
+    "slow_data": Case(**SMALL, sample_s=0.005),
+    "few_workers": Case(**SMALL, sample_s=0.012, workers=2, steps=60),
+    "unpinned": Case(**SMALL, feed=64 << 20, pin_memory=False),
+    "pinned": Case(**SMALL, feed=64 << 20),
+    "empty_cache": Case(**SMALL, in_step=empty_cache),
+    "recompilation": Case(MIDDLE, batch=4, compiles=True, lengths=tuple(range(32, 257, 8)), steps=40),
+    "saves": Case(**SMALL, save_every=6, steps=48),
+    "padding": Case(padding=0.6),
+    "fp32": Case(batch=2, dtype=torch.float32, steps=28),
+    "ddp_clean": Case(ranks=2, ddp={}),
+    "ddp_clean_accumulation": Case(ranks=2, ddp={}, batch=4, accumulation=4),
+    "ddp_no_no_sync": Case(ranks=2, ddp={}, batch=4, accumulation=4, no_sync=False),
+    "ddp_clean_small": Case(ranks=2, ddp={}, **SMALL),
+    "ddp_tiny_buckets": Case(ranks=2, ddp={"bucket_cap_mb": 0.05}, **SMALL),
+    "ddp_find_unused": Case(MIDDLE, ranks=2, batch=8, ddp={"find_unused_parameters": True}),
+    "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
+    "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
+    "fsdp": Case(ranks=2, fsdp=True, batch=1),
+    "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
+    "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
+    "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
+    "straggler_device": Case(ranks=2, ddp={}, slow_rank={"rival": True}),
+    "straggler_stall": Case(ranks=2, ddp={}, slow_rank={"in_block": stall_device(3000)}),
+    "memory_unused": Case(WIDE, batch=1),
+    "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
+    "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
+    "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),
+}
+
+
+def on_cpu(case):
+    """The case as it trains on a processor, smaller and with longer faults."""
+    changes = {"config": ON_CPU, "dtype": torch.float32, "steps": 16, "batch": min(case.batch, 8)}
+    changes |= {"optimizer": {"foreach": False}, "feed": 0, "stack": False, "pin_memory": False}
+    if case.sample_s:
+        changes |= {"sample_s": 0.06}
+    if case.stages:
+        stages = (1, 1) if len(set(case.stages)) == 1 else (1, 3)
+        changes |= {"stages": stages, "batch": 4, "microbatches": min(case.microbatches, 8), "steps": 10}
+    if case.windows != NEVER:
+        changes |= {"windows": "6-7"}
+    if case.in_step is not None and case.in_step.__name__ == "sleep":
+        changes |= {"in_step": pause(0.15)}
+    if "sample_s" in case.slow_rank:
+        changes |= {"slow_rank": {"sample_s": 0.04}}
+    elif "in_step" in case.slow_rank:
+        changes |= {"slow_rank": {"in_step": pause(0.2)}}
+    if case.compiles:
+        changes |= {"lengths": tuple(range(8, 65, 4)), "steps": 11}
+    return dataclasses.replace(case, **changes)
