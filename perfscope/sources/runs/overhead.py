@@ -138,18 +138,45 @@ class _Processes(msgspec.Struct):
     stall_ms: float
 
 
+class _PairedChange(msgspec.Struct):
+    """By how much a window changed the steps behind it, over pairs of processes; no error of a single pair."""
+
+    pairs: int
+    change_percent: float
+    error_percent: float | None
+
+
+class _Behind(_PairedChange, kw_only=True):
+    """Pairs of a captured process and a bare one, in turn on the same cores.
+
+    Attributes:
+        steps: Steps that count of each process, ahead of the window and behind it.
+        before_ms, after_ms: Median step ahead of the window and behind it; ``bare_`` are those of the other processes.
+        profiler: The same where the window is one of a bare torch.profiler.
+    """
+
+    steps: int
+    before_ms: float
+    bare_before_ms: float
+    after_ms: float
+    bare_after_ms: float
+    profiler: _PairedChange | None = None
+
+
 class OverheadRecord(msgspec.Struct):
     """What the benchmark measured; absent parts were not measured.
 
     Attributes:
         machine: Where it ran.
         processes: Whole processes, by the kind of training.
+        behind: Steps behind a window, by pairs of processes.
         outside, window, after, memory, growth: Inside one loop.
         nvml: The same beside the sampler.
     """
 
     machine: dict[str, object]
     processes: dict[str, _Processes] = {}
+    behind: _Behind | None = None
     outside: _Change | None = None
     window: _Windows | None = None
     after: _After | None = None
@@ -169,7 +196,7 @@ def read_overhead(path: Path) -> tuple[str, tuple[OverheadLine, ...]]:
         record = msgspec.json.decode(content, type=OverheadRecord)
     except (ValueError, RecursionError):
         record = OverheadRecord({})
-    if not (record.processes or record.outside):
+    if not (record.processes or record.outside or record.behind):
         raise SourceError(path, "was not written by `python -m benchmarks.overhead --json`")
     return ", ".join(str(fact) for fact in record.machine.values()), compare_with_limits(record)
 
@@ -177,6 +204,7 @@ def read_overhead(path: Path) -> tuple[str, tuple[OverheadLine, ...]]:
 def compare_with_limits(record: OverheadRecord) -> tuple[OverheadLine, ...]:
     """What was measured, line by line, beside the limits."""
     lines = [line for kind, processes in record.processes.items() for line in _process_lines(kind, processes)]
+    lines += _behind_lines(record.behind)
     if record.outside is not None:
         lines.append(_step_line("step outside windows (ms)", record.outside, OUTSIDE_PERCENT))
     if record.window is not None:
@@ -218,6 +246,36 @@ def _process_lines(kind: str, processes: _Processes) -> tuple[OverheadLine, ...]
         OverheadLine("... in the window (ms)", processes.window_ms, processes.bare_before_ms, f"{slowdown:+.1%}"),
         OverheadLine("... stall by start and end of the window (ms)", processes.stall_ms, None),
     )
+
+
+def _behind_lines(behind: _Behind | None) -> tuple[OverheadLine, ...]:
+    if behind is None:
+        return ()
+    is_shown = behind.error_percent is not None and behind.error_percent <= AFTER_PERCENT / 2
+    lines = [
+        OverheadLine(
+            f"host-bound step behind a window, {behind.pairs} pairs on the same cores (ms)",
+            behind.after_ms,
+            behind.bare_after_ms,
+            _describe_paired(behind),
+            f"{AFTER_PERCENT} %",
+            _YES_NO[behind.change_percent <= AFTER_PERCENT] if is_shown else "not shown",
+        ),
+        OverheadLine(
+            f"... ahead of the window; {behind.steps:,} steps of each process (ms)",
+            behind.before_ms,
+            behind.bare_before_ms,
+        ),
+    ]
+    if behind.profiler is not None:
+        what = f"... the same behind a bare torch.profiler, {behind.profiler.pairs} pairs"
+        lines.append(OverheadLine(what, None, None, _describe_paired(behind.profiler)))
+    return tuple(lines)
+
+
+def _describe_paired(change: _PairedChange) -> str:
+    error = "" if change.error_percent is None else f" (standard error {change.error_percent:.2f})"
+    return f"{change.change_percent:+.2f} %{error}"
 
 
 def _memory_lines(memory: _Memory | None, growth: _Growth | None) -> tuple[OverheadLine, ...]:

@@ -13,6 +13,28 @@ from perfscope.errors import SourceError
 from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits, read_overhead
 
 
+def test_steps_behind_a_window_are_judged_where_the_pairs_agree_to_half_the_limit() -> None:
+    behind: dict[str, Any] = {
+        "pairs": 14,
+        "steps": 1472,
+        "before_ms": 8.0,
+        "bare_before_ms": 8.1,
+        "after_ms": 8.0,
+        "bare_after_ms": 8.1,
+        "change_percent": 0.3,
+        "error_percent": 0.4,
+        "profiler": {"pairs": 1, "change_percent": 36.0, "error_percent": None},
+    }
+
+    def lines(**changes: float) -> list[tuple[str, str]]:
+        record = msgspec.convert({"machine": {}, "behind": {**behind, **changes}}, OverheadRecord)
+        return [(line.difference, line.within_limit) for line in compare_with_limits(record)]
+
+    assert lines() == [("+0.30 % (standard error 0.40)", "yes"), ("", ""), ("+36.00 %", "")]
+    assert lines(change_percent=1.2)[0][1] == "no"
+    assert lines(error_percent=0.6)[0][1] == "not shown"
+
+
 def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> None:
     change = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
     split = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
