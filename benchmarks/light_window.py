@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,19 @@ def time_kernels_ns(truth: Mapping[str, Any]) -> float:
 
     Events around an undisturbed step also time the device's waits for the host. Those around an isolated one do not,
     but a device that rests in between has a higher clock: they count only where the device waits. Either time the gaps
-    between kernels, too, whose share is that of an isolated step.
+    between kernels, too, whose share is that of an isolated step. The waits for reductions are no work.
     """
-    isolated_ns = statistics.median(truth["isolated_ns"])
+    isolated_ns = _median_without_waits(truth["isolated_ns"], truth.get("isolated_wait_ns"))
     # Without events around undisturbed steps the host's time is the most that the device can have worked.
-    device_ns = statistics.median(truth.get("device_ns") or truth["host_ns"])
+    device_ns = _median_without_waits(truth.get("device_ns") or truth["host_ns"], truth.get("device_wait_ns"))
     waits = device_ns > _WITHOUT_WAITS * isolated_ns
     kernels = sum(truth["isolated_busy_ns"]) / sum(truth["isolated_window_ns"])
     return float((isolated_ns if waits else device_ns) * kernels)
+
+
+def _median_without_waits(times_ns: Sequence[int], waits_ns: Sequence[int] | None) -> float:
+    pairs = zip(times_ns, waits_ns or [0] * len(times_ns), strict=True)
+    return statistics.median(time_ns - wait_ns for time_ns, wait_ns in pairs)
 
 
 def _results(paths: list[Path]) -> dict[str, Any]:

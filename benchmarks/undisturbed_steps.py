@@ -1,13 +1,17 @@
-"""The device's work in steps that nobody profiles, by CUDA events.
+"""The device's work in steps that nobody profiles, by CUDA events, and a run of perfscope in the same process.
 
-On GPUs, with the options and as many ranks as a training of ``perfscope/workloads/gpt_torch.py`` that was profiled::
+On GPUs, with the options of ``perfscope/workloads/gpt_torch.py``, on one rank or below torchrun::
 
-    python -m benchmarks.undisturbed_steps --hidden 256 --layers 8 --write TRUTH.json
+    python -m benchmarks.undisturbed_steps --hidden 256 --layers 8 --write TRUTH.json --record RUN
 
-Undisturbed steps are timed by the host, and by CUDA events around each. Then the device's work is measured alone: a
-kernel that spins keeps the device busy until the host has launched a whole step, so that CUDA events around the step's
-kernels measure these and the gaps of a microsecond between them, and no host. How much of that is kernels is read from
-a light window of such steps.
+One process does it all, because processes of one training differ by a fifth where the host bounds their steps. Steps
+without perfscope are timed by the host. Then perfscope records ``--steps`` steps with its windows, and ends. Behind it
+CUDA events are put around each step. At last the device's work is measured alone: a kernel that spins keeps the device
+busy until the host has launched a whole step, so that CUDA events around the step's kernels measure these and the gaps
+of a microsecond between them, and no host. How much of that is kernels is read from a light window of such steps.
+
+With DDP the gradients are reduced in all of them, on a stream of NCCL's. While that goes on the kernels are slower; and
+before the optimizer the stream of the kernels waits for it. Events around this wait say how long, and it is no work.
 """
 
 from __future__ import annotations
@@ -23,90 +27,185 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity
 
+from perfscope import hooks
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.workloads.gpt_torch import Training, build, parse_options
+from perfscope.hooks.start import PROCESS
+from perfscope.workloads.gpt_torch import Training, build, option_parser
 
 _WARMUP = 20
 _UNDISTURBED = 100
 _ISOLATED = 10
 _IN_WINDOW = 3
 _SPIN_CYCLES = 120_000_000
+_PROFILED = "40-42"
+_NO_WORK = "spin_kernel", "nccl"
+
+
+class Waits:
+    """The waits of the kernels' stream for reductions, where DDP reduces on another stream.
+
+    The communication hook reduces as DDP does by itself. It waits for all reductions in its last call of a step, which
+    comes behind the last kernel of the backward pass, where DDP would wait for one after the other.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._running: list[dist.Work] = []
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        model.register_comm_hook(None, lambda _state, bucket: self.reduce(bucket))  # torch reads its annotations
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket over the ranks."""
+        gradients = bucket.buffer().div_(dist.get_world_size())
+        self._running.append(dist.all_reduce(gradients, async_op=True))
+        if bucket.is_last():
+            before, after = make_events()
+            before.record()
+            for work in self._running:
+                work.wait()
+            after.record()
+            self._running.clear()
+            self._events.append((before, after))
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(gradients)
+        return future
+
+    def take_ns(self) -> list[int]:
+        """How long each step since the last call waited; the device must be done."""
+        times, self._events = [elapsed_ns(*events) for events in self._events], []
+        return times
+
+
+def make_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Two events that time what lies between them."""
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def elapsed_ns(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+    """The time between two events."""
+    return int(start.elapsed_time(end) * NS_PER_MS)
 
 
 def main() -> None:
     """Measure, and write what rank 0 measured."""
-    options = parse_options()
-    truth = measure(build(options))
+    parser = option_parser()
+    parser.add_argument("--write", type=Path, required=True)
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    training = build(options)
+    truth = measure(training, options.record, options.steps)
     if os.environ.get("RANK", "0") == "0":
-        Path(options.write).write_text(json.dumps(truth, indent=1) + "\n")
+        options.write.write_text(json.dumps(truth, indent=1) + "\n")
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def measure(training: Training) -> dict[str, Any]:
-    """Undisturbed steps, isolated ones, and a light window of isolated ones; times in nanoseconds."""
+def measure(training: Training, run_dir: Path | None, steps: int) -> dict[str, Any]:
+    """Undisturbed steps, a run, steps between events, isolated ones, and a light window of these; in nanoseconds."""
     for _ in range(_WARMUP):
         training.step()
-    host_ns, device_ns = _time_undisturbed(training.step)
-    isolated_ns = [_time_isolated(training) for _ in range(_ISOLATED)]
-    windows = [_profile_isolated(training) for _ in range(_IN_WINDOW)]
+    host_ns = _time_on_host(training.step)
+    if run_dir is not None:
+        _record(training, run_dir, steps)
+    waits = Waits(training.model) if isinstance(training.model, DistributedDataParallel) else None
+    training.step()
+    device_ns, device_wait_ns = _time_on_device(training.step, waits)
+    isolated = [_time_isolated(training, waits) for _ in range(_ISOLATED)]
+    windows = [_profile_isolated(training, waits) for _ in range(_IN_WINDOW)]
     return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(),
         "host_ns": host_ns,
         "device_ns": device_ns,
-        "isolated_ns": isolated_ns,
+        "device_wait_ns": device_wait_ns,
+        "isolated_ns": [span for span, _ in isolated],
+        "isolated_wait_ns": [wait for _, wait in isolated],
         "isolated_busy_ns": [busy for busy, _ in windows],
         "isolated_window_ns": [window for _, window in windows],
     }
 
 
-def _time_undisturbed(step: Callable[[], None]) -> tuple[list[int], list[int]]:
-    """The time of each step on the host, where the last one ends when the device is done, and between its events."""
+def _record(training: Training, run_dir: Path, steps: int) -> None:
+    """Let perfscope capture so many steps, and end."""
+    hooks.attach(str(run_dir), steps=_PROFILED)
+    for _ in range(steps):
+        training.step()
+    capture = PROCESS.capture
+    assert capture is not None
+    capture.finish()
+    capture.dead = True
+
+
+def _time_on_host(step: Callable[[], None]) -> list[int]:
+    """The time of each step on the host, where the last one ends when the device is done."""
     torch.cuda.synchronize()
-    moments_ns, events = [time.monotonic_ns()], []
+    moments_ns = [time.monotonic_ns()]
     for _ in range(_UNDISTURBED):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
         step()
-        end.record()
-        events.append((start, end))
         moments_ns.append(time.monotonic_ns())
     torch.cuda.synchronize()
     moments_ns[-1] = time.monotonic_ns()
-    host_ns = [after - before for before, after in pairwise(moments_ns)]
-    return host_ns, [int(start.elapsed_time(end) * NS_PER_MS) for start, end in events]
+    return [after - before for before, after in pairwise(moments_ns)]
 
 
-def _time_isolated(training: Training) -> int:
-    """The time between events around the kernels of a step that the host launched before the first of them ran."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_SPIN_CYCLES)  # noqa: SLF001 - torch has no public kernel that only waits
-    start.record()
-    training.step(reduces=False)
-    end.record()
+def _time_on_device(step: Callable[[], None], waits: Waits | None) -> tuple[list[int], list[int]]:
+    """The time of each step between its events, and how long it waited for reductions in between."""
     torch.cuda.synchronize()
-    return int(start.elapsed_time(end) * NS_PER_MS)
+    if waits is not None:
+        waits.take_ns()
+    events = []
+    for _ in range(_UNDISTURBED):
+        before, after = make_events()
+        before.record()
+        step()
+        after.record()
+        events.append((before, after))
+    torch.cuda.synchronize()
+    return [elapsed_ns(*pair) for pair in events], waits.take_ns() if waits else [0] * _UNDISTURBED
 
 
-def _profile_isolated(training: Training) -> tuple[int, int]:
-    """How long the kernels of an isolated step ran, and from the first one to the last one."""
+def _time_isolated(training: Training, waits: Waits | None) -> tuple[int, int]:
+    """The time between events around the kernels of a step that the host launched before the first of them ran.
+
+    And how long they waited for reductions. All ranks begin together, so that these waits are short.
+    """
+    before, after = make_events()
+    if waits is not None:
+        dist.barrier()
+    torch.cuda.synchronize()
+    if waits is not None:
+        waits.take_ns()
+    torch.cuda._sleep(_SPIN_CYCLES)  # noqa: SLF001 - torch has no public kernel that only waits
+    before.record()
+    training.step()
+    after.record()
+    torch.cuda.synchronize()
+    return elapsed_ns(before, after), sum(waits.take_ns()) if waits else 0
+
+
+def _profile_isolated(training: Training, waits: Waits | None) -> tuple[int, int]:
+    """How long the kernels of an isolated step ran, and from the first one to the last one without waits."""
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        _time_isolated(training)
+        _, wait_ns = _time_isolated(training, waits)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "isolated.json"
         profiler.export_chrome_trace(str(trace))
-        return add_up(json.loads(trace.read_text())["traceEvents"])
+        busy_ns, window_ns = add_up(json.loads(trace.read_text())["traceEvents"])
+        return busy_ns, window_ns - wait_ns
 
 
 def add_up(events: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """How long kernels, copies and fills ran, and from the first one to the last one, without the one that spins."""
+    """How long kernels, copies and fills ran, and from the first one to the last one.
+
+    Without the kernel that spins, and without those of NCCL, which run beside the others or while these wait.
+    """
     spans = sorted(
         (round(float(event["ts"]) * NS_PER_US), round((float(event["ts"]) + float(event["dur"])) * NS_PER_US))
         for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and "spin_kernel" not in event["name"]
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        and not any(word in event["name"] for word in _NO_WORK)
     )
     busy, reach = 0, spans[0][0]
     for start, end in spans:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from dataclasses import dataclass
 
@@ -36,19 +35,17 @@ class Training:
     device: torch.device
     steps: int = 0
 
-    def step(self, *, reduces: bool = True) -> None:
-        """One training step; without ``reduces`` DDP does not reduce its gradients."""
+    def step(self) -> None:
+        """One training step."""
         self.optimizer.zero_grad()
         tokens = self.batches[self.steps % _BATCHES].to(self.device, non_blocking=True)
-        keeps = isinstance(self.model, DistributedDataParallel) and not reduces
-        with self.model.no_sync() if keeps else contextlib.nullcontext():
-            self.model(tokens).backward()
+        self.model(tokens).backward()
         self.optimizer.step()
         self.steps += 1
 
 
-def parse_options() -> argparse.Namespace:
-    """The options of the command line."""
+def option_parser() -> argparse.ArgumentParser:
+    """What reads the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=64)
@@ -58,8 +55,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--parallel", choices=["none", "ddp", "fsdp2"], default="none")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--write", help="where benchmarks.undisturbed_steps writes what it measures")
-    return parser.parse_args()
+    return parser
 
 
 def build(options: argparse.Namespace) -> Training:
@@ -88,7 +84,7 @@ def build(options: argparse.Namespace) -> Training:
 
 def train() -> None:
     """Train as many steps as the command line says."""
-    options = parse_options()
+    options = option_parser().parse_args()
     training = build(options)
     for _ in range(options.steps):
         training.step()

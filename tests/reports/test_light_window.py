@@ -29,6 +29,12 @@ def test_where_it_does_not_wait_undisturbed_steps_count_because_of_their_clock()
     assert time_kernels_ns({**ISOLATED, "device_ns": [105, 110, 112]}) == pytest.approx(88)
 
 
+def test_waits_for_reductions_are_no_work_of_either_kind_of_step() -> None:
+    waits = {"isolated_wait_ns": [10, 20, 30], "device_wait_ns": [300, 410, 510]}
+    assert time_kernels_ns({**ISOLATED, **waits, "device_ns": [390, 498, 600]}) == pytest.approx(72)
+    assert time_kernels_ns({**ISOLATED, **waits, "device_ns": [500, 600, 700]}) == pytest.approx(64)
+
+
 def test_the_table_is_fresh_and_a_changed_figure_makes_it_stale(tmp_path: Path) -> None:
     assert document(RUNS) in REPORT.read_text()
     shutil.copytree(RUNS, tmp_path / "runs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.undisturbed_steps import add_up
 
 
-def test_overlapping_kernels_count_once_and_the_spinning_one_not_at_all() -> None:
+def test_overlapping_kernels_count_once_and_those_that_spin_or_communicate_not_at_all() -> None:
     def event(name: str, start: float, duration: float, category: str = "kernel") -> dict[str, object]:
         return {"cat": category, "name": name, "ts": start, "dur": duration}
 
@@ -14,6 +14,7 @@ def test_overlapping_kernels_count_once_and_the_spinning_one_not_at_all() -> Non
         event("gemm", 100.0, 10.0),
         event("other", 105.0, 10.0),
         event("Memcpy HtoD", 120.5, 2.25, "gpu_memcpy"),
+        event("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 101.0, 400.0),
         event("cudaLaunchKernel", 1.0, 50.0, "cuda_runtime"),
     ]
     assert add_up(events) == (15_000 + 2_250, 22_750)
