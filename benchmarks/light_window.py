@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfscope.commands.analyze import to_report
 from perfscope.constants import NS_PER_MS
+from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import analyze
 from perfscope.report import percent
 from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +10,19 @@ import typer
 
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.peaks import Dtype
+from perfscope.engine.analysis_report import to_report, to_reports
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
-from perfscope.engine.registry import Reads, StatesSlowdown, analyzers
-from perfscope.engine.run import Analysis, Plan
+from perfscope.engine.run import Plan
 from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report, Section
 from perfscope.sources.traces.files import MOST_FILES, is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
-_SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 _TRACES, _EXECUTION, _PEAK = "Traces", "Execution", "Peak"
 
 Paths = Annotated[
@@ -160,81 +155,3 @@ def _rank_rule(rank: str | None) -> RankRule:
     if pattern.groups != 1:
         raise UsageError(f"--rank {rank!r} needs one group, such as 'worker(\\d+)'")
     return pattern
-
-
-def to_report(analysis: Analysis) -> Report:
-    """Write an analysis as the neutral document."""
-    data: dict[str, Json] = {
-        "schema": "perfscope/analysis/1",
-        "inputs": list(analysis.inputs),
-        "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
-        "windows": analysis.windows.data(),
-        "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
-    }
-    sections: list[Section] = []
-    for name, result in analysis.results.items():
-        first, *following = result.sections()
-        notes = (*first.notes, *_window_notes(analysis, name), *_slowdown_notes(analysis, name))
-        sections += [replace(first, notes=notes), *following]
-    if analysis.skipped:
-        sections.append(_skipped_section(analysis))
-    title = "Where the time went"
-    if analysis.run and analysis.run.command:
-        title = f"{title}: {shlex.join(analysis.run.command)}"
-    return Report(title, data, tuple(sections), analysis.damage)
-
-
-def to_reports(analyses: Sequence[Analysis]) -> Report:
-    """Write the analyses of several runs as one document, each apart: nothing is compared or added up."""
-    reports = [to_report(analysis) for analysis in analyses]
-    names = [_name_of(analysis) for analysis in analyses]
-    sections = tuple(
-        replace(section, title=f"{name}: {section.title}")
-        for name, report in zip(names, reports, strict=True)
-        for section in report.sections
-    )
-    data: dict[str, Json] = {"schema": "perfscope/analyses/1", "analyses": [report.data for report in reports]}
-    warnings = tuple(f"{name}: {line}" for name, report in zip(names, reports, strict=True) for line in report.warnings)
-    return Report(f"Where the time went: {len(reports)} runs, each apart", data, sections, warnings)
-
-
-def _name_of(analysis: Analysis) -> str:
-    return analysis.inputs[0] if analysis.run else "traces"
-
-
-def _reads_traces(name: str) -> bool:
-    return any(analyzer.name == name and analyzer.reads is not Reads.RUN for analyzer in analyzers())
-
-
-def _add_window(analysis: Analysis, name: str, data: Json) -> Json:
-    """A result's data, with the window that its times are of."""
-    if not isinstance(data, dict) or not analysis.windows.times or not _reads_traces(name):
-        return data
-    return {**data, "window": analysis.windows.times}
-
-
-def _window_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
-    """What window a result is of, where a run has two kinds; why windows are left out stands below device time."""
-    if not _reads_traces(name):
-        return ()
-    reasons = analysis.windows.notes if name == "breakdown" else ()
-    return (*analysis.windows.describe(), *reasons)
-
-
-def _slowdown_notes(analysis: Analysis, name: str) -> tuple[str, ...]:
-    """A note below shares that were measured in slowed steps."""
-    cost = analysis.results.get("cost")
-    if name not in _SLOWED_WITH_THE_HOST or not isinstance(cost, StatesSlowdown):
-        return ()
-    slowdown = cost.largest_distortion(analysis.windows.times)
-    if slowdown is None:
-        return ()
-    return (f"Not representative: measured in profiled steps, up to {slowdown:.0%} slower than steady-state steps.",)
-
-
-def _skipped_section(analysis: Analysis) -> Section:
-    by_reason: dict[str, list[str]] = {}
-    for skipped in analysis.skipped:
-        by_reason.setdefault(skipped.reason, []).append(skipped.analyzer)
-    notes = tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-    return Section("Not computed", notes=notes)

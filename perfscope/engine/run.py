@@ -132,8 +132,18 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         SourceError: A path does not exist, or no input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
+    _choose(plan.only)  # a name that does not exist is said before anything is read
+    return analyze_inputs(find_inputs(paths, plan.most_files), plan)
+
+
+def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
+    """Analyze what ``find_inputs`` read, as often as wanted.
+
+    Raises:
+        SourceError: No input can be read.
+        UsageError: ``plan.only`` names an analyzer that does not exist.
+    """
     chosen = _choose(plan.only)
-    inputs = find_inputs(paths, plan.most_files)
     measurements = _measure(inputs, plan, chosen)
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)

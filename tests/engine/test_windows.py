@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.analyze import to_report
+from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.engine.windows import TraceFiles, plan_windows

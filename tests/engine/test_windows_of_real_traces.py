@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.analyze import to_report
+from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
 from tests.conftest import ROOT
 

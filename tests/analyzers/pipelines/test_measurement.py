@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.analyze import to_report
 from perfscope.commands.bubble import bubble
+from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan as Analyzers
 from perfscope.engine.run import analyze
 from perfscope.errors import MissingInput, SourceError, UsageError
