@@ -1,10 +1,11 @@
 """What a window may break on a GPU: each case trains below ``perfscope profile`` with three windows, and without it.
 
-Run: ``python -m benchmarks.after_windows [--json FILE] [CASE ...]`` on a machine with a GPU. A case passes where both
-processes end with code 0 and print the same numbers to the last bit, and where every window, each of which a light one
-follows, recorded as many kernels as the others and left CUPTI detached. The cases are CUDA graphs, ``torch.compile``
-with and without ``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a training that ends inside a window, and a
-profiler of the script's own afterwards.
+Run: ``python -m benchmarks.after_windows [--json FILE] [--megatron pretrain_gpt.py] [CASE ...]`` on a machine with a
+GPU. A case passes where both processes end with code 0 and print the same numbers to the last bit, and where every
+window, each of which a light one follows, recorded as many kernels as the others of its rank and left CUPTI detached.
+The cases are CUDA graphs, ``torch.compile`` with and without ``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a
+training that ends inside a window, a profiler of the script's own afterwards, and Megatron-LM's own script, unmodified,
+with tensor parallelism where there are two GPUs: the numbers are its losses and norms, to the last digit of its log.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -184,6 +186,22 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "ends-in-window": train_and_end_in_window,
     "own-profiler": train_and_profile,
 }
+_MEGATRON = "megatron"
+_LOGGED = re.compile(r"iteration +(\d+)/.*?lm loss: (\S+) .*?grad norm: (\S+) .*?params norm: (\S+) ")
+
+
+def megatron_words(script: Path, ranks: int) -> list[str]:
+    """The command of Megatron's script: a small GPT on data that it makes up, with as many steps as the other cases."""
+    options = f"""
+        --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --split 100,0,0 --transformer-impl local
+        --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128
+        --micro-batch-size 2 --global-batch-size 4 --train-iters {STEPS} --lr 1e-4 --bf16 --attention-backend unfused
+        --no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion
+        --no-rope-fusion --no-gradient-accumulation-fusion --eval-iters 0 --eval-interval 1000 --ckpt-format torch
+        --log-interval 1 --log-params-norm --deterministic-mode --tensor-model-parallel-size {ranks}
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [*launcher, str(script), *options.split()]
 
 
 @dataclass(frozen=True)
@@ -193,7 +211,7 @@ class Verdict:
     Attributes:
         case: Its name.
         problem: What is wrong; empty where it passed.
-        kernels: Kernels that each window recorded.
+        kernels: Kernels that each window of the first rank recorded.
     """
 
     case: str
@@ -201,9 +219,12 @@ class Verdict:
     kernels: tuple[int, ...]
 
 
-def judge(case: str, folder: Path) -> Verdict:
-    """Run a case with perfscope and without."""
-    child = [sys.executable, "-m", "benchmarks.after_windows", "--child", case]
+def judge(case: str, folder: Path, script: Path | None) -> Verdict:
+    """Run a case with perfscope and without; ``script`` is Megatron's."""
+    child, ranks = [sys.executable, "-m", "benchmarks.after_windows", "--child", case], 1
+    if case == _MEGATRON:
+        ranks = min(2, torch.cuda.device_count())
+        child = megatron_words(script or Path("pretrain_gpt.py"), ranks)
     profile = [sys.executable, "-m", "perfscope", "profile", "--exec", "--run-dir", str(folder / case)]
     try:
         bare = subprocess.run(child, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -216,20 +237,27 @@ def judge(case: str, folder: Path) -> Verdict:
     if ours.returncode != 0:
         return Verdict(case, f"ended with {ours.returncode}: {ours.stderr[-400:]}", ())
     windows = sorted(read_run(folder / case).windows, key=lambda window: window.first_step)
-    kernels = tuple(count_kernels(folder / case / "traces", window.trace) for window in windows)
+    kernels: dict[int, list[int]] = {}
+    for window in windows:
+        kernels.setdefault(window.rank, []).append(count_kernels(folder / case / "traces", window.trace))
+    expected = _RECORDED - (case == "ends-in-window")
     problems = [
-        f"{len(windows)} windows" if len(windows) != _RECORDED - (case == "ends-in-window") else "",
+        "no numbers" if not numbers(bare.stdout) else "",
+        f"{len(windows)} windows" if len(windows) != ranks * expected else "",
         "other numbers" if numbers(ours.stdout) != numbers(bare.stdout) else "",
-        "a window without kernels" if 0 in kernels else "",
+        "a window without kernels" if any(0 in counts for counts in kernels.values()) else "",
         "CUPTI stays attached" if not all(window.detached for window in windows) else "",
-        "windows differ" if case != "ends-in-window" and len(set(kernels)) > 1 else "",
+        "windows differ"
+        if case != "ends-in-window" and any(len(set(counts)) > 1 for counts in kernels.values())
+        else "",
     ]
-    return Verdict(case, ", ".join(problem for problem in problems if problem), kernels)
+    return Verdict(case, ", ".join(filter(None, problems)), tuple(next(iter(kernels.values()), ())))
 
 
 def numbers(output: str) -> list[str]:
-    """What the child itself printed."""
-    return [line for line in output.splitlines() if line.startswith("result ")]
+    """What the child itself printed, or Megatron in its log."""
+    logged = [" ".join(match.groups()) for match in map(_LOGGED.search, output.splitlines()) if match]
+    return [line for line in output.splitlines() if line.startswith("result ")] + logged
 
 
 def count_kernels(folder: Path, trace: str) -> int:
@@ -244,6 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="*", help="Cases to run; all of them by default.")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--megatron", type=Path, help="Megatron-LM's pretrain_gpt.py.")
     parser.add_argument("--child", choices=tuple(CASES))
     options = parser.parse_args()
     if options.child:
@@ -253,8 +282,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("a GPU is needed")
     available = [case for case in CASES if case != "deepspeed" or find_spec("deepspeed")]
+    available += [_MEGATRON] if options.megatron else []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(available)) as pool:
-        verdicts = list(pool.map(lambda case: judge(case, Path(folder)), options.cases or available))
+        cases = options.cases or available
+        verdicts = list(pool.map(lambda case: judge(case, Path(folder), options.megatron), cases))
     rows = [(verdict.case, verdict.problem or "passed", *verdict.kernels) for verdict in verdicts]
     headings = ("case", "result", *(f"kernels {number}" for number in range(1, _RECORDED + 1)))
     print(tabulate(rows, headings, tablefmt="pipe"))
