@@ -15,9 +15,8 @@ from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.wrapping import (
     report_first_outputs,
-    time_pass,
+    time_passes,
     whole_number,
-    wrap_entries,
     wrap_functions,
     wrap_saves,
 )
@@ -26,10 +25,12 @@ from perfscope.hooks.introspection import is_grad_enabled, subclasses
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.passes import TimedPass
     from perfscope.hooks.timers.saves import SaveTimer
 
 _OPTIONS = "gradient_accumulation_steps", "train_micro_batch_size_per_gpu"
@@ -136,28 +137,24 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
         yield
         capture.set_layout(*_layout(engine.grid))
 
-    def train_batch(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
+    engine_class = module.PipelineEngine
+    train = engine_class.train_batch
+
+    @functools.wraps(train)
+    def train_batch(engine: Any, *args: object, **kwargs: object) -> Any:
         capture.on_step_begin()
-        _, skipped_steps = _counters(engine)
-        yield
-        capture.on_step_end(
-            "deepspeed_pipeline",
-            engine,
-            skipped=_counters(engine)[1] != skipped_steps,
-            global_samples=value_or_none(lambda: whole_number(engine.train_batch_size())),
-            micro_batches=value_or_none(lambda: whole_number(engine.micro_batches)),
-            loss_scale=value_or_none(lambda: _loss_scale(engine)),
-        )
+        skipped_steps = getattr(engine, "skipped_steps", None)
+        result = train(engine, *args, **kwargs)
+        capture.on_step_end("deepspeed_pipeline", engine, functools.partial(_read_pipeline_step, engine, skipped_steps))
+        return result
 
-    evaluate = time_call(capture, VALIDATION)
-    wrap_functions(
-        module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch, "eval_batch": evaluate}
-    )
+    wrap_functions(engine_class, capture, {"__init__": init, "eval_batch": time_call(capture, VALIDATION)})
+    engine_class.train_batch = train_batch
 
 
-def _counters(engine: Any) -> tuple[object, object]:
-    """Steps and skipped steps so far, where this version counts them by these names."""
-    return getattr(engine, "global_steps", None), getattr(engine, "skipped_steps", None)
+def _read_pipeline_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
+    """What an engine states of the step that it completed, as fields of StatedStep."""
+    return _read_step(engine, skipped_steps) | {"micro_batches": whole_number(getattr(engine, "micro_batches", None))}
 
 
 def _layout(grid: Any) -> tuple[dict[str, int], dict[str, int]]:
@@ -175,51 +172,40 @@ def _layout(grid: Any) -> tuple[dict[str, int], dict[str, int]]:
     return coordinates, sizes
 
 
-def _loss_scale(engine: Any) -> float | None:
-    """The loss scale, where it is a plain number: reading a tensor would wait for the device."""
-    scale = getattr(engine.optimizer, "cur_scale", None)
-    return float(scale) if isinstance(scale, (int, float)) else None
-
-
 def patch_instructions(module: ModuleType, capture: Capture) -> None:
     """Time the passes of PipelineEngine.
 
     Its instructions are looked up in a dictionary of plain functions, so patching the methods would change nothing. A
     buffer is used again for later micro-batches; their number is counted from the beginning of ``train_batch``.
     """
+    engine_class, schedule = module.PipelineEngine, module.schedule
+    kinds = {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}
+    train = engine_class.train_batch
     counts: Counter[tuple[int, str]] = Counter()
 
-    def train_batch(_engine: object, *_args: object, **_kwargs: object) -> RunningHook:
+    @functools.wraps(train)
+    def train_batch(engine: Any, *args: object, **kwargs: object) -> Any:
         counts.clear()
-        yield
+        return train(engine, *args, **kwargs)
 
-    def time_instruction(kind: str, engine: Any) -> RunningHook:
+    def begin(kind: str, engine: Any) -> TimedPass | None:
         if not is_grad_enabled():
-            return
+            return None
         microbatch = counts[id(engine), kind]
-        counts[id(engine), kind] += 1
-        yield from time_pass(
-            capture,
-            kind,
-            microbatch=microbatch,
-            stage=engine.stage_id,
-            stages=engine.num_stages,
-            device=engine.stage_id,
-            devices=engine.num_stages,
+        counts[id(engine), kind] = microbatch + 1
+        stage, stages = engine.stage_id, engine.num_stages
+        return capture.on_pass_begin(
+            kind, microbatch=microbatch, stage=stage, stages=stages, device=stage, devices=stages
         )
 
-    def forward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        return time_instruction("F", engine)
+    def time_instruction(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        return time_passes(original, capture, lambda engine, *_args, **_kwargs: begin(kind, engine))
 
-    def backward(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
-        return time_instruction("B", engine)
-
-    engine_class, schedule = module.PipelineEngine, module.schedule
-    hooks = {schedule.ForwardPass: forward, schedule.BackwardPass: backward}
-    wrap_functions(engine_class, capture, {"train_batch": train_batch})
     for owner in (engine_class, *subclasses(engine_class)):
-        if "_INSTRUCTION_MAP" in vars(owner):
-            wrap_entries(owner._INSTRUCTION_MAP, capture, hooks)
+        functions = vars(owner).get("_INSTRUCTION_MAP")
+        if functions is not None:
+            functions.update({key: time_instruction(functions[key], kind) for key, kind in kinds.items()})
+    engine_class.train_batch = train_batch
 
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:

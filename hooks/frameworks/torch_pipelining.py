@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import time_pass, wrap_functions
+from perfscope.hooks.frameworks.wrapping import wrap_functions, wrap_passes
 from perfscope.hooks.introspection import is_grad_enabled
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
-    from perfscope.hooks.frameworks.wrapping import Hook, Patches, RunningHook
+    from perfscope.hooks.frameworks.wrapping import PassBegin, Patches, RunningHook
+    from perfscope.hooks.timers.passes import TimedPass
 
 
 def patch_stages(module: ModuleType, capture: Capture) -> None:
@@ -43,9 +44,8 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
 def patch_passes(module: ModuleType, capture: Capture) -> None:
     """Time the passes of every schedule: they all call these methods of a stage."""
 
-    def time_chunk(kind: str, stage: Any, chunk: int) -> RunningHook:
-        return time_pass(
-            capture,
+    def begin(kind: str, stage: Any, chunk: int) -> TimedPass:
+        return capture.on_pass_begin(
             kind,
             microbatch=chunk,
             stage=stage.stage_index,
@@ -54,21 +54,20 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
             devices=stage.group_size,
         )
 
-    def forward(stage: Any, fwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
-        if is_grad_enabled():
-            yield from time_chunk("F", stage, fwd_chunk_id)
+    def begin_forward(stage: Any, fwd_chunk_id: int, *_args: object, **_kwargs: object) -> TimedPass | None:
+        return begin("F", stage, fwd_chunk_id) if is_grad_enabled() else None
 
-    def backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> RunningHook:
+    def begin_backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> TimedPass:
         is_full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
-        return time_chunk("B" if is_full else "I", stage, bwd_chunk_id)
+        return begin("B" if is_full else "I", stage, bwd_chunk_id)
 
-    def backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> RunningHook:
-        return time_chunk("W", stage, bwd_chunk_id)
+    def begin_backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> TimedPass:
+        return begin("W", stage, bwd_chunk_id)
 
-    hooks: dict[str, Hook] = {"forward_one_chunk": forward, "backward_one_chunk": backward}
+    begins: dict[str, PassBegin] = {"forward_one_chunk": begin_forward, "backward_one_chunk": begin_backward}
     if hasattr(module._PipelineStageBase, "backward_weight_one_chunk"):  # absent in old versions
-        hooks["backward_weight_one_chunk"] = backward_weight
-    wrap_functions(module._PipelineStageBase, capture, hooks)
+        begins["backward_weight_one_chunk"] = begin_backward_weight
+    wrap_passes(module._PipelineStageBase, capture, begins)
 
 
 PATCHES: Patches = {

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from typing import Concatenate, TypeAlias
 
     from perfscope.hooks.capture import Capture
+    from perfscope.hooks.timers.passes import TimedPass
     from perfscope.hooks.timers.saves import SaveTimer
 
     RunningHook: TypeAlias = Generator[None, Any, Any]
     Hook: TypeAlias = Callable[..., RunningHook]
     SaveHook: TypeAlias = Callable[Concatenate[SaveTimer, ...], RunningHook]
+    #: Begins a pass from the arguments of the function that runs it; None where it runs none.
+    PassBegin: TypeAlias = Callable[..., TimedPass | None]
     #: For each watched module the functions that patch it, by the feature that is lost where one of them fails.
     Patches: TypeAlias = Mapping[str, Mapping[str, Callable[[ModuleType, Capture], None]]]
 
@@ -39,11 +42,6 @@ def wrap_functions(owner: Any, capture: Capture, hooks: Mapping[str, Hook]) -> N
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
         _replace(owner, name, _hooked(originals[name], hook, lambda: capture))
-
-
-def wrap_entries(functions: dict[Any, Callable[..., Any]], capture: Capture, hooks: Mapping[Any, Hook]) -> None:
-    """Put hooks around functions that a framework looks up in a dictionary."""
-    functions.update({key: _hooked(functions[key], hook, lambda: capture) for key, hook in hooks.items()})
 
 
 def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> None:
@@ -148,17 +146,31 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, staticmethod(function) if is_static else function)
 
 
-def time_pass(
-    capture: Capture, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
-) -> RunningHook:
-    """A hook around one pass of one micro-batch, or a part of one; the arguments are fields of Pass."""
-    timed_pass = capture.on_pass_begin(
-        kind, microbatch=microbatch, stage=stage, stages=stages, device=device, devices=devices
-    )
-    try:
-        return (yield)
-    finally:
-        capture.on_pass_end(timed_pass)
+def time_passes(original: Callable[..., Any], capture: Capture, begin: PassBegin) -> Callable[..., Any]:
+    """A function with a pass of a micro-batch around each call; written by hand, because a step makes many."""
+
+    @functools.wraps(original)
+    def call(*args: object, **kwargs: object) -> Any:
+        timed_pass = capture.run_guarded(begin, *args, **kwargs)
+        if timed_pass is None:
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            capture.on_pass_end(timed_pass)
+
+    return call
+
+
+def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin]) -> None:
+    """Time the passes of methods of a class, by their names: of all of them or of none.
+
+    Raises:
+        AttributeError: This version of the framework lacks one of them.
+    """
+    timed = {name: time_passes(getattr(owner, name), capture, begin) for name, begin in begins.items()}
+    for name, call in timed.items():
+        setattr(owner, name, call)
 
 
 def parameter_names(function: Any) -> tuple[str, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
+from perfscope import hooks
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
-from perfscope.hooks.frameworks.wrapping import argument, wrap_entries, wrap_functions, wrap_saves
+from perfscope.hooks.frameworks import deepspeed
+from perfscope.hooks.frameworks.wrapping import argument, wrap_functions, wrap_passes, wrap_saves
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.start import LateCapture
 
@@ -119,7 +125,7 @@ def test_where_one_function_is_missing_none_is_wrapped(engine: type[Engine], cap
     assert engine.step is Engine.step
 
 
-def test_static_functions_and_functions_in_dictionaries(engine: type[Engine], capture: Capture) -> None:
+def test_static_functions_stay_static(engine: type[Engine], capture: Capture) -> None:
     calls: list[object] = []
 
     def hook(*args: object) -> Running:
@@ -127,10 +133,82 @@ def test_static_functions_and_functions_in_dictionaries(engine: type[Engine], ca
         yield
 
     wrap_functions(engine, capture, {"double": hook})
-    functions = {"double": Engine.double}
-    wrap_entries(functions, capture, {"double": hook})
-    assert (engine().double(2), engine.double(3), functions["double"](4)) == (4, 6, 8)
-    assert calls == [(2,), (3,), (4,)]
+    assert (engine().double(2), engine.double(3)) == (4, 6)
+    assert calls == [(2,), (3,)]
+
+
+def test_a_pass_goes_around_a_call_and_ends_where_the_call_raises(engine: type[Engine], capture: Capture) -> None:
+    ended: list[object] = []
+    vars(capture)["on_pass_end"] = ended.append
+
+    def begin(_engine: Engine, size: int, **_options: int) -> Any:
+        return None if size == 0 else f"pass {size}"
+
+    wrap_passes(engine, capture, {"step": begin})
+    assert (engine().step(2, scale=3), engine().step(0)) == (6, 0)
+    with pytest.raises(ValueError, match="the framework's own"):
+        engine().step(-1)
+    assert ended == ["pass 2", "pass -1"]
+
+
+def test_a_failure_to_begin_a_pass_ends_the_capture_and_not_the_call(engine: type[Engine], capture: Capture) -> None:
+    def begin(_engine: Engine, size: int) -> Any:
+        raise RuntimeError(f"hook {size}")
+
+    wrap_passes(engine, capture, {"step": begin})
+    assert engine().step(2) == 2
+    assert capture.dead
+    with pytest.raises(AttributeError, match="moved"):
+        wrap_passes(engine, capture, {"step": begin, "moved": begin})
+
+
+def test_a_step_of_a_pipeline_engine_runs_no_generator_and_few_calls(tmp_path: Path) -> None:
+    assert torch.is_grad_enabled()
+    capture = Capture(Config(str(tmp_path), parse_windows("1000"), nvml_hz=0))
+    folder, calls = str(Path(hooks.__file__).parent), Counter[tuple[str, bool]]()
+
+    class PipelineEngine:
+        stage_id, num_stages, micro_batches, skipped_steps, optimizer = 0, 2, 4, 0, None
+        _INSTRUCTION_MAP: ClassVar[dict[str, Any]] = {
+            "forward": lambda engine: engine.ran.append("F"),
+            "backward": lambda _: None,
+        }
+
+        def __init__(self) -> None:
+            self.ran: list[str] = []
+
+        def train_batch_size(self) -> int:
+            return 8
+
+        def eval_batch(self) -> None:
+            """Nothing."""
+
+        def train_batch(self) -> None:
+            for name in ["forward"] * 4 + ["backward"] * 4:
+                self._INSTRUCTION_MAP[name](self)
+
+    def watch(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            calls[frame.f_code.co_qualname, bool(frame.f_code.co_flags & inspect.CO_GENERATOR)] += 1
+
+    schedule = SimpleNamespace(ForwardPass="forward", BackwardPass="backward")
+    engine = PipelineEngine()
+    capture.arm("deepspeed_pipeline")
+    module: Any = SimpleNamespace(PipelineEngine=PipelineEngine, schedule=schedule)
+    deepspeed.patch_instructions(module, capture)
+    deepspeed.patch_pipeline_engine(module, capture)
+    for _ in range(3):
+        engine.train_batch()
+    sys.setprofile(watch)
+    engine.train_batch()
+    sys.setprofile(None)
+    assert (capture.steps, capture.dead, engine.ran) == (4, False, ["F"] * 16)
+    in_passes = sum(
+        count for (name, _), count in calls.items() if name.startswith(("time_passes", "patch_instructions"))
+    )
+    assert in_passes == 8 * 3 + 1  # the wrapper, what begins the pass, and the lambda between; and one train_batch
+    # what ends a step closes the passes of all its micro-batches, in a comprehension of torch's events
+    assert [name for name, is_generator in calls if is_generator and "<genexpr>" not in name] == []
 
 
 def test_a_save_before_training_does_not_begin_the_capture(engine: type[Engine], capture: Capture) -> None:
