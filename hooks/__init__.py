@@ -19,6 +19,7 @@ def attach(
     shapes: bool = False,
     stack: bool = False,
     memory: bool = False,
+    on_oom: bool = False,
     flops: bool = False,
     modules: bool = False,
     nvml_hz: float = 5.0,
@@ -36,7 +37,8 @@ def attach(
             or ``both``, a light window after each window with operators.
         shapes: Record the operators' input shapes.
         stack: Record Python stacks.
-        memory: Record allocations.
+        memory: Record allocations, and the history of the GPU's allocator.
+        on_oom: Record that history from the first step on, and write it when memory runs out.
         flops: Let torch estimate the operators' FLOPs.
         modules: Mark every forward of a module with its name.
         nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
@@ -58,6 +60,7 @@ def attach(
         shapes=shapes,
         stack=stack,
         memory=memory,
+        on_oom=on_oom,
         flops=flops,
         modules=modules,
         nvml_hz=nvml_hz,

@@ -235,4 +235,5 @@ class Capture(TrainingSteps):
             self._source.set_training_thread()
             window_began_ns = time.monotonic_ns()
             self._windows.on_step_end(0)
+            self._recording.watch_for_errors(1)
             self.hook_ns -= time.monotonic_ns() - window_began_ns

@@ -26,8 +26,9 @@ class Config:
         run_dir: The run's folder, absolute.
         windows: The training steps to profile.
         ranks: The ranks to profile; None means every rank. Steps are counted on every rank.
-        shapes, stack, memory, flops: Options of torch.profiler.
+        shapes, stack, memory, flops: Options of torch.profiler; ``memory`` also records the allocator's history.
         modules: Mark every forward of a module with its name.
+        on_oom: Write the allocator's history when memory runs out.
         nvml_hz: NVML samples per second; 0 disables sampling.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
         run_id: Identifies the run on hosts that share no file system.
@@ -49,6 +50,7 @@ class Config:
     run_id: str | None = None
     window: WindowChoice = WindowChoice.OPERATORS
     step_optimizer: int | str | None = None
+    on_oom: bool = False
 
     def to_json(self) -> str:
         """Write the configuration for another process."""

@@ -12,6 +12,7 @@ from perfscope.hooks.facts import identity
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import hook_entry
+from perfscope.hooks.memory.recording import MemoryRecording
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.quick_hooks import QuietSteps, quick_hooks
 from perfscope.hooks.rank_files import RankFiles
@@ -55,7 +56,8 @@ class TrainingSteps(TrainedModel):
         self._rows = StepRows()
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
-        self._windows = WindowSchedule(config, self.files)
+        self._recording = MemoryRecording(config, self.files, self._model.trained)
+        self._windows = WindowSchedule(config, self.files, self._recording)
         self._is_rpc_server = False
         self._main_thread = threading.main_thread().ident
         self._passes = PassTimer()
@@ -128,7 +130,10 @@ class TrainingSteps(TrainedModel):
             self._windows.hold()
         elif sizes:
             self._windows.on_step_end(self.steps)
-        self._quiet.begin(self._windows.quiet_steps if is_alone and not reevaluates else 0, self.files)
+        is_quiet = is_alone and not reevaluates and not self._recording.watches_for_errors
+        self._quiet.begin(self._windows.quiet_steps if is_quiet else 0, self.files)
+        if self._recording.watches_for_errors:
+            self._recording.on_any_step(self.steps + 1)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
 

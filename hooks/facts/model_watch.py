@@ -64,6 +64,11 @@ class ModelWatch:
         """The optimizer that steps; None where none did, or where it is gone."""
         return None if self._optimizer is None else self._optimizer()
 
+    def trained(self) -> tuple[list[object], list[object]]:
+        """The parts of the model and the optimizers, as far as they are known and alive."""
+        parts = [part for reference in self._parts if (part := reference()) is not None]
+        return parts, [] if self.optimizer is None else [self.optimizer]
+
     def on_recompute(self) -> None:
         """A part of the model runs so that its activations are recomputed."""
         self._is_recomputed = True

@@ -39,6 +39,25 @@ class WindowOwner(Protocol):
         """Return the rank, where its files are claimed."""
 
 
+class MemoryRecorder(Protocol):
+    """What records the allocator's history of a window."""
+
+    def start_window(self, step: int) -> None:
+        """A window opens before a step."""
+
+    def on_step(self, step: int) -> None:
+        """A step of a window begins."""
+
+    def finish_window(self, last_step: int) -> None:
+        """The window ends behind a step."""
+
+    def discard_window(self) -> None:
+        """Leave nothing recording that a window began."""
+
+    def forget(self) -> None:
+        """Write nothing in a forked child."""
+
+
 class WindowSchedule:
     """The profiler windows of one process.
 
@@ -47,7 +66,7 @@ class WindowSchedule:
         blocked_by: Why no window is profiled; absent where nothing prevents it.
     """
 
-    def __init__(self, config: Config, owner: WindowOwner) -> None:
+    def __init__(self, config: Config, owner: WindowOwner, memory: MemoryRecorder | None = None) -> None:
         self.label: str | None = None
         self.blocked_by: str | None = _find_external_profiler()
         self._config = config
@@ -58,6 +77,7 @@ class WindowSchedule:
         self._discard_after_change = False
         self._was_held = False
         self._ranges = ModuleRanges()
+        self._memory = memory
 
     @property
     def is_open(self) -> bool:
@@ -115,6 +135,7 @@ class WindowSchedule:
             return
         try:
             self._ranges.stop()
+            self._finish_memory(completed_steps, is_lost=after_failure or not window.has_recorded)
             if not window.has_recorded:
                 self._owner.note(f"the window {window.steps} is empty: training ended in its warm-up step")
                 return
@@ -147,10 +168,18 @@ class WindowSchedule:
         window = self._window
         self._set_window(None)
         try:
+            self._finish_memory(0, is_lost=True)
             self._ranges.stop()
         finally:
             if window is not None:
                 window.discard()
+
+    def _finish_memory(self, completed_steps: int, *, is_lost: bool) -> None:
+        """Write the allocator's history of the window that ends, or drop it."""
+        if self._memory is not None:
+            if not is_lost:
+                self._memory.finish_window(completed_steps)
+            self._memory.discard_window()
 
     def _set_window(self, window: ProfilerWindow | None) -> None:
         self._window = window
@@ -171,6 +200,8 @@ class WindowSchedule:
             else:
                 self._window.step()
                 self.label = wire.PROFILED
+                if self._memory is not None:
+                    self._memory.on_step(next_step)
         while self._pending and self._pending[0].first < next_step:
             window = self._pending.pop(0)
             self._owner.note(f"the window {window} is not profiled: training was past its warm-up step")
@@ -212,6 +243,8 @@ class WindowSchedule:
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
         if self._config.modules and not steps.is_light:
             self._ranges.start()
+        if self._memory is not None and steps.activities == _first_activities(self._config):
+            self._memory.start_window(next_step)
 
     def _add_light_window(self, steps: StepWindow) -> bool:
         """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
@@ -236,6 +269,8 @@ class WindowSchedule:
     def _on_fork(self) -> None:
         """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
         self._ranges.forget()
+        if self._memory is not None:
+            self._memory.forget()
         if self._window is not None:
             stop_recording(with_stack=self._window.records_stack)
 

@@ -32,6 +32,7 @@ class RecordOptions(TypedDict):
     shapes: bool
     stack: bool
     memory: bool
+    on_oom: bool
     flops: bool
     modules: bool
 

@@ -74,7 +74,12 @@ class EventOptions:
         bool, typer.Option("--shapes", help="Input shapes of operators.", rich_help_panel=_EVENT_PANEL)
     ] = False
     stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_EVENT_PANEL)] = False
-    memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_EVENT_PANEL)] = False
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory", help="Memory allocations, and the history of the GPU's allocator.", rich_help_panel=_EVENT_PANEL
+        ),
+    ] = False
     flops: Annotated[
         bool, typer.Option("--flops", help="FLOPs of each operator, estimated by torch.", rich_help_panel=_EVENT_PANEL)
     ] = False
@@ -82,6 +87,14 @@ class EventOptions:
         bool,
         typer.Option(
             "--modules", help="The forward pass of every module, with its path.", rich_help_panel=_EVENT_PANEL
+        ),
+    ] = False
+    on_oom: Annotated[
+        bool,
+        typer.Option(
+            "--on-oom",
+            help="The history of the GPU's allocator from the first step on, written when memory runs out.",
+            rich_help_panel=_EVENT_PANEL,
         ),
     ] = False
 
