@@ -9,6 +9,7 @@ change the same state, so that either may follow the other.
 
 from __future__ import annotations
 
+import resource
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from perfscope.hooks.facts.steps import find_input, find_loaded
 from perfscope.hooks.guard import describe_failure
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.quiet_rows import make_line
+from perfscope.hooks.timers.exchanges import read_counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _IDS = 2  # token ids have a dimension of samples and one of positions
 _clock, _get_ident = time.monotonic_ns, threading.get_ident
+_cpu, _usage, _THREAD = time.thread_time_ns, resource.getrusage, resource.RUSAGE_THREAD
 
 
 class QuietSteps:
@@ -242,6 +245,7 @@ def _make_step_end(capture: Any) -> Quick:
     """A function that ends a step, and says whether it did: at any other moment it does nothing."""
     source, activities, saves = capture._source, capture.activities, capture.save_timer
     passes, memory, quiet = capture._passes, capture._memory, capture._quiet
+    counters, exchanges = capture._counters, capture._exchanges
 
     def end_step(boundary: str, emitter: object, stated: Mapping[str, Any] | None, now_ns: int) -> bool:
         alone, running, facts, writer = source._alone, activities._step, capture._facts, quiet.writer
@@ -281,7 +285,10 @@ def _make_step_end(capture: Any) -> Quick:
             spent_ns, peaks = writer.take_news()
             hook_ns += spent_ns
         times = capture._step_started_ns, sign_ns, hook_ns
-        quiet.append((quiet.file, make_line, (step, now_ns, boundary, times, counts, loaded, stated, peaks)))
+        used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
+        waits = exchanges.take() if exchanges.is_in_use else None
+        row = (step, now_ns, boundary, times, counts, loaded, stated, peaks, (counters, used, waits))
+        quiet.append((quiet.file, make_line, row))
         capture._step_started_ns = ended_ns = _clock()
         capture.hook_ns = ended_ns - now_ns
         return True

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.timers.exchanges import to_waits
 from perfscope.wire.step_lines import to_step_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from perfscope.hooks.facts.host_counters import HostCounters, RawCounters
+    from perfscope.hooks.timers.exchanges import RawWaits
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -21,6 +25,7 @@ def make_line(
     loaded: tuple[int, int, int | None],
     stated: Mapping[str, Any] | None,
     peaks: Mapping[str, int] | None,
+    host: tuple[HostCounters, RawCounters | None, RawWaits | None] | None = None,
 ) -> bytes:
     """The line of a step from its row in the queue.
 
@@ -33,6 +38,7 @@ def make_line(
         loaded: Samples and tokens of data loaders, and the wait for them.
         stated: Fields of StatedStep.
         peaks: Fields of StepRecord about memory, in its order, where they were read meanwhile.
+        host: The counters of the thread, what they were at the end of the step, and the step's waits.
     """
     began_ns, sign_ns, hook_ns = times
     micro_batches, samples, tokens = counts
@@ -53,5 +59,12 @@ def make_line(
         ("loss_scale", stated.get("loss_scale")),
         ("iteration", stated.get("iteration")),
         *peaks.items(),
+        *(_host_fields(*host) if host is not None else ()),
     )
     return to_step_line(step, end_ns, source, end_ns - began_ns, fields)
+
+
+def _host_fields(
+    counters: HostCounters, raw: RawCounters | None, waits: RawWaits | None
+) -> tuple[tuple[str, object], ...]:
+    return ("host", counters.to_work(raw)), ("waits", to_waits(waits))

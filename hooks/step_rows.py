@@ -9,14 +9,18 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from perfscope.hooks.timers.exchanges import to_waits
 from perfscope.wire import StepRecord
+from perfscope.wire.host import HostWaits, HostWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.hooks.facts.host_counters import HostCounters, RawCounters
     from perfscope.hooks.facts.steps import StatedStep, StepFacts, Work
     from perfscope.hooks.recorder import Recorder
     from perfscope.hooks.timers.activities import StepActivities
+    from perfscope.hooks.timers.exchanges import RawWaits
 
 _NO_SAMPLES = (
     "the samples of a step are unknown: several optimizers take turns, the model ran forward for each of them, and no "
@@ -39,6 +43,8 @@ class ReachedBoundary(NamedTuple):
         activities: What happened besides training.
         gap_ns: Time before the first sign of training; absent where unknown.
         hook_ns: Time that the hooks took.
+        counters: The kernel's counters of the thread at the boundary; absent where it has none.
+        waits: Waits for other ranks; absent where they are not timed.
     """
 
     end_ns: int
@@ -52,12 +58,15 @@ class ReachedBoundary(NamedTuple):
     activities: StepActivities
     gap_ns: int | None
     hook_ns: int
+    counters: RawCounters | None = None
+    waits: RawWaits | None = None
 
 
 class StepRows:
     """The boundaries that make the next training steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: HostCounters) -> None:
+        self._counters = counters
         self._waiting: list[ReachedBoundary] = []
         self._is_pending = False
         self._new_notes: list[str] = []
@@ -80,12 +89,16 @@ class StepRows:
         for step, size in enumerate(sizes, last_step - len(sizes) + 1):
             boundaries = self._waiting[:size]
             del self._waiting[:size]
-            recorder.write_step(functools.partial(_merge, boundaries, step, **peaks))
+            recorder.write_step(functools.partial(self._merge, boundaries, step, **peaks))
             if size > 1 and _lacks_samples(boundaries):
                 self._new_notes.append(_NO_SAMPLES)
         if self._is_pending:
             self._is_pending = False
             recorder.clear_pending_steps()
+
+    def _merge(self, boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> StepRecord:
+        """One training step, made in the order of steps."""
+        return _merge(boundaries, step, self._counters.to_work(boundaries[-1].counters), **peaks)
 
     def pop_notes(self, *further: str) -> list[str]:
         """What a reader must know of the steps, and further texts; each text once, empty ones left out."""
@@ -97,7 +110,7 @@ class StepRows:
         return notes
 
 
-def _merge(boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> StepRecord:
+def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | None = None, **peaks: int) -> StepRecord:
     """One training step; times, waits and counts of its boundaries are added up."""
     last = boundaries[-1]
     stated, work = last.stated, _work(boundaries)
@@ -128,7 +141,15 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> St
         memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
         alloc_retries=peaks.get("alloc_retries"),
         device_allocs=peaks.get("device_allocs"),
+        ooms=peaks.get("ooms"),
+        host=host,
+        waits=_add_waits(boundaries),
     )
+
+
+def _add_waits(boundaries: Sequence[ReachedBoundary]) -> HostWaits | None:
+    waits = [waits for boundary in boundaries if (waits := to_waits(boundary.waits)) is not None]
+    return HostWaits(*map(sum, zip(*waits, strict=True))) if waits else None
 
 
 def _lacks_samples(boundaries: Sequence[ReachedBoundary]) -> bool:

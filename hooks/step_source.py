@@ -61,6 +61,11 @@ class StepSource:
             self._alone = None
             self._emitters.clear()  # another object goes on in the same way
 
+    @property
+    def thread(self) -> int | None:
+        """The thread that trains; None before that is known."""
+        return self._thread
+
     def set_training_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
         self._thread = threading.get_ident()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts import identity
 from perfscope.hooks.facts.device_memory import DeviceMemory
+from perfscope.hooks.facts.host_counters import HostCounters
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import hook_entry
 from perfscope.hooks.memory.recording import MemoryRecording
@@ -19,6 +20,7 @@ from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
+from perfscope.hooks.timers.exchanges import ExchangeTimer
 from perfscope.hooks.timers.passes import PassTimer
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.trained_model import TrainedModel
@@ -53,7 +55,9 @@ class TrainingSteps(TrainedModel):
         self.save_timer = SaveTimer(self)
         self.activities = ActivityTimer(self)
         self._source = StepSource(config.step_optimizer)
-        self._rows = StepRows()
+        self._counters = HostCounters()
+        self._exchanges = ExchangeTimer()
+        self._rows = StepRows(self._counters)
         self._facts = StepFacts()
         self._step_started_ns: int | None = None
         self._recording = MemoryRecording(config, self.files, self._model.trained)
@@ -155,6 +159,8 @@ class TrainingSteps(TrainedModel):
                 activities=activities,
                 gap_ns=activities.gap_ns(began_ns),
                 hook_ns=self._take_hook_ns(),
+                counters=self._counters.read(),
+                waits=self._exchanges.take(),
             )
         )
         self._facts = StepFacts()
@@ -184,6 +190,8 @@ class TrainingSteps(TrainedModel):
         if is_first:
             self.files.update_rank()
             self._describe_model()
+            self._counters.begin()
+            self._exchanges.begin(self._source.thread, self._counters.file)
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}
         self._rows.write(self.files.claim(), sizes, self.steps, **peaks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 #: So many steps are read one after another.
 _FIRST_READS = 16
 #: Counts since the start, and torch's names of them; old versions have not both.
-_COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc")
+_COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc"), ("ooms", "num_ooms")
 
 
 @dataclass

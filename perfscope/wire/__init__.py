@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from perfscope.wire.host import HostWaits, HostWork
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.setup import SetupRecord
@@ -151,6 +152,9 @@ class StepRecord:
         alloc_retries: How often the allocator of a device had to free its cache and try again since the process
             started; read with the peaks.
         device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
+        ooms: How often it had none even then, since the process started; read with the peaks.
+        host: What the thread that trains did since the end of the step before; absent where the kernel counts nothing.
+        waits: How long it waited for other ranks; absent on GPUs, where the device waits.
     """
 
     step: int
@@ -177,6 +181,9 @@ class StepRecord:
     boundaries: int | None = None
     alloc_retries: int | None = None
     device_allocs: int | None = None
+    ooms: int | None = None
+    host: HostWork | None = None
+    waits: HostWaits | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,6 @@ def to_step_line(step: int, end_ns: int, source: str, wall_ns: int, fields: Iter
     parts = [f'{{"step":{step},"end_ns":{end_ns},"source":"{source}","wall_ns":{wall_ns}']
     for name, value in fields:
         if value is not None:  # a number that a framework states may be of another type
-            text = value if type(value) is int else json.dumps(value, allow_nan=False)
+            text = value if type(value) is int else json.dumps(value, allow_nan=False, separators=(",", ":"))
             parts.append(f',"{name}":{text}')
     return ("".join(parts) + "}\n").encode()

@@ -69,7 +69,7 @@ class Training:
         return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-TIMES = ("end_ns", "wall_ns", "gap_ns", "hook_ns")
+TIMES = ("end_ns", "wall_ns", "gap_ns", "hook_ns", "host")
 
 
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

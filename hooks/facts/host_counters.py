@@ -1,0 +1,67 @@
+"""The kernel's counters of the thread that trains: processor time, time without a processor, page faults.
+
+Three system calls at the end of a step take about two microseconds; what they return is put into the step's row as it
+is, and becomes differences in the thread that writes records.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from typing import TYPE_CHECKING
+
+from perfscope.hooks.timers.exchanges import read_counters
+from perfscope.wire.host import HostWork, parse_delay
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    #: Processor time, the scheduler's text and the thread's usage of resources, as they were read.
+    RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage]
+
+_NS_PER_S = 1_000_000_000
+
+
+class HostCounters:
+    """The counters of one thread.
+
+    Attributes:
+        file: The scheduler's counters of the thread; -1 where the kernel has none.
+    """
+
+    def __init__(self) -> None:
+        self.file = -1
+        self._has_begun = False
+        self._last: tuple[int, int, int, int, int] | None = None
+
+    def begin(self) -> None:
+        """Count for the thread that calls this."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        try:
+            self.file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+
+    def read(self) -> RawCounters | None:
+        """Read the counters, in the thread that trains; None where the kernel has none."""
+        if self.file < 0:
+            return None
+        return time.thread_time_ns(), read_counters(self.file), resource.getrusage(resource.RUSAGE_THREAD)
+
+    def to_work(self, raw: RawCounters | None) -> HostWork | None:
+        """What a step did, from the counters at its end, in the order of steps; None for the first one."""
+        last, self._last = self._last, None
+        if raw is None:
+            return None
+        cpu_ns, text, usage = raw
+        delay_ns = parse_delay(text)
+        if delay_ns is None:
+            return None
+        system_ns = round(usage.ru_stime * _NS_PER_S)
+        self._last = cpu_ns, delay_ns, system_ns, usage.ru_minflt + usage.ru_majflt, usage.ru_nivcsw
+        if last is None:
+            return None
+        return HostWork(*(max(now - before, 0) for now, before in zip(self._last, last, strict=True)))

@@ -1,0 +1,130 @@
+"""Times how long the training thread waits for other ranks, where that is the host's time: training on processors.
+
+Ranks that exchange data over gloo wait on the host, and the rank that waits least is the one that the others wait for.
+Two things show it: a call that waits for the work of a process group, and a backward pass, in which DDP waits without
+Python: there the thread has the processor, or could use it, but for these waits. On GPUs the device waits, not the
+host: nothing is wrapped there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.introspection import COMPILER
+from perfscope.wire.host import HostWaits, parse_delay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    #: How long a backward pass took, its processor time, and the scheduler's text before and after it.
+    Backward: TypeAlias = tuple[int, int, bytes, bytes]
+    #: What a step's row carries of its waits: for collectives, for sends and receives, and its backward passes.
+    RawWaits: TypeAlias = tuple[int, int, Sequence[Backward]]
+
+_clock, _get_ident, _cpu = time.monotonic_ns, threading.get_ident, time.thread_time_ns
+#: c10d's numbers of send, recv and recv from any source.
+_TRANSFERS = (12, 13, 14)
+
+
+class ExchangeTimer:
+    """The waits of one training thread.
+
+    Attributes:
+        is_in_use: Whether waits are timed.
+    """
+
+    def __init__(self) -> None:
+        self.is_in_use = False
+        self._collective_ns = 0
+        self._transfer_ns = 0
+        self._backwards: list[Backward] = []
+        self._is_in_backward = False
+
+    def begin(self, thread: int | None, counters_file: int) -> None:
+        """Time the waits of a thread from now on, where it exchanges data and uses no GPU.
+
+        Args:
+            thread: The thread that trains.
+            counters_file: The scheduler's counters of that thread.
+        """
+        torch, c10d = sys.modules["torch"], sys.modules.get("torch.distributed.distributed_c10d")
+        if self.is_in_use or c10d is None or not c10d.is_initialized() or torch.cuda.is_initialized():
+            return
+        if c10d.get_world_size() > 1:
+            self.is_in_use = True
+            self._wrap_waits(c10d.Work, thread)
+            if counters_file >= 0:
+                self._wrap_backward(torch.Tensor, thread, counters_file)
+
+    def take(self) -> RawWaits | None:
+        """The waits since this was last asked; None where they are not timed."""
+        if not self.is_in_use:
+            return None
+        waits = self._collective_ns, self._transfer_ns, self._backwards
+        self._collective_ns = self._transfer_ns = 0
+        self._backwards = []
+        return waits
+
+    def _wrap_waits(self, work_class: Any, thread: int | None) -> None:
+        original, kind_of = work_class.wait, getattr(work_class, "_get_op_type", None)
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: object, **kwargs: object) -> Any:
+            if self._is_in_backward or _get_ident() != thread or COMPILER.is_tracing():
+                return original(work, *args, **kwargs)
+            began_ns = _clock()
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                waited_ns = _clock() - began_ns
+                if kind_of is not None and int(kind_of(work)) in _TRANSFERS:
+                    self._transfer_ns += waited_ns
+                else:
+                    self._collective_ns += waited_ns
+
+        work_class.wait = wait
+
+    def _wrap_backward(self, tensor_class: Any, thread: int | None, counters_file: int) -> None:
+        original = tensor_class.backward
+
+        @functools.wraps(original)
+        def backward(tensor: Any, *args: object, **kwargs: object) -> Any:
+            if self._is_in_backward or _get_ident() != thread or COMPILER.is_tracing():
+                return original(tensor, *args, **kwargs)
+            self._is_in_backward = True
+            before = read_counters(counters_file)
+            cpu_ns, began_ns = _cpu(), _clock()
+            try:
+                return original(tensor, *args, **kwargs)
+            finally:
+                times = _clock() - began_ns, _cpu() - cpu_ns
+                self._is_in_backward = False
+                self._backwards.append((*times, before, read_counters(counters_file)))
+
+        tensor_class.backward = backward
+
+
+def read_counters(descriptor: int) -> bytes:
+    """The scheduler's counters of a thread; empty where they cannot be read."""
+    try:
+        return os.pread(descriptor, 64, 0)
+    except OSError:
+        return b""
+
+
+def to_waits(raw: RawWaits | None) -> HostWaits | None:
+    """The waits of a step; a backward pass waited as long as its thread neither ran nor could have run."""
+    if raw is None:
+        return None
+    collective_ns, transfer_ns, backwards = raw
+    for wall_ns, cpu_ns, before, after in backwards:
+        began_ns, ended_ns = parse_delay(before), parse_delay(after)
+        delay_ns = ended_ns - began_ns if began_ns is not None and ended_ns is not None else 0
+        collective_ns += max(wall_ns - cpu_ns - delay_ns, 0)
+    return HostWaits(collective_ns, transfer_ns)

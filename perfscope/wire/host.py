@@ -1,0 +1,50 @@
+"""What a step's record says of the processor and of waits on the host.
+
+This module is imported inside training jobs: standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_FIELDS = 3
+
+
+class HostWork(NamedTuple):
+    """What the thread that trains did from the end of one step to the end of the next, as the kernel counts it.
+
+    Attributes:
+        cpu_ns: How long a processor ran it.
+        delay_ns: How long it was ready to run and had no processor, because others had them.
+        system_ns: How much of ``cpu_ns`` was spent in the kernel, as for page faults; to the kernel's clock tick.
+        faults: Pages that it touched for the first time, or that were read from a disk.
+        preempted: How often it lost its processor to another thread.
+    """
+
+    cpu_ns: int
+    delay_ns: int
+    system_ns: int
+    faults: int
+    preempted: int
+
+
+class HostWaits(NamedTuple):
+    """How long the thread that trains waited for other ranks in a step, on the host.
+
+    Attributes:
+        collectives_ns: In collectives, those of DDP's backward pass included.
+        transfers_ns: In sends and receives, as between the stages of a pipeline.
+    """
+
+    collectives_ns: int
+    transfers_ns: int
+
+
+def parse_delay(counters: bytes) -> int | None:
+    """The time without a processor from the text of ``/proc/PID/schedstat``; None where it is something else.
+
+    >>> parse_delay(b"38379195 231593 8"), parse_delay(b"")
+    (231593, None)
+    """
+    fields = counters.split()
+    return int(fields[1]) if len(fields) == _FIELDS and fields[1].isdigit() else None
