@@ -43,13 +43,13 @@ class LateWriter:
         has_news: Whether the thread has done something since ``take_news`` was last called.
     """
 
-    def __init__(self, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
+    def __init__(self, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
         self.error: Exception | None = None
         self.has_news = False
         self._read_beside = read_beside
-        self._values: Mapping[str, int] | None = None
+        self._values: Mapping[str, object] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -94,7 +94,7 @@ class LateWriter:
         self._is_closed = True
         self.flush()
 
-    def take_news(self) -> tuple[int, Mapping[str, int] | None]:
+    def take_news(self) -> tuple[int, Mapping[str, object] | None]:
         """How long the processor worked in the thread since this was last asked, and what was read there meanwhile."""
         self.has_news = False
         spent_ns = self._spent_ns
@@ -110,7 +110,9 @@ class LateWriter:
             if not self._rows or 0 < rests <= _MOST_RESTS:
                 continue
             if self._read_beside is not None:
-                self._values = call_safely(self._read_beside)[0] or self._values
+                values = call_safely(self._read_beside)[0]
+                if values:
+                    self._values = {**(self._values or {}), **values}
             while self._rows and self.error is None:
                 self.error = call_safely(lambda: self.flush(_MOST_AT_ONCE))[1]
                 time.sleep(_PAUSE_S)

@@ -20,6 +20,7 @@ from perfscope.hooks.guard import describe_failure
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.timers.exchanges import read_counters
+from perfscope.hooks.timers.probes import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -153,8 +154,9 @@ def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quic
                     facts.forward_tokens += shape[0] * shape[1]
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))
+        on_end = PROBES.on_forward() if PROBES.is_on else None
         capture.hook_ns += _clock() - began_ns
-        return None
+        return on_end
 
     return on_forward
 
@@ -286,6 +288,10 @@ def _make_step_end(capture: Any) -> Quick:
             hook_ns += spent_ns
         times = capture._step_started_ns, sign_ns, hook_ns
         used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
+        if PROBES.is_on:
+            PROBES.finish(step)
+        elif peaks is not None and step >= PROBES.next_step:
+            PROBES.start(step)
         waits = exchanges.take() if exchanges.is_in_use else None
         row = (step, now_ns, boundary, times, counts, loaded, stated, peaks, (counters, used, waits))
         quiet.append((quiet.file, make_line, row))

@@ -24,7 +24,7 @@ def make_line(
     counts: tuple[int, int, int],
     loaded: tuple[int, int, int | None],
     stated: Mapping[str, Any] | None,
-    peaks: Mapping[str, int] | None,
+    peaks: Mapping[str, Any] | None,
     host: tuple[HostCounters, RawCounters | None, RawWaits | None] | None = None,
 ) -> bytes:
     """The line of a step from its row in the queue.

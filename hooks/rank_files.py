@@ -25,7 +25,7 @@ class RankFiles:
     What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``.
     """
 
-    def __init__(self, config: Config, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
+    def __init__(self, config: Config, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
         self._config = config
         self._read_beside = read_beside
         self._claimed: tuple[Recorder, RankRecord] | None = None
@@ -64,7 +64,7 @@ class RankFiles:
         self._claimed = recorder, rank
         recorder.write_rank(rank)
 
-    def take_news(self) -> tuple[int, Mapping[str, int] | None]:
+    def take_news(self) -> tuple[int, Mapping[str, object] | None]:
         """What the thread did that writes records; see LateWriter."""
         return (0, None) if self._claimed is None else self._claimed[0].late.take_news()
 

@@ -29,7 +29,7 @@ class Recorder:
         steps_file: Where it writes them.
     """
 
-    def __init__(self, run_dir: str, rank: int, read_beside: Callable[[], Mapping[str, int]] | None = None) -> None:
+    def __init__(self, run_dir: str, rank: int, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
         self.rank = rank
         self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self.steps_file = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))

@@ -7,7 +7,7 @@ does not lose it.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.hooks.timers.exchanges import to_waits
 from perfscope.wire import StepRecord
@@ -84,7 +84,7 @@ class StepRows:
         recorder.write_pending_step(_merge(self._waiting[-1:], step))
         self._is_pending = True
 
-    def write(self, recorder: Recorder, sizes: Sequence[int], last_step: int, **peaks: int) -> None:
+    def write(self, recorder: Recorder, sizes: Sequence[int], last_step: int, **peaks: Any) -> None:
         """Write training steps of so many boundaries each, the oldest first; the number of the last one is given."""
         for step, size in enumerate(sizes, last_step - len(sizes) + 1):
             boundaries = self._waiting[:size]
@@ -96,7 +96,7 @@ class StepRows:
             self._is_pending = False
             recorder.clear_pending_steps()
 
-    def _merge(self, boundaries: Sequence[ReachedBoundary], step: int, **peaks: int) -> StepRecord:
+    def _merge(self, boundaries: Sequence[ReachedBoundary], step: int, **peaks: Any) -> StepRecord:
         """One training step, made in the order of steps."""
         return _merge(boundaries, step, self._counters.to_work(boundaries[-1].counters), **peaks)
 
@@ -110,7 +110,7 @@ class StepRows:
         return notes
 
 
-def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | None = None, **peaks: int) -> StepRecord:
+def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | None = None, **peaks: Any) -> StepRecord:
     """One training step; times, waits and counts of its boundaries are added up."""
     last = boundaries[-1]
     stated, work = last.stated, _work(boundaries)
@@ -142,6 +142,7 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | No
         alloc_retries=peaks.get("alloc_retries"),
         device_allocs=peaks.get("device_allocs"),
         ooms=peaks.get("ooms"),
+        probe=peaks.get("probe"),
         host=host,
         waits=_add_waits(boundaries),
     )

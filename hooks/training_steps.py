@@ -22,6 +22,7 @@ from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
 from perfscope.hooks.timers.passes import PassTimer
+from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.trained_model import TrainedModel
 
@@ -50,8 +51,8 @@ class TrainingSteps(TrainedModel):
         self.pid = os.getpid()
         self.hook_ns = 0
         self._memory = DeviceMemory()
-        self._peaks: Mapping[str, int] = {}
-        super().__init__(RankFiles(config, self._memory.read_beside))
+        self._peaks: Mapping[str, Any] = {}
+        super().__init__(RankFiles(config, self._read_beside))
         self.save_timer = SaveTimer(self)
         self.activities = ActivityTimer(self)
         self._source = StepSource(config.step_optimizer)
@@ -108,6 +109,10 @@ class TrainingSteps(TrainedModel):
         """An object reached a step boundary; the rest, or what ``read()`` returns, are fields of StatedStep."""
         self._end_step(boundary, emitter, StatedStep(**(stated if read is None else read())))
 
+    def _read_beside(self) -> dict[str, Any]:
+        """What the thread that writes records reads: fields of StepRecord."""
+        return {**self._memory.read_beside(), **PROBES.read()}
+
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
         return self._source.is_training_thread()
@@ -119,6 +124,7 @@ class TrainingSteps(TrainedModel):
 
     def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
         now_ns = time.monotonic_ns()
+        PROBES.discard()
         is_alone = self._source.trains_alone(boundary, emitter)
         sizes = _ALONE if is_alone else self._find_steps(boundary, emitter)
         if sizes is None:
@@ -191,6 +197,7 @@ class TrainingSteps(TrainedModel):
             self.files.update_rank()
             self._describe_model()
             self._counters.begin()
+            PROBES.begin()
             self._exchanges.begin(self._source.thread, self._counters.file)
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}

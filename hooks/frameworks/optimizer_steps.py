@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.introspection import COMPILER
+from perfscope.hooks.timers.probes import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,11 +57,15 @@ def wrap_outermost_step(
             return step(self, *args, **kwargs)
         if before is not None:
             before()
+        if PROBES.is_on:
+            PROBES.on_update()
         _stepping.add(thread)
         try:
             result = step(self, *args, **kwargs)
         finally:
             _stepping.discard(thread)
+        if PROBES.is_on:
+            PROBES.on_update_end()
         (report or capture.on_optimizer_step)(self, result, _clock())
         return result
 

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from perfscope.wire.host import HostWaits, HostWork
+from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.setup import SetupRecord
@@ -153,6 +153,7 @@ class StepRecord:
             started; read with the peaks.
         device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
         ooms: How often it had none even then, since the process started; read with the peaks.
+        probe: Times of an earlier step on the device, as they were read meanwhile.
         host: What the thread that trains did since the end of the step before; absent where the kernel counts nothing.
         waits: How long it waited for other ranks; absent on GPUs, where the device waits.
     """
@@ -182,6 +183,7 @@ class StepRecord:
     alloc_retries: int | None = None
     device_allocs: int | None = None
     ooms: int | None = None
+    probe: DeviceProbe | None = None
     host: HostWork | None = None
     waits: HostWaits | None = None
 

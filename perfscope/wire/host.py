@@ -40,6 +40,25 @@ class HostWaits(NamedTuple):
     transfers_ns: int
 
 
+class DeviceProbe(NamedTuple):
+    """The times of one step on the device, between events in its stream.
+
+    Attributes:
+        step: Its number; the record that holds the probe is a later one.
+        before_ns: From the end of the step before to the beginning of the first forward pass.
+        forward_ns: Of the forward passes; absent where their ends are not seen, as with FSDP 2.
+        backward_ns: From the beginning of the first forward pass to the optimizer, without ``forward_ns``: backward
+            passes and exchanges.
+        update_ns: Of the optimizer, from its first part to its last one.
+    """
+
+    step: int
+    before_ns: int
+    forward_ns: int | None
+    backward_ns: int
+    update_ns: int
+
+
 def parse_delay(counters: bytes) -> int | None:
     """The time without a processor from the text of ``/proc/PID/schedstat``; None where it is something else.
 

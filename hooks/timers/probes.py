@@ -1,0 +1,159 @@
+"""Times forward passes and the optimizer on the device in some steps, without a profiler and without waiting.
+
+Ranks that train together take equally long for a step, and a slow device hides in the others' waits. Forward passes of
+replicas and the optimizer's update hold no exchange: where they take longer on one rank, its device is slow, or has
+more to do. CUDA events go around them in one step after each turn of the thread that writes records, which reads them
+in its next turn, when the device has long passed them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from perfscope.hooks.guard import call_safely
+from perfscope.wire.host import DeviceProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from perfscope.hooks.timers.passes import CudaEvent
+
+_NS_PER_MS = 1_000_000
+#: A step is probed at most once in so many.
+_FEWEST_STEPS = 8
+#: Probes that the device has not reached yet; beyond that the oldest is given up.
+_MOST_PENDING = 8
+#: Passes of one step that are timed; with more of them the step is left out.
+_MOST_PASSES = 32
+
+
+class _Moments:
+    """The events of one step."""
+
+    __slots__ = ("begin", "end", "forwards", "is_whole", "step", "update_begin", "update_end")
+
+    def __init__(self, begin: CudaEvent) -> None:
+        self.begin = begin
+        self.step = 0
+        self.forwards: list[list[CudaEvent]] = []
+        self.update_begin: CudaEvent | None = None
+        self.update_end: CudaEvent | None = None
+        self.end: CudaEvent | None = None
+        self.is_whole = True
+
+
+class DeviceProbes:
+    """The probes of one process.
+
+    Attributes:
+        is_on: Whether the running step is probed; hooks ask it before they call anything else.
+        next_step: From this step on the next one may be probed; very large where there is no device.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.next_step = sys.maxsize
+        self._make_event: Callable[[], CudaEvent] | None = None
+        self._is_capturing: Callable[[], bool] = bool
+        self._moments: _Moments | None = None
+        self._pending: deque[_Moments] = deque()
+
+    def begin(self) -> None:
+        """Probe steps from now on, where a device is in use."""
+        cuda: Any = sys.modules["torch"].cuda
+        if self._make_event is None and cuda.is_initialized():
+            self._make_event = lambda: cuda.Event(enable_timing=True)
+            self._is_capturing = getattr(cuda, "is_current_stream_capturing", bool)
+            self.next_step = 0
+
+    def start(self, step: int) -> None:
+        """A step is about to begin that will be probed."""
+        self.next_step = step + _FEWEST_STEPS
+        event = self._mark()
+        if event is not None:
+            self._moments = _Moments(event)
+            self.is_on = True
+
+    def on_forward(self) -> Callable[[], None] | None:
+        """A forward pass is about to be launched; returns what to call when it was."""
+        moments = self._moments
+        event = self._mark()
+        if moments is None or event is None or len(moments.forwards) >= _MOST_PASSES:
+            self.discard()
+            return None
+        moments.forwards.append([event])
+        return self.on_forward_end
+
+    def on_forward_end(self) -> None:
+        """All of a forward pass was launched."""
+        event, moments = self._mark(), self._moments
+        if moments is not None and moments.forwards and event is not None:
+            moments.forwards[-1].append(event)
+
+    def on_update(self) -> None:
+        """The optimizer is about to be launched, or the first part of it."""
+        if self._moments is not None and self._moments.update_begin is None:
+            self._moments.update_begin = self._mark()
+
+    def on_update_end(self) -> None:
+        """The optimizer was launched, or a part of it."""
+        if self._moments is not None:
+            self._moments.update_end = self._mark()
+
+    def finish(self, step: int) -> None:
+        """The probed step was launched."""
+        moments, self._moments, self.is_on = self._moments, None, False
+        if moments is not None:
+            moments.step = step
+            self._pending.append(moments)
+            while len(self._pending) > _MOST_PENDING:
+                self._pending.popleft()
+
+    def discard(self) -> None:
+        """Something else happened in the step."""
+        self._moments, self.is_on = None, False
+
+    def read(self) -> dict[str, DeviceProbe]:
+        """The last probe that the device has passed, as a field of StepRecord; in the thread that writes records."""
+        probe = None
+        while self._pending:
+            last = self._pending[0].update_end
+            if last is not None and not last.query():
+                break
+            probe = _to_probe(self._pending.popleft()) or probe
+        return {} if probe is None else {"probe": probe}
+
+    def _mark(self) -> CudaEvent | None:
+        """The moment that the device has now been given work for; None inside a CUDA graph."""
+        if self._make_event is None or self._is_capturing():
+            return None
+        event, _ = call_safely(self._make_event)
+        if event is None or call_safely(event.record)[1] is not None:
+            return None
+        return event
+
+
+def _to_probe(moments: _Moments) -> DeviceProbe | None:
+    begin, end = moments.update_begin, moments.update_end
+    if not moments.forwards or begin is None or end is None:
+        return None
+    first = moments.forwards[0][0]
+    are_timed = all(len(pair) > 1 for pair in moments.forwards)
+    forward_ns = sum(_between_ns(pair[0], pair[1]) for pair in moments.forwards) if are_timed else None
+    return DeviceProbe(
+        step=moments.step,
+        before_ns=_between_ns(moments.begin, first),
+        forward_ns=forward_ns,
+        backward_ns=_between_ns(first, begin) - (forward_ns or 0),
+        update_ns=_between_ns(begin, end),
+    )
+
+
+def _between_ns(begin: CudaEvent, end: CudaEvent) -> int:
+    return round(begin.elapsed_time(end) * _NS_PER_MS)
+
+
+#: The probes of this process.
+PROBES = DeviceProbes()

@@ -1,0 +1,107 @@
+"""A probe times a step's forward passes and its optimizer on the device, and reads the events when it has passed them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.hooks.timers.probes import DeviceProbes
+from perfscope.wire.host import DeviceProbe
+
+
+class Device:
+    """A device whose clock the test turns, and that has passed events up to a moment."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.passed_ms = 0.0
+        self.is_capturing = False
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.at_ms = -1.0
+
+    def record(self) -> None:
+        self.at_ms = self.device.now_ms
+
+    def query(self) -> bool:
+        return self.at_ms <= self.device.passed_ms
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def probes(device: Device) -> DeviceProbes:
+    probes = DeviceProbes()
+    probes._make_event = lambda: Event(device)  # type: ignore[assignment,return-value]
+    probes._is_capturing = lambda: device.is_capturing
+    probes.next_step = 0
+    return probes
+
+
+def run_step(probes: DeviceProbes, device: Device, step: int, forward_ms: float = 3) -> None:
+    probes.start(step - 1)
+    for _ in range(2):
+        device.now_ms += 1
+        on_end = probes.on_forward()
+        device.now_ms += forward_ms
+        if on_end is not None:
+            on_end()
+        device.now_ms += 5
+    for _ in range(2):  # an optimizer in two parts
+        probes.on_update()
+        device.now_ms += 2
+        probes.on_update_end()
+    probes.finish(step)
+
+
+def test_the_parts_of_a_step_are_those_between_its_events(probes: DeviceProbes, device: Device) -> None:
+    run_step(probes, device, 20)
+    assert probes.read() == {}, "the device has not passed it"
+    device.passed_ms = device.now_ms
+    assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000)}
+    assert probes.read() == {}
+    assert not probes.is_on
+    assert probes.next_step == 27
+
+
+def test_a_step_with_something_else_in_it_is_left_out(probes: DeviceProbes, device: Device) -> None:
+    probes.start(4)
+    probes.on_forward()
+    probes.discard()
+    probes.finish(5)
+    device.passed_ms = 100
+    assert probes.read() == {}
+
+
+def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(
+    probes: DeviceProbes, device: Device
+) -> None:
+    probes.start(4)
+    probes.on_forward()
+    device.now_ms += 7
+    probes.on_update()
+    device.now_ms += 2
+    probes.on_update_end()
+    probes.finish(5)
+    device.passed_ms = device.now_ms
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000)}
+
+
+def test_nothing_is_recorded_inside_a_cuda_graph(probes: DeviceProbes, device: Device) -> None:
+    device.is_capturing = True
+    probes.start(4)
+    assert not probes.is_on
+
+
+def test_a_device_that_hangs_does_not_fill_the_memory(probes: DeviceProbes, device: Device) -> None:
+    for step in range(100):
+        run_step(probes, device, step)
+    assert len(probes._pending) <= 8
