@@ -1,4 +1,4 @@
-"""A probe times a step's forward passes and its optimizer on the device, and reads the events when it has passed them."""
+"""A probe times a step's forward passes and its optimizer on the device, and reads the events later."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def test_a_step_with_something_else_in_it_is_left_out(probes: DeviceProbes, devi
     assert probes.read() == {}
 
 
-def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(
-    probes: DeviceProbes, device: Device
-) -> None:
+def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes: DeviceProbes, device: Device) -> None:
     probes.start(4)
     probes.on_forward()
     device.now_ms += 7
