@@ -40,7 +40,7 @@ def device() -> Device:
 @pytest.fixture
 def probes(device: Device) -> DeviceProbes:
     probes = DeviceProbes()
-    probes._make_event = lambda: Event(device)  # type: ignore[assignment,return-value]
+    probes._make_event = lambda: Event(device)  # type: ignore[assignment]
     probes._is_capturing = lambda: device.is_capturing
     probes.next_step = 0
     return probes
