@@ -10,8 +10,8 @@ from perfscope.wire.step_lines import to_step_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from perfscope.hooks.facts.host_counters import HostCounters, RawCounters
     from perfscope.hooks.timers.exchanges import RawWaits
+    from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
 
 _NOTHING: Mapping[str, Any] = {}
 

@@ -16,11 +16,11 @@ from perfscope.wire.host import HostWaits, HostWork
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.hooks.facts.host_counters import HostCounters, RawCounters
     from perfscope.hooks.facts.steps import StatedStep, StepFacts, Work
     from perfscope.hooks.recorder import Recorder
     from perfscope.hooks.timers.activities import StepActivities
     from perfscope.hooks.timers.exchanges import RawWaits
+    from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
 
 _NO_SAMPLES = (
     "the samples of a step are unknown: several optimizers take turns, the model ran forward for each of them, and no "

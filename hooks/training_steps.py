@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts import identity
 from perfscope.hooks.facts.device_memory import DeviceMemory
-from perfscope.hooks.facts.host_counters import HostCounters
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import hook_entry
 from perfscope.hooks.memory.recording import MemoryRecording
@@ -21,6 +20,7 @@ from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
+from perfscope.hooks.timers.host_counters import HostCounters
 from perfscope.hooks.timers.passes import PassTimer
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
