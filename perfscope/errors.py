@@ -38,6 +38,8 @@ class PerfscopeError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # below a traceback: in Python nobody else prints it
 
 
 class UsageError(PerfscopeError):

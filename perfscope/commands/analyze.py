@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from perfscope.api.opening import open_each
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.peaks import Dtype
-from perfscope.engine.analysis_report import to_report, to_reports
+from perfscope.engine.analysis_report import to_reports
 from perfscope.engine.execution import Backend, Execution, available_processors
-from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Plan
-from perfscope.engine.run import analyze as run_analyzers
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
@@ -112,8 +111,8 @@ def analyze(
     )
     # The workers of a running scheduler have a working folder of their own.
     locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
-    analyses = [run_analyzers(group, plan) for group in split_into_runs(locations)]
-    report = to_report(analyses[0]) if len(analyses) == 1 else to_reports(analyses)
+    runs = open_each(locations, plan)
+    report = runs[0].report() if len(runs) == 1 else to_reports([run.analysis for run in runs])
     return Outcome(
         report,
         format,

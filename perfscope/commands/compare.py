@@ -9,24 +9,18 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.comparison.change import CONFIDENCE
-from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
+from perfscope.analyzers.comparison.comparison import Comparison
 from perfscope.analyzers.comparison.limits import parse_limit
-from perfscope.analyzers.comparison.many import summarize
-from perfscope.analyzers.comparison.report import describe_verdict, shorten, to_data, to_sections
+from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
+from perfscope.api.comparing import compare_sides, to_report
 from perfscope.commands.options.common import FormatOption
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format, render
-from perfscope.report import Json, Report
+from perfscope.renderers import Format
 
-#: GitHub refuses longer comments and cuts longer summaries.
-LONGEST_MARKDOWN = 65_536
-_ROWS = (25, 12, 6, 3, 1)
-_MANY_SCHEMA = "perfscope/comparisons/1"
 _FEWEST_SIDES = 2
 _PERCENT = 100
 
@@ -74,7 +68,8 @@ def compare(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Say whether B is slower or faster than A, by how much, and what the change is made of."""
-    limits = [parse_limit(text) for text in fail_on or ()]
+    for text in fail_on or ():
+        parse_limit(text)  # said before anything is read
     if len(sides) < _FEWEST_SIDES and save is None:
         raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
     first, *others = (read_side(location, with_operators=operators) for location in sides)
@@ -82,13 +77,10 @@ def compare(
         replace_file(save, (json.dumps(to_baseline(others[-1] if others else first), indent=1) + "\n").encode())
     if not others:
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
-    confidence = 1 - (1 - CONFIDENCE) / len(others)
     between = None if between_runs is None else between_runs / _PERCENT
-    comparisons = [
-        compare_sides(first, other, anyway=anyway, limits=limits, confidence=confidence, between_runs=between)
-        for other in others
-    ]
-    report = to_report(comparisons, is_markdown=format is Format.MARKDOWN)
+    compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
+    report = to_report(compared, is_markdown=format is Format.MARKDOWN)
+    comparisons = [runs.comparison for runs in compared]
     return Outcome(report, format, notes=tuple(_notes(comparisons)), exit_code=_exit_code(comparisons))
 
 
@@ -111,28 +103,3 @@ def _notes(comparisons: Sequence[Comparison]) -> Iterator[str]:
         for verdict in comparison.limits:
             if verdict.is_exceeded is not False:
                 yield f"{name}: {verdict.limit.text}: {verdict.reason}"
-
-
-def to_report(comparisons: Sequence[Comparison], *, is_markdown: bool) -> Report:
-    """Write comparisons as the neutral document; as markdown it fits a summary or a comment of GitHub."""
-    report = _report(comparisons, _ROWS[0])
-    for rows in _ROWS[1:]:
-        if not is_markdown or len(render(report, Format.MARKDOWN)) <= LONGEST_MARKDOWN:
-            break
-        report = _report(comparisons, rows)
-    return report
-
-
-def _report(comparisons: Sequence[Comparison], most_rows: int) -> Report:
-    damage = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
-    if len(comparisons) == 1:
-        return Report(
-            describe_verdict(comparisons[0]), to_data(comparisons[0]), to_sections(comparisons[0], most_rows), damage
-        )
-    data: dict[str, Json] = {"schema": _MANY_SCHEMA, "comparisons": [to_data(comparison) for comparison in comparisons]}
-    return Report(
-        f"{len(comparisons)} compared with {shorten(comparisons[0].a.name)}",
-        data,
-        summarize(comparisons, most_rows),
-        damage,
-    )

@@ -132,7 +132,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
         SourceError: A path does not exist, or no input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
-    _choose(plan.only)  # a name that does not exist is said before anything is read
+    require_analyzers(plan.only)  # said before anything is read
     return analyze_inputs(find_inputs(paths, plan.most_files), plan)
 
 
@@ -208,6 +208,15 @@ def measure_with(
     run_damage = inputs.run.damage if inputs.run else ()
     partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]
     return Measured(inputs.run, partials, [*run_damage, *measurements.damage], measurements.windows)
+
+
+def require_analyzers(names: frozenset[str]) -> None:
+    """Check names of analyzers.
+
+    Raises:
+        UsageError: One does not exist.
+    """
+    _choose(names)
 
 
 def _choose(only: frozenset[str]) -> list[Analyzer]:

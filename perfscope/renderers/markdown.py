@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tabulate import tabulate
 
-from perfscope.report import Cell, Column, Report, Section, escape_control_characters
+from perfscope.renderers.cells import is_numeric, to_line, to_text
+from perfscope.report import Report, Section
 
-_ABSENT = "n/a"
 _DEEPEST_LEVEL = 6  # of a heading, in markdown
 
 
@@ -23,7 +23,7 @@ def render(report: Report, level: int = 1) -> str:
     for section in report.sections:
         blocks.extend(_section(section, level + 1))
     if report.warnings:
-        blocks.append("\n".join(f"> **Warning:** {_one_line(warning)}" for warning in report.warnings))
+        blocks.append("\n".join(f"> **Warning:** {to_line(warning)}" for warning in report.warnings))
     return _join(blocks)
 
 
@@ -37,7 +37,7 @@ def _join(blocks: Iterable[str]) -> str:
 
 
 def _heading(title: str, level: int) -> str:
-    return f"{'#' * min(level, _DEEPEST_LEVEL)} {_one_line(title)}"
+    return f"{'#' * min(level, _DEEPEST_LEVEL)} {to_line(title)}"
 
 
 def _section(section: Section, level: int) -> list[str]:
@@ -47,34 +47,20 @@ def _section(section: Section, level: int) -> list[str]:
     if section.drawing:
         blocks.append(f"```text\n{section.drawing}\n```")
     if section.notes:
-        blocks.append("\n".join(f"- {_one_line(note)}" for note in section.notes))
+        blocks.append("\n".join(f"- {to_line(note)}" for note in section.notes))
     return blocks
 
 
 def _table(section: Section) -> str:
-    cells = [[_cell(value, column) for value, column in zip(row, section.columns, strict=True)] for row in section.rows]
-    alignment = ["right" if _is_numeric(section, index) else "left" for index in range(len(section.columns))]
+    cells = [
+        [_escape(to_text(value, column)) for value, column in zip(row, section.columns, strict=True)]
+        for row in section.rows
+    ]
+    alignment = ["right" if is_numeric(section, index) else "left" for index in range(len(section.columns))]
     headings = [_escape(column.heading) for column in section.columns]
     text: str = tabulate(cells, headings, tablefmt="pipe", colalign=alignment if cells else None, disable_numparse=True)
     return text
 
 
-def _is_numeric(section: Section, index: int) -> bool:
-    values = [row[index] for row in section.rows if row[index] is not None]
-    return bool(values) and not any(isinstance(value, str) for value in values)
-
-
-def _cell(value: Cell, column: Column) -> str:
-    if value is None:
-        return _ABSENT
-    if isinstance(value, float):
-        return f"{value:.{column.decimals}f}"
-    return _escape(str(value))
-
-
 def _escape(text: str) -> str:
-    return _one_line(text).replace("|", "\\|")
-
-
-def _one_line(text: str) -> str:
-    return escape_control_characters(" ".join(text.split()))
+    return to_line(text).replace("|", "\\|")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.compare import LONGEST_MARKDOWN
+from perfscope.api.comparing import LONGEST_MARKDOWN
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
 

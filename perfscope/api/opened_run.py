@@ -1,0 +1,199 @@
+"""A run, or traces, opened in Python: everything that is known of it, computed when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
+from perfscope.api.schema.steps import StepsData
+from perfscope.engine.analysis_report import to_report
+from perfscope.engine.inputs import Inputs
+from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
+from perfscope.engine.registry import Result as AnalyzerResult
+from perfscope.engine.run import Analysis, Plan, analyze_inputs
+from perfscope.renderers import Format, render
+from perfscope.renderers.html import render_lines
+from perfscope.report import Json, Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perfscope.api.comparing import ComparedRuns
+    from perfscope.tables.run import Run
+
+#: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read.
+_FRAMES = "perfscope.api.frames"
+_COMPARING = "perfscope.api.comparing"
+_NO_DERIVED = "it does not apply to this run"
+
+
+class OpenedRun:
+    """A run of ``perfscope profile``, or traces of one job.
+
+    Nothing is analyzed before a result is asked for; then every trace is read once.
+    """
+
+    def __init__(self, inputs: Inputs, plan: Plan) -> None:
+        self._inputs = inputs
+        self._plan = plan
+        self._further: dict[str, Analysis] = {}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What was opened."""
+        return self._inputs.locations
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The profiled command, without secrets; empty for traces, and where the run does not state it."""
+        return self._inputs.run.command if self._inputs.run else ()
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """The analysis behind the results, for analyzers and reports.
+
+        Raises:
+            SourceError: No trace can be read, and there is nothing else.
+        """
+        return analyze_inputs(self._inputs, self._plan)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is missing or damaged, as sentences; the results rest on the rest."""
+        return self.analysis.damage
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Why a result is absent, by its name."""
+        return {skipped.analyzer: skipped.reason for skipped in self.analysis.skipped}
+
+    @cached_property
+    def results(self) -> Results:
+        """Every result by its name; one that does not exist is ``Absent`` and says why."""
+        names = [FINDINGS, *(analyzer.name for analyzer in analyzers())]
+        names += [derivation.name for derivation in DERIVATIONS if derivation.name not in names]
+        return Results(names, self._look_up)
+
+    @property
+    def findings(self) -> Findings | Absent:
+        """What costs the most, and what to try."""
+        return self.results.findings
+
+    @property
+    def steps(self) -> Result[StepsData] | Absent:
+        """Step times and throughput; each step is a row of ``frame("steps")``."""
+        return self.results.steps
+
+    def frame(self, name: str) -> pd.DataFrame:
+        """A table as a pandas DataFrame: columns as in the JSON, with their units, and ``<NA>`` for what is absent.
+
+        Raises:
+            UsageError: There is no such table; the error names those that there are.
+            MissingInput: The run does not have it; the error says why.
+        """
+        frame: pd.DataFrame = import_module(_FRAMES).to_frame(self, name)
+        return frame
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """The names that ``frame`` takes."""
+        names: tuple[str, ...] = import_module(_FRAMES).NAMES
+        return names
+
+    def compare(
+        self,
+        other: OpenedRun | str | os.PathLike[str],
+        *,
+        anyway: bool = False,
+        limits: Sequence[str] = (),
+        between_runs: float | None = None,
+        operators: bool = False,
+    ) -> ComparedRuns:
+        """Say whether another run is slower or faster than this one, by how much, and why.
+
+        Args:
+            other: A run, or what ``perfscope compare`` takes: traces, a log, a saved result, several runs.
+            anyway: Compare another model, batch or GPU count, too: per token.
+            limits: Limits such as ``"step_time>+3%"``; ``data["limits"]`` says what became of them.
+            between_runs: Standard deviation of the median step between runs of the same code, as a share of 1.
+            operators: Break compute down by operator, too.
+
+        Raises:
+            SourceError: The other one cannot be read.
+            UsageError: A limit cannot be understood.
+        """
+        location = other.location if isinstance(other, OpenedRun) else os.fspath(other)
+        compared: ComparedRuns = import_module(_COMPARING).compare_locations(
+            self.location, location, anyway=anyway, limits=limits, between_runs=between_runs, operators=operators
+        )
+        return compared
+
+    @property
+    def location(self) -> str:
+        """What ``perfscope compare`` takes for this run."""
+        return ",".join(self.paths)
+
+    def report(self) -> Report:
+        """The report that ``perfscope analyze`` prints, as a neutral document."""
+        return to_report(self.analysis)
+
+    @property
+    def data(self) -> Mapping[str, Json]:
+        """All of it as ``perfscope analyze --format json`` gives it."""
+        return self.report().data
+
+    @property
+    def records(self) -> Run | None:
+        """What the hooks recorded, as typed tables; None for traces alone."""
+        return self._inputs.run
+
+    def with_operators(self) -> OpenedRun:
+        """The same run, with kernels broken down by operator."""
+        return self if self._plan.with_operators else OpenedRun(self._inputs, replace(self._plan, with_operators=True))
+
+    def __str__(self) -> str:
+        return render(self.report(), Format.MARKDOWN)
+
+    def __repr__(self) -> str:
+        what = "run" if self._inputs.run else f"{len(self._inputs.traces)} traces"
+        command = f": {shlex.join(self.command)}" if self.command else ""
+        return f"<{what} {', '.join(self.paths)}{command}>"
+
+    def _repr_html_(self) -> str:
+        shown = (self.findings, self.steps, self.results.breakdown or self.results.host)
+        warnings = [f"Warning: {line}" for line in self.warnings]
+        return render_lines([repr(self)[1:-1], *warnings]) + "".join(result._repr_html_() for result in shown)
+
+    def _look_up(self, name: str) -> AnyResult:
+        analysis = self.analysis
+        result, reason = analysis.results.get(name), self.absent.get(name)
+        if result is None and reason is None and any(analyzer.name == name for analyzer in analyzers()):
+            analysis = self._analyze_further(name)
+            result = analysis.results.get(name)
+            reason = next((skip.reason for skip in analysis.skipped if skip.analyzer == name), None)
+        if result is None:
+            return Absent(name, reason or self._why_not_derived(name))
+        return _to_result(name, result)
+
+    def _analyze_further(self, name: str) -> Analysis:
+        """Run one analyzer that the plan leaves out."""
+        if name not in self._further:
+            plan = replace(self._plan, only=frozenset({name}))
+            self._further[name] = analyze_inputs(self._inputs, plan)
+        return self._further[name]
+
+    def _why_not_derived(self, name: str) -> str:
+        needed = next((derivation.needs_results for derivation in DERIVATIONS if derivation.name == name), ())
+        reasons = self.absent
+        return next((f"{other}: {reasons[other]}" for other in needed if other in reasons), _NO_DERIVED)
+
+
+def _to_result(name: str, result: AnalyzerResult) -> Result[Any]:
+    data: Any = result.data()  # the schema has its type, which the tests hold
+    return (Findings if name == FINDINGS else Result)(name, data, result.sections())

@@ -1,0 +1,176 @@
+"""The results of a run: each one typed data that shows itself, or the reason why it is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+
+from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
+from perfscope.api.schema.findings import FindingData, WallClockData
+from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
+from perfscope.api.schema.host import BudgetData, HostData, IterationsData, OperationsData
+from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
+from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
+from perfscope.api.schema.steps import CorrectedData, CostData, SavesData, SetupData, StepsData
+from perfscope.errors import MissingInput, UsageError
+from perfscope.renderers.html import render_lines, render_sections
+from perfscope.renderers.markdown import render_sections as render_markdown
+from perfscope.report import Section
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Absent:
+    """A result that does not exist, and why. It is false; to use it raises ``MissingInput`` with the reason.
+
+    Attributes:
+        name: The result.
+        reason: Why it does not exist, in words.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+
+    @property
+    def data(self) -> NoReturn:
+        """Nothing.
+
+        Raises:
+            MissingInput: Always, with the reason.
+        """
+        raise MissingInput(f"there is no result {self.name!r}: {self.reason}")
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The reason as a section, for people."""
+        return (Section("Not computed", notes=(f"{self.name}: {self.reason}",)),)
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        return iter((self.data,))
+
+    def __repr__(self) -> str:
+        return f"<no {self.name}: {self.reason}>"
+
+    def _repr_html_(self) -> str:
+        return render_lines([f"No {self.name}: {self.reason}"])
+
+
+class Result(Generic[T_co]):
+    """One result. It is true, and shows its tables in a notebook; ``str(result)`` is markdown.
+
+    Attributes:
+        name: Its key in ``results``.
+        data: Its value in JSON, as plain dictionaries and lists; the type says which keys it has, and their units.
+        sections: Its tables and notes, for people.
+    """
+
+    def __init__(self, name: str, data: T_co, sections: tuple[Section, ...], chart: str = "") -> None:
+        self.name = name
+        self.data = data
+        self.sections = sections
+        self._chart = chart
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+    def __iter__(self) -> Iterator[object]:
+        """Iterate over what is listed: the findings, GPUs and so on; over the keys of other results."""
+        return iter(self.data) if isinstance(self.data, Sequence | Mapping) else iter(())
+
+    def __str__(self) -> str:
+        return render_markdown(self.sections, level=2)
+
+    def __repr__(self) -> str:
+        if isinstance(self.data, Mapping):
+            return f"<{self.name}: {', '.join(self.data)}>"
+        return f"<{self.name}: {len(self.data) if isinstance(self.data, Sequence) else 1} entries>"
+
+    def _repr_html_(self) -> str:
+        return self._chart + render_sections(self.sections)
+
+
+class Findings(Result[list[FindingData]]):
+    """What costs the most in a run, and what to try; the one first that regains most of a step."""
+
+    def __iter__(self) -> Iterator[FindingData]:
+        """Iterate over the findings."""
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        lines = [f"{finding['title']} ({finding['share_of_step']:.0%} of a step)" for finding in self.data]
+        return f"<findings: {'; '.join(lines) or 'nothing stands out'}>"
+
+
+#: A result of any analyzer; its data is what the analyzer's JSON is.
+AnyResult: TypeAlias = "Result[Any] | Absent"
+
+
+class Results:
+    """The results of a run by name: ``results.steps`` or ``results["steps"]``.
+
+    Those that no report has unless they are asked for, such as ``budget`` and ``whatif``, are computed when they are
+    first used. Iterating gives the names.
+    """
+
+    findings: Findings | Absent
+    wall_clock: Result[WallClockData] | Absent
+    steps: Result[StepsData] | Absent
+    setup: Result[SetupData] | Absent
+    gpus: Result[list[GpuData]] | Absent
+    cost: Result[CostData] | Absent
+    saves: Result[SavesData] | Absent
+    energy: Result[EnergyData] | Absent
+    throttling: Result[list[GpuThrottlingData]] | Absent
+    mfu: Result[MfuData] | Absent
+    breakdown: Result[BreakdownData] | Absent
+    host: Result[HostData] | Absent
+    overlap: Result[OverlapData] | Absent
+    idle: Result[IdleData] | Absent
+    calls: Result[CallsData] | Absent
+    optimizer: Result[OptimizerTimeData] | Absent
+    kernels: Result[KernelsData] | Absent
+    operations: Result[OperationsData] | Absent
+    iterations: Result[IterationsData] | Absent
+    collectives: Result[CollectivesData] | Absent
+    stragglers: Result[StragglersData] | Absent
+    clock: Result[ClockData] | Absent
+    pipeline_bubble: Result[BubbleData] | Absent
+    pipeline_steps: Result[PipelineStepsData] | Absent
+    corrected: Result[CorrectedData] | Absent
+    whatif: Result[WhatIfData] | Absent
+    budget: Result[BudgetData] | Absent
+
+    def __init__(self, names: Sequence[str], look_up: Callable[[str], AnyResult]) -> None:
+        self._names = tuple(names)
+        self._look_up = look_up
+
+    def __getitem__(self, name: str) -> AnyResult:
+        """The result of an analyzer, also of one of another distribution.
+
+        Raises:
+            UsageError: No analyzer has that name.
+        """
+        if name not in self._names:
+            raise UsageError(f"there is no result {name!r}: the results are {', '.join(self._names)}")
+        return self._look_up(name)
+
+    def __getattr__(self, name: str) -> AnyResult:
+        if name.startswith("_") or name not in self._names:
+            raise AttributeError(f"there is no result {name!r}: the results are {', '.join(self._names)}")
+        return self._look_up(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names]
+
+    def __repr__(self) -> str:
+        return f"<results: {', '.join(self._names)}>"

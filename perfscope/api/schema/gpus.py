@@ -1,0 +1,267 @@
+"""GPUs by NVML, their energy and throttling, and the share of their peak that training uses."""
+
+from typing import TypedDict
+
+from perfscope.api.schema.windowed import Windowed
+
+
+class GpuData(TypedDict):
+    """An entry of ``results.gpus``; means are over NVML's samples between the first and the last step.
+
+    Attributes:
+        host: Its machine.
+        uuid: Its UUID.
+        name: Its model.
+        ranks: The ranks that trained on it; empty where none did, or where that is not known.
+        mig_instances: Its MIG instances; 0 without MIG.
+        samples: How many samples the means are over.
+        power_w: Mean power.
+        power_limit_w: The enforced limit.
+        power_limit_default_w: Its default limit.
+        util_percent: Mean utilisation: share of NVML's period in which any kernel ran.
+        sm_clock_mhz: Mean clock of its multiprocessors.
+        sm_clock_max_mhz: Their maximum clock.
+        temperature_c: Maximum temperature.
+        memory_used_bytes: Most memory in use, other processes included.
+        memory_total_bytes: Its memory.
+        nvlink_tx_bytes_per_s: Mean rate of sending over all its NVLinks.
+        nvlink_rx_bytes_per_s: Mean rate of receiving over all its NVLinks.
+        pcie_tx_bytes_per_s: Mean rate of sending over PCIe.
+        pcie_rx_bytes_per_s: Mean rate of receiving over PCIe.
+        lost: Whether it stopped answering.
+    """
+
+    host: str
+    uuid: str
+    name: str
+    ranks: list[int]
+    mig_instances: int
+    samples: int
+    power_w: float | None
+    power_limit_w: float | None
+    power_limit_default_w: float | None
+    util_percent: float | None
+    sm_clock_mhz: float | None
+    sm_clock_max_mhz: int | None
+    temperature_c: int | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    nvlink_tx_bytes_per_s: float | None
+    nvlink_rx_bytes_per_s: float | None
+    pcie_tx_bytes_per_s: float | None
+    pcie_rx_bytes_per_s: float | None
+    lost: bool
+
+
+class GpuEnergyData(TypedDict):
+    """The energy of one GPU: power integrated over each step by the trapezoidal rule.
+
+    Attributes:
+        host: Its machine.
+        uuid: Its UUID.
+        name: Its model.
+        ranks: The ranks that trained on it.
+        steps: Number of undisturbed steps that the samples cover.
+        step_j: Mean energy of these.
+        power_w: Mean power in these.
+        counter_j: Change of the GPU's energy counter over ``compared_s``.
+        integrated_j: The integral of power over the same time.
+        compared_s: That time; None where it would be too short to compare.
+        difference: ``integrated_j / counter_j - 1``.
+        reason: Why the step's energy is absent.
+    """
+
+    host: str
+    uuid: str
+    name: str
+    ranks: list[int]
+    steps: int
+    step_j: float | None
+    power_w: float | None
+    counter_j: float | None
+    integrated_j: float | None
+    compared_s: float | None
+    difference: float | None
+    reason: str | None
+
+
+class EnergyData(TypedDict):
+    """``results.energy``: the energy of a step.
+
+    Attributes:
+        step_j: Energy of a step over all GPUs; None where one is not known.
+        tokens_per_j: Tokens of a step over its energy.
+        samples_per_j: Samples of a step over its energy.
+        gpus: Each GPU that a rank trained on.
+    """
+
+    step_j: float | None
+    tokens_per_j: float | None
+    samples_per_j: float | None
+    gpus: list[GpuEnergyData]
+
+
+class ThrottlingCauseData(TypedDict):
+    """One cause on one GPU.
+
+    Attributes:
+        cause: In words.
+        steps: The throttled steps.
+        time_fraction: Share of training in which it was active, by the GPU's counter.
+    """
+
+    cause: str
+    steps: list[int]
+    time_fraction: float | None
+
+
+class GpuThrottlingData(TypedDict):
+    """An entry of ``results.throttling``: a GPU, and the steps in which it was throttled.
+
+    Attributes:
+        host: Its machine.
+        uuid: Its UUID.
+        name: Its model.
+        ranks: The ranks that trained on it.
+        known_steps: Number of steps that samples cover.
+        steps: Steps that were throttled by any cause.
+        causes: By cause.
+        hit_s: Median undisturbed step that was throttled.
+        clear_s: Median undisturbed step that was not.
+        hit_mhz: Mean clock in the former.
+        clear_mhz: Mean clock in the latter.
+    """
+
+    host: str
+    uuid: str
+    name: str
+    ranks: list[int]
+    known_steps: int
+    steps: list[int]
+    causes: list[ThrottlingCauseData]
+    hit_s: float | None
+    clear_s: float | None
+    hit_mhz: float | None
+    clear_mhz: float | None
+
+
+class ConventionData(TypedDict):
+    """The median step by one convention of counting operations.
+
+    Attributes:
+        name: Its name in perfscope.
+        tflops_per_gpu: ``flops_per_token * tokens_per_s / gpus / 10**12``; None where dimensions are missing.
+        mfu: ``tflops_per_gpu`` over the dense peak, where the convention counts no recomputation.
+        hfu: The same, where it counts recomputation.
+        formula: Its formula.
+        source: Where the formula is from.
+        flops_per_token: Operations for a token.
+        counts_recomputation: Whether recomputed activations count.
+        printed_by: The framework that prints it.
+        inputs: What went into the formula.
+        reason: Why there is no figure, or what makes it doubtful.
+    """
+
+    name: str
+    tflops_per_gpu: float | None
+    mfu: float | None
+    hfu: float | None
+    formula: str
+    source: str
+    flops_per_token: int | None
+    counts_recomputation: bool
+    printed_by: str | None
+    inputs: dict[str, int]
+    reason: str | None
+
+
+class StepUtilisationData(TypedDict):
+    """An undisturbed step by the headline convention.
+
+    Attributes:
+        step: Its number.
+        tflops_per_gpu: TFLOPs per GPU.
+        mfu: MFU.
+    """
+
+    step: int
+    tflops_per_gpu: float
+    mfu: float | None
+
+
+class PrecisionData(TypedDict):
+    """The data types of matrix products.
+
+    Attributes:
+        shares: Share of the operations by type.
+        evidence: What shows it.
+    """
+
+    shares: dict[str, float] | None
+    evidence: str
+
+
+class CrossCheckData(TypedDict):
+    """Operations counted from shapes in traces, beside the formula.
+
+    Attributes:
+        flops_per_token: Counted.
+        formula_flops_per_token: The formula's; None without dimensions.
+        difference: ``flops_per_token / formula_flops_per_token - 1``.
+        recomputed: What the trace shows to be recomputed.
+        ranks: How many ranks were counted.
+        explanation: Why they differ by more than 2 %, and what could not be counted.
+    """
+
+    flops_per_token: float
+    formula_flops_per_token: float | None
+    difference: float | None
+    recomputed: str | None
+    ranks: int
+    explanation: list[str]
+
+
+class MfuData(Windowed):
+    """``results.mfu``: MFU = operations per token x tokens/s / (GPUs x dense peak), by each convention.
+
+    Attributes:
+        convention: The headline convention: ``megatron_core``.
+        mfu: MFU of the median step by it.
+        tflops_per_gpu: TFLOPs per GPU by it.
+        conventions: The median step by every convention.
+        steps: Each undisturbed step by the headline convention.
+        parameters: Parameters over all pipeline stages.
+        trainable_parameters: Those that have gradients.
+        layers: Layers.
+        hidden: Hidden size.
+        vocabulary: Vocabulary.
+        device: The name that the driver states.
+        gpu: The GPU whose data sheet is used; None where it is not listed.
+        dtype: The main data type of the products.
+        precision: All of them.
+        peak_tflops: The dense peak of one GPU in that type.
+        doubt: What makes the headline doubtful.
+        checkpointing: What was counted as recomputed.
+        counted: The operations of the traces; None where they state no shapes.
+        notes: What a reader must know.
+    """
+
+    convention: str
+    mfu: float | None
+    tflops_per_gpu: float | None
+    conventions: list[ConventionData]
+    steps: list[StepUtilisationData]
+    parameters: int
+    trainable_parameters: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    device: str | None
+    gpu: str | None
+    dtype: str | None
+    precision: PrecisionData
+    peak_tflops: float | None
+    doubt: str | None
+    checkpointing: str
+    counted: CrossCheckData | None
+    notes: list[str]

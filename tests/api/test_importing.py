@@ -1,0 +1,95 @@
+"""``import perfscope`` costs a training process nothing, and gives everything that is public."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from tests.conftest import ROOT, run
+
+
+def test_the_import_loads_no_other_module(tmp_path: Path) -> None:
+    program = "import sys\nbefore = set(sys.modules)\nimport perfscope\nprint(sorted(set(sys.modules) - before))"
+    ended = run([sys.executable, "-S", "-c", program], tmp_path)
+    assert ended.stdout == "['perfscope']\n"
+
+
+def test_opening_a_run_loads_neither_torch_nor_pandas_nor_scipy(tmp_path: Path) -> None:
+    program = (
+        "import sys, perfscope\n"
+        f"run = perfscope.open({str(ROOT / 'fixtures' / 'findings' / 'h200' / 'unpinned')!r})\n"
+        "assert run.steps.data['count'] == 34\n"
+        "assert run.findings.data\n"
+        "print(sorted({'torch', 'pandas', 'scipy', 'rich', 'typer'} & set(sys.modules)))"
+    )
+    assert run([sys.executable, "-c", program], tmp_path).stdout == "[]\n"
+
+
+def test_everything_public_can_be_loaded() -> None:
+    assert set(perfscope.__all__) <= set(dir(perfscope))
+    assert all(getattr(perfscope, name) is not None for name in perfscope.__all__)
+
+
+def test_types_are_stated_for_everything_public() -> None:
+    tree = ast.parse((ROOT / "perfscope" / "__init__.pyi").read_text())
+    imported = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    stated = {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
+    assert imported | stated == set(perfscope.__all__)
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        _ = perfscope.opne  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"  # a build leaves its files behind
+    for folder in ("perfscope", "analyzers", "hooks"):
+        shutil.copytree(ROOT / folder, tree / folder)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, tree)
+    options = ["--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    ended = run([sys.executable, "-m", "pip", "wheel", *options, tree], tmp_path)
+    assert ended.code == 0, ended.stderr
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert {"perfscope/py.typed", "perfscope/__init__.pyi", "perfscope/api/schema/steps.py"} <= set(names)
+
+
+def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from collections.abc import Iterator\n"
+        "import perfscope\n"
+        "def causes(path: str) -> Iterator[str]:\n"
+        "    run = perfscope.open(path, workers=2)\n"
+        "    for finding in run.findings:\n"
+        "        yield f\"{finding['title']}: {finding['cost_us'] / 1000:.1f} ms: {finding['advice']}\"\n"
+        "def idle_us(path: str) -> float | None:\n"
+        "    breakdown = perfscope.open(path).results.breakdown\n"
+        "    if not breakdown:\n"
+        "        reason: str = breakdown.reason\n"
+        "        print(reason)\n"
+        "        return None\n"
+        "    return sum(rank['idle_us'] for rank in breakdown.data['ranks'])\n"
+        "def is_slower(a: str, b: str) -> bool:\n"
+        "    compared = perfscope.open(a).compare(perfscope.open(b))\n"
+        "    change = compared.data['step_time']\n"
+        "    return compared.verdict == 'slower' and change is not None and change['change'] > 0.03\n"
+        "def median_s(run: perfscope.OpenedRun) -> float | None:\n"
+        "    return run.steps.data['median_s']\n"
+    )
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("import perfscope\nx: str = perfscope.open('RUN').steps.data['median_s']\nperfscope.open(1)\n"
+                     "perfscope.open('RUN').results.breakdown.data['rnaks']\n")  # fmt: skip
+    options = ["--strict", "--no-incremental", "--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent"]
+    ended = run([sys.executable, "-m", "mypy", *options, program], ROOT)
+    assert ended.code == 0, ended.stdout
+    ended = run([sys.executable, "-m", "mypy", *options, wrong], ROOT)
+    assert ended.stdout.count("error:") == 3, ended.stdout

@@ -1,0 +1,212 @@
+"""A run opened in Python: the answers of the command line, typed, and an honest reason for each that is absent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import perfscope
+from tests.api.inputs import all_inputs
+from tests.conftest import ROOT
+from tests.conftest import perfscope as command_line
+
+FIXTURES = ROOT / "fixtures"
+UNPINNED = FIXTURES / "findings" / "h200" / "unpinned"
+ZERO1 = FIXTURES / "runs" / "h200_zero1"
+ONE_RANK_TRACES = FIXTURES / "traces" / "single"
+Lines = list[dict[str, Any]]
+
+
+def test_it_gives_what_the_command_line_gives() -> None:
+    printed = json.loads(command_line("analyze", "--format", "json", UNPINNED, cwd=ROOT).stdout)
+    run = perfscope.open(UNPINNED)
+    assert json.loads(json.dumps(run.data)) == {key: value for key, value in printed.items() if key != "warnings"} | {
+        "inputs": run.data["inputs"]
+    }
+    assert str(run) == command_line("analyze", UNPINNED, cwd=ROOT).stdout
+
+
+def test_findings_and_steps() -> None:
+    run = perfscope.open(UNPINNED)
+    assert [finding["id"] for finding in run.findings] == ["unpinned_copies", "host_bound"]
+    assert repr(run.findings) == "<findings: Unpinned copies (49% of a step); Host-bound launches (4% of a step)>"
+    assert run.steps
+    assert run.steps.data["count"] == len(run.frame("steps")) == 34
+    assert run.command[0] == "python3"
+    assert repr(run) == f"<run {UNPINNED}: python3 tests/scripts/faults.py unpinned>"
+
+
+def test_what_is_absent_says_why() -> None:
+    saves = perfscope.open(UNPINNED).results.saves
+    assert not saves
+    assert isinstance(saves, perfscope.Absent)
+    assert saves.reason == "no checkpoint save was timed"
+    assert repr(saves) == "<no saves: no checkpoint save was timed>"
+    with pytest.raises(perfscope.MissingInput, match="no checkpoint save was timed"):
+        _ = saves.data
+    with pytest.raises(perfscope.MissingInput, match="no checkpoint save was timed"):
+        list(saves)
+
+
+def test_what_no_report_has_is_computed_when_it_is_asked_for() -> None:
+    run = perfscope.open(UNPINNED)
+    assert "budget" not in run.analysis.results
+    budget = run.results.budget.data
+    assert sum(term["us"] for term in budget["terms"]) == pytest.approx(budget["step_us"], rel=1e-9)
+
+
+def test_an_unknown_name_is_an_error_that_names_the_choices() -> None:
+    run = perfscope.open(UNPINNED)
+    with pytest.raises(perfscope.UsageError, match=r"no frame 'kernel': the frames are .*kernels.*collectives"):
+        run.frame("kernel")
+    with pytest.raises(perfscope.UsageError, match=r"no result 'step': the results are .*steps"):
+        _ = run.results["step"]
+    with pytest.raises(AttributeError, match=r"no result 'step': the results are .*steps"):
+        _ = run.results.step
+    with pytest.raises(perfscope.UsageError, match="no analyzer nothing"):
+        perfscope.open(UNPINNED, only=["nothing"])
+
+
+@pytest.mark.parametrize("path", all_inputs()[::6], ids=lambda path: str(path.relative_to(FIXTURES)))
+def test_every_frame_is_a_table_or_says_why_not(path: Path) -> None:
+    run = perfscope.open(path)
+    for name in run.frames:
+        try:
+            frame = run.frame(name)
+        except perfscope.MissingInput:
+            continue
+        assert isinstance(frame, pd.DataFrame)
+        assert len(frame.columns) > 1
+        for column in frame.select_dtypes("number"):
+            assert not any(isinstance(value, float) and math.isnan(value) for value in frame[column].dropna()), column
+
+
+def test_a_frame_is_the_table_of_the_json() -> None:
+    run = perfscope.open(ZERO1)
+    kernels = run.frame("kernels")
+    assert kernels["total_us"].sum() == pytest.approx(run.results.kernels.data["total_us"])
+    wall = run.frame("wall_clock").groupby("rank")["ns"].sum()
+    assert {ledger["rank"]: ledger["wall_ns"] for ledger in run.results.wall_clock.data["ranks"]} == wall.to_dict()
+    ranks = run.frame("ranks")
+    assert list(ranks["rank"]) == [0, 1, 2, 3]
+    parts = ranks[["compute_us", "exposed_communication_us", "exposed_copy_us", "idle_us"]].sum(axis=1)
+    assert list(parts) == pytest.approx(list(ranks["window_us"]))
+    calls = run.results.calls
+    if calls:
+        assert len(run.frame("calls")) == sum(len(rank["callers"]) for rank in calls.data["ranks"])
+
+
+def test_the_median_of_the_undisturbed_steps_is_the_median_of_the_result() -> None:
+    run = perfscope.open(UNPINNED)
+    steps = run.frame("steps")
+    assert steps[steps["undisturbed"]]["wall_ns"].median() / 1e9 == pytest.approx(run.steps.data["median_s"])
+
+
+def test_operators_are_read_when_they_are_asked_for() -> None:
+    assert perfscope.open(UNPINNED).results.kernels.data["operators"] is None
+    assert "aten::mm" in set(perfscope.open(UNPINNED).frame("operators")["name"])
+
+
+def test_two_runs_compared() -> None:
+    clean, slow = FIXTURES / "findings" / "h200" / "pinned", UNPINNED
+    compared = perfscope.open(clean).compare(perfscope.open(slow), anyway=True, limits=["step_time>+3%"])
+    assert compared.verdict == "slower"
+    assert compared.data["limits"][0]["exceeded"] is True
+    assert repr(compared).startswith("<")
+    printed = command_line("compare", clean, slow, "--anyway", "--fail-on", "step_time>+3%", cwd=ROOT)
+    assert str(compared) == printed.stdout
+    assert perfscope.open(clean).compare(slow).verdict == perfscope.open(clean).compare(str(slow)).verdict
+
+
+class TestBadInput:
+    def test_what_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(perfscope.SourceError, match="does not exist"):
+            perfscope.open(tmp_path / "nothing")
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(perfscope.SourceError, match="contains no trace") as error:
+            perfscope.open(tmp_path)
+        assert "traces end in" in error.value.__notes__[0]
+
+    def test_an_empty_run(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        shutil.copy(UNPINNED / "run.json", tmp_path / "run")
+        run = perfscope.open(tmp_path / "run")
+        assert isinstance(run.steps, perfscope.Absent)
+        assert run.steps.reason
+        assert any("no training process reported" in line for line in run.warnings)
+        with pytest.raises(perfscope.MissingInput):
+            run.frame("steps")
+        with pytest.raises(perfscope.MissingInput):
+            run.frame("ranks")
+
+    def test_one_step(self, tmp_path: Path) -> None:
+        run = run_with_steps(tmp_path, lambda lines: lines[:1])
+        assert run.steps.data["count"] == 1
+        assert run.steps.data["median_s"] is None
+        assert len(run.frame("steps")) == 1
+
+    def test_ten_thousand_steps(self, tmp_path: Path) -> None:
+        def repeat(lines: Lines) -> Lines:
+            last = lines[-1]
+            return [*lines, *({**last, "step": step, "end_ns": last["end_ns"] + (step - 34) * last["wall_ns"]}
+                              for step in range(35, 10_001))]  # fmt: skip
+
+        run = run_with_steps(tmp_path, repeat)
+        assert run.steps.data["count"] == len(run.frame("steps")) == 10_000
+        assert len(run._repr_html_()) < 200_000
+
+    def test_no_traces(self, tmp_path: Path) -> None:
+        shutil.copytree(UNPINNED, tmp_path / "run", ignore=shutil.ignore_patterns("traces"))
+        run = perfscope.open(tmp_path / "run")
+        assert run.steps
+        assert isinstance(run.results.breakdown, perfscope.Absent)
+        assert any("is missing" in line for line in run.warnings)
+
+    def test_one_rank_without_a_run(self) -> None:
+        run = perfscope.open(ONE_RANK_TRACES)
+        assert isinstance(run.steps, perfscope.Absent)
+        assert run.steps.reason == "needs a run of `perfscope profile`, not traces alone"
+        with pytest.raises(perfscope.MissingInput, match="perfscope profile"):
+            run.frame("steps")
+        assert len(run.frame("ranks")) == 1
+
+    def test_a_damaged_run(self, tmp_path: Path) -> None:
+        shutil.copytree(UNPINNED, tmp_path / "run")
+        for trace in (tmp_path / "run" / "traces").rglob("*.json.gz"):
+            trace.write_bytes(trace.read_bytes()[:-2000])
+        run = perfscope.open(tmp_path / "run")
+        assert run.warnings
+        assert "Warning: " in run._repr_html_()
+
+    def test_several_runs(self) -> None:
+        with pytest.raises(perfscope.UsageError, match="these are 2 runs"):
+            perfscope.open(UNPINNED, ZERO1)
+
+    def test_hostile_names_show_as_text(self, tmp_path: Path) -> None:
+        trace = json.loads(gzip.decompress(next((UNPINNED / "traces").glob("*.json.gz")).read_bytes()))
+        for event in trace["traceEvents"]:
+            if event.get("cat") == "kernel":
+                event["name"] = "<script>alert(1)</script>\x1b[31m"
+        (tmp_path / "rank0.json").write_text(json.dumps(trace))
+        html = perfscope.open(tmp_path / "rank0.json").results.kernels._repr_html_()
+        assert "&lt;script&gt;" in html
+        assert "<script" not in html
+        assert "\x1b" not in html
+
+
+def run_with_steps(folder: Path, change: Callable[[Lines], Lines]) -> perfscope.OpenedRun:
+    """A run with other step records, and without traces."""
+    shutil.copytree(UNPINNED, folder / "run", ignore=shutil.ignore_patterns("traces"))
+    for file in (folder / "run").rglob("steps.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in change(lines)))
+    return perfscope.open(folder / "run")

@@ -1,0 +1,135 @@
+"""The types of JSON are those of the JSON that perfscope gives, key by key, for every run and trace in fixtures/."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+
+import perfscope.api.schema
+from perfscope.api.comparing import compare_locations
+from perfscope.api.opened_run import OpenedRun
+from perfscope.api.opening import open_run
+from perfscope.api.results import Findings, Results
+from perfscope.api.schema.comparison import ComparisonData
+from perfscope.api.schema.findings import FindingData
+from perfscope.api.schema.windowed import SkippedData, WindowsData
+from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
+from tests.api.inputs import all_inputs
+from tests.conftest import ROOT
+
+SCHEMA = Path(perfscope.api.schema.__file__).parent
+#: Computed when they are asked for; they read every trace once more.
+ON_DEMAND = ("budget", "whatif")
+WITH_THESE = ("fixtures/whatif/base", "fixtures/findings/h200/unpinned", "fixtures/runs/h200_zero1")
+
+
+@cache
+def types() -> dict[str, Any]:
+    """The type of each result's data, by the result's name."""
+    hints = get_type_hints(Results)
+    given: dict[str, Any] = {}
+    for name, hint in hints.items():
+        result = next(kind for kind in get_args(hint) if kind.__name__ != "Absent")
+        given[name] = list[FindingData] if result is Findings else get_args(result)[0]
+    return given
+
+
+def differences(value: object, hint: Any, where: str) -> Iterator[str]:
+    """How a value differs from its type: another type, a key too many or too few."""
+    if isinstance(hint, UnionType):
+        if value is None and type(None) in get_args(hint):
+            return
+        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+    if is_typeddict(hint):
+        yield from object_differences(value, hint, where)
+    elif get_origin(hint) is list and isinstance(value, list):
+        for entry in value:
+            yield from differences(entry, get_args(hint)[0], f"{where}[]")
+    elif get_origin(hint) is dict and isinstance(value, dict):
+        for entry in value.values():
+            yield from differences(entry, get_args(hint)[1], f"{where}{{}}")
+    elif not fits(value, get_origin(hint) or hint):
+        yield f"{where} is {type(value).__name__}, not {hint.__name__}"
+
+
+def object_differences(value: object, hint: Any, where: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where} is {type(value).__name__}, not an object"
+        return
+    hints = get_type_hints(hint)
+    yield from (f"{where}/{key} has no type" for key in value.keys() - hints.keys())
+    yield from (f"{where}/{key} is missing" for key in hint.__required_keys__ - value.keys())
+    for key in value.keys() & hints.keys():
+        yield from differences(value[key], hints[key], f"{where}/{key}")
+
+
+def fits(value: object, kind: type) -> bool:
+    """A whole number is a float, too; a boolean is no number."""
+    if isinstance(value, bool):
+        return kind in (bool, object)
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+def as_json(data: object) -> Any:
+    return json.loads(json.dumps(data))
+
+
+def wrong_results(run: OpenedRun) -> set[str]:
+    wrong: set[str] = set()
+    for name in run.results:
+        if name in ON_DEMAND and not run.location.endswith(WITH_THESE):
+            continue
+        result = run.results[name]
+        if result:
+            wrong.update(differences(as_json(result.data), types()[name], name))
+    return wrong
+
+
+def test_every_result_has_a_type() -> None:
+    names = {FINDINGS, *(analyzer.name for analyzer in analyzers()), *(derived.name for derived in DERIVATIONS)}
+    assert types().keys() == names
+
+
+@pytest.mark.parametrize("path", all_inputs(), ids=lambda path: str(path.relative_to(ROOT / "fixtures")))
+def test_results_are_what_their_types_say(path: Path) -> None:
+    run = open_run(path, operators=True)
+    assert not wrong_results(run)
+    data = as_json(run.data)
+    assert not list(differences(data["skipped"], list[SkippedData], "skipped"))
+    assert not list(differences(data["windows"], WindowsData, "windows"))
+
+
+@pytest.mark.parametrize("pair", [("ddp_1", "ddp_25"), ("base_1", "base_2"), ("clean", "eager_attention")])
+def test_comparisons_are_what_their_type_says(pair: tuple[str, str]) -> None:
+    a, b = (str(ROOT / "fixtures" / "compare" / f"{name}.json") for name in pair)
+    compared = compare_locations(a, b, anyway=True, limits=["step_time>+3%"], between_runs=None, operators=False)
+    assert not list(differences(as_json(compared.data), ComparisonData, ""))
+
+
+def test_a_difference_is_seen() -> None:
+    finding = dict.fromkeys(get_type_hints(FindingData), "text")
+    seen = set(differences({**finding, "more": 1, "ranks": [True]}, FindingData, ""))
+    assert {"/more has no type", "/ranks[] is bool, not int", "/cost_us is str, not float"} <= seen
+
+
+def declared() -> Iterator[tuple[str, list[str], str]]:
+    """Each class of the schema, its own keys, and its docstring."""
+    for module in sorted(SCHEMA.glob("[a-z]*.py")):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                keys = [line.target.id for line in node.body if isinstance(line, ast.AnnAssign)
+                        and isinstance(line.target, ast.Name)]  # fmt: skip
+                yield node.name, keys, ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize(("name", "keys", "docstring"), list(declared()))
+def test_every_key_is_defined(name: str, keys: list[str], docstring: str) -> None:
+    assert re.findall(r"^    (\w+): .+", docstring, re.MULTILINE) == keys, name
