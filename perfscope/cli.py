@@ -42,6 +42,7 @@ COMMANDS = (
     "analyze",
     "compare",
     "whatif",
+    "stragglers",
     "merge",
     "tflops",
     "logs",

@@ -155,6 +155,7 @@ FINDINGS = "findings"
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
+    Analyzer("late_ranks", "perfscope.analyzers.late_ranks", Reads.RUN),
     Analyzer("setup", "perfscope.analyzers.setup", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),

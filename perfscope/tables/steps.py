@@ -9,12 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present, to_frame
+from perfscope.wire.host import DeviceProbe
 
 if TYPE_CHECKING:  # slow to import, and no command needs it
     import pandas as pd
 
 #: A median of fewer steps is not reliable.
 FEWEST_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostTimes:
+    """What the thread that trains did in each step: see ``perfscope.wire.host``; masked where it was not counted.
+
+    Attributes:
+        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``.
+        collectives_ns, transfers_ns: See ``HostWaits``.
+    """
+
+    cpu_ns: MaskedInt64
+    delay_ns: MaskedInt64
+    system_ns: MaskedInt64
+    faults: MaskedInt64
+    preempted: MaskedInt64
+    collectives_ns: MaskedInt64
+    transfers_ns: MaskedInt64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +68,8 @@ class Steps:
         memory_peak_bytes: Peak device memory of tensors so far; masked where unknown.
         alloc_retries: How often the allocator freed its cache and tried again so far; masked where unknown.
         device_allocs: How often it asked the device for memory so far; masked where unknown.
+        host: What the host did; absent where the run did not record it.
+        probes: Steps that were timed on the device.
     """
 
     rank: int
@@ -75,6 +96,8 @@ class Steps:
     memory_peak_bytes: MaskedInt64
     alloc_retries: MaskedInt64
     device_allocs: MaskedInt64
+    host: HostTimes | None = None
+    probes: tuple[DeviceProbe, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)
@@ -106,4 +129,7 @@ class Steps:
 
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
-        return to_frame({column.name: getattr(self, column.name) for column in fields(self)})
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        del columns["host"], columns["probes"]
+        host = {} if self.host is None else {name.name: getattr(self.host, name.name) for name in fields(self.host)}
+        return to_frame({**columns, **host})

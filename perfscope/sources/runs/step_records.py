@@ -8,7 +8,7 @@ import numpy as np
 
 from perfscope import wire
 from perfscope.tables.columns import masked
-from perfscope.tables.steps import FEWEST_STEPS, Steps
+from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
 
 
 def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Steps:
@@ -43,6 +43,24 @@ def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Ste
         memory_peak_bytes=masked([record.memory_peak_bytes for record in records]),
         alloc_retries=masked([record.alloc_retries for record in records]),
         device_allocs=masked([record.device_allocs for record in records]),
+        host=_to_host_times(records),
+        probes=tuple(record.probe for record in records if record.probe is not None),
+    )
+
+
+def _to_host_times(records: Sequence[wire.StepRecord]) -> HostTimes | None:
+    if not any(record.host is not None for record in records):
+        return None
+    work = [record.host for record in records]
+    waits = [record.waits for record in records]
+    return HostTimes(
+        cpu_ns=masked([counts and counts.cpu_ns for counts in work]),
+        delay_ns=masked([counts and counts.delay_ns for counts in work]),
+        system_ns=masked([counts and counts.system_ns for counts in work]),
+        faults=masked([counts and counts.faults for counts in work]),
+        preempted=masked([counts and counts.preempted for counts in work]),
+        collectives_ns=masked([times and times.collectives_ns for times in waits]),
+        transfers_ns=masked([times and times.transfers_ns for times in waits]),
     )
 
 

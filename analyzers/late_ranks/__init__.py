@@ -1,0 +1,44 @@
+"""Which rank is late, in which steps, what that costs, and why: from the records of every step, without a trace."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.late_ranks.device_pace import compare_devices, find_slow_devices
+from perfscope.analyzers.late_ranks.lateness import find_lateness
+from perfscope.analyzers.late_ranks.parts import split_steps
+from perfscope.analyzers.late_ranks.result import LateRanks
+from perfscope.analyzers.shared.step_selection import last_attempts
+from perfscope.errors import MissingInput
+from perfscope.tables.run import Run
+
+_FEWEST_RANKS = 2
+_FEWEST_STEPS = 5
+
+
+def analyze(run: Run) -> LateRanks:
+    """Compare the steps of all ranks.
+
+    Raises:
+        MissingInput: There are not two ranks with the same steps.
+    """
+    tables = last_attempts(run.steps)
+    if len(tables) < _FEWEST_RANKS:
+        raise MissingInput("needs two ranks or more that completed steps")
+    if all(table.host is None for table in tables):
+        raise MissingInput("this run did not record what its hosts did in each step")
+    parts = split_steps(tables)
+    if parts is not None and len(parts.step) < _FEWEST_STEPS:
+        parts = None
+    devices = compare_devices(tables, run)
+    if parts is None and not devices:
+        raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
+    has_stages = _has_stages(run)
+    counts_compute = parts is not None and parts.times_exchange and not has_stages
+    lateness = find_lateness(parts, counts_compute=counts_compute) if parts is not None else []
+    slow = find_slow_devices(devices, tables)
+    ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
+    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages)
+
+
+def _has_stages(run: Run) -> bool:
+    """Whether ranks are stages of a pipeline."""
+    return bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1

@@ -1,0 +1,223 @@
+"""Which rank is late in which step, how much later than the others, and why.
+
+In training that synchronises, a step takes equally long on all ranks: those that are done wait for the last one. What a
+rank does outside of these waits is its own; the late rank has most of it. Where the waits are not on the host, as on
+GPUs, or the ranks are stages of a pipeline and have different work by design, only what cannot be a wait for another
+rank counts: data, garbage, saves, a processor that was taken away, page faults, sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.analyzers.late_ranks.parts import EVIDENCE, Part, StepParts
+from perfscope.tables.columns import Bool, Float64, Int64
+
+#: A rank is late in every step from this share of a median step on.
+_PERSISTENT = 0.05
+#: A single step is late from this share of a median step on.
+_RARE = 0.25
+#: What rare late steps must cost together, as a share of all compared steps.
+_SIGNIFICANT = 0.02
+#: Work that differs by this ratio is different work.
+_MORE_WORK = 1.05
+#: Page faults beyond the others' that explain time in the kernel.
+_MANY_FAULTS = 200
+#: A step in which work is waited for longer by this share of a median step had a slow network.
+_SLOW_NETWORK = 0.25
+
+
+class Cause(StrEnum):
+    """Why a rank is late; the value is its key in JSON."""
+
+    SAVE = "save"
+    COMPILATION = "compilation"
+    GARBAGE = "garbage"
+    DATA = "data"
+    CONTENTION = "contention"
+    FAULTS = "faults"
+    KERNEL = "kernel"
+    BLOCKED = "blocked"
+    WORK = "work"
+    COMPUTE = "compute"
+    DEVICE = "device"
+    CLOCK = "clock"
+    NETWORK = "network"
+
+
+_CAUSE_OF_PART = {
+    Part.SAVE: Cause.SAVE,
+    Part.COMPILATION: Cause.COMPILATION,
+    Part.GARBAGE: Cause.GARBAGE,
+    Part.DATA: Cause.DATA,
+    Part.NO_PROCESSOR: Cause.CONTENTION,
+    Part.KERNEL: Cause.KERNEL,
+    Part.BLOCKED: Cause.BLOCKED,
+    Part.COMPUTE: Cause.COMPUTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """A rank that is late for one reason, or a network that is slow on all.
+
+    Attributes:
+        rank: The rank; absent for the network.
+        is_persistent: Whether it is late in most steps; else in some.
+        steps: In how many of the compared steps, and ``examples`` some of them.
+        examples: The numbers of the worst of them, at most five, ascending.
+        cost_ns: What that cost in all of them.
+        cause: Why.
+        cause_ns: How much of the cost the cause explains.
+        excess_ns: What each part of these steps took longer than on the other ranks, in all.
+        detail: What more is known of the cause, in words; empty for nothing.
+    """
+
+    rank: int | None
+    is_persistent: bool
+    steps: int
+    examples: tuple[int, ...]
+    cost_ns: int
+    cause: Cause
+    cause_ns: int
+    excess_ns: dict[Part, int]
+    detail: str = ""
+
+
+def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
+    """The late ranks, the most expensive first.
+
+    Args:
+        parts: The same steps of at least two ranks.
+        counts_compute: Whether a rank's own work may be compared with that of the others; else only evidence counts.
+    """
+    excess: dict[Part, Float64] = {
+        part: _over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
+    }
+    counted = [part for part in excess if counts_compute or part in EVIDENCE]
+    if counts_compute and parts.times_exchange:
+        over = _over_others(parts.own_ns)
+    else:  # a part that is short on this rank does not make up for one that is long
+        over = np.sum([np.maximum(excess[part], 0) for part in counted], axis=0)
+    median_ns = float(np.median(parts.total_ns))
+    usual = np.maximum(np.median(over, axis=1), 0)
+    usual[usual < _PERSISTENT * median_ns] = 0
+    entries = [
+        _describe(parts, excess, counted, row, over[row] > usual[row] / 2, over[row], is_persistent=True)
+        for row in np.flatnonzero(usual).tolist()
+    ]
+    is_late = np.zeros(over.shape[1], np.bool_)
+    for row in range(len(parts.ranks)):
+        beyond = over[row] - usual[row]
+        late = (beyond > _RARE * median_ns) & (over[row] >= over.max(axis=0))
+        is_late |= (over[row] > _RARE * median_ns) | late
+        if beyond[late].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
+            entries += _describe_by_cause(parts, excess, counted, row, late, beyond, is_known=usual[row] > 0)
+    entries += _find_slow_network(parts, is_late, median_ns) if parts.times_exchange else []
+    return sorted(entries, key=lambda late: -late.cost_ns)
+
+
+def _over_others(values: Int64) -> Float64:
+    """By how much each rank's value is above the median of the other ranks, by rank and step."""
+    ranks = len(values)
+    if ranks == 2:  # noqa: PLR2004 - a pair
+        return np.asarray(values - values[::-1], np.float64)
+    ordered = np.sort(values, axis=0)
+    place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2
+    lower = np.where(place <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
+    upper = np.where(place <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
+    return np.asarray(values - (lower + upper) / 2, np.float64)
+
+
+def _describe_by_cause(
+    parts: StepParts,
+    excess: dict[Part, Float64],
+    counted: Sequence[Part],
+    row: int,
+    late: Bool,
+    beyond: Float64,
+    *,
+    is_known: bool,
+) -> list[Lateness]:
+    """The rare late steps of one rank, by the part that was longest in each."""
+    above = np.stack([excess[part][row] for part in counted])
+    if is_known:  # what is longer in every step does not explain a rare one
+        above = above - np.maximum(np.median(above, axis=1), 0)[:, None]
+    longest = above.argmax(axis=0)
+    entries = []
+    for index in range(len(counted)):
+        chosen = late & (longest == index)
+        if beyond[chosen].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()) / 2:
+            entries.append(_describe(parts, excess, counted, row, chosen, beyond, is_persistent=False))
+    return entries
+
+
+def _describe(
+    parts: StepParts,
+    excess: dict[Part, Float64],
+    counted: Sequence[Part],
+    row: int,
+    chosen: Bool,
+    over: Float64,
+    *,
+    is_persistent: bool,
+) -> Lateness:
+    sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
+    cost_ns = round(float(over[chosen].sum()))
+    longest = max(sums, key=lambda part: sums[part])
+    cause, detail = _CAUSE_OF_PART[longest], ""
+    faults = float(np.median(_over_others(parts.faults)[row][chosen]))
+    if sums.get(Part.KERNEL, 0) > cost_ns / 4 and faults > _MANY_FAULTS and longest in (Part.KERNEL, Part.COMPUTE):
+        cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
+    elif longest is Part.COMPUTE:
+        cause, detail = _explain_compute(parts, row, chosen)
+    worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
+    return Lateness(
+        rank=parts.ranks[row],
+        is_persistent=is_persistent,
+        steps=int(chosen.sum()),
+        examples=tuple(sorted(parts.step[worst].tolist())),
+        cost_ns=cost_ns,
+        cause=cause,
+        cause_ns=min(max(sums[longest], 0), cost_ns),
+        excess_ns=sums,
+        detail=detail,
+    )
+
+
+def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str]:
+    """Whether a rank computes longer because it has more to compute."""
+    own = float(parts.work[row][chosen].sum())
+    others = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
+    if others and own > _MORE_WORK * others:
+        return Cause.WORK, f"{own / others:.2f} times the {parts.work_unit} of the others"
+    return Cause.COMPUTE, f"the same {parts.work_unit}" if others else ""
+
+
+def _find_slow_network(parts: StepParts, is_late: Bool, median_ns: float) -> list[Lateness]:
+    """Steps in which even the rank that waited least waited much longer than usual."""
+    least = parts.parts_ns[Part.EXCHANGE].min(axis=0)
+    beyond = np.asarray(least - np.median(least), np.float64)
+    slow = (beyond > _SLOW_NETWORK * median_ns) & ~is_late
+    cost_ns = round(float(beyond[slow].sum()))
+    if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
+        return []
+    worst = np.flatnonzero(slow)[np.argsort(-beyond[slow], kind="stable")[:5]]
+    examples = tuple(sorted(parts.step[worst].tolist()))
+    return [
+        Lateness(
+            rank=None,
+            is_persistent=False,
+            steps=int(slow.sum()),
+            examples=examples,
+            cost_ns=cost_ns,
+            cause=Cause.NETWORK,
+            cause_ns=cost_ns,
+            excess_ns={Part.EXCHANGE: cost_ns},
+        )
+    ]

@@ -1,0 +1,161 @@
+"""What each step of each rank is made of on the host, over the same steps: integers that add up to the step exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
+from perfscope.tables.steps import HostTimes, Steps
+
+
+class Part(StrEnum):
+    """A part of a step on the host; the value is its key in JSON."""
+
+    SAVE = "save"
+    COMPILATION = "compilation"
+    GARBAGE = "garbage"
+    EXCHANGE = "exchange"
+    DATA = "data"
+    NO_PROCESSOR = "no_processor"
+    KERNEL = "kernel"
+    BLOCKED = "blocked"
+    COMPUTE = "compute"
+
+
+#: Parts that show by themselves why a rank is late; the others depend on what the rank has to compute, or on others.
+EVIDENCE = (
+    Part.SAVE,
+    Part.COMPILATION,
+    Part.GARBAGE,
+    Part.DATA,
+    Part.NO_PROCESSOR,
+    Part.KERNEL,
+    Part.BLOCKED,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepParts:
+    """The same steps of several ranks.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        step: The numbers of the steps.
+        total_ns: From the end of the step before to the end of the step, by rank and step.
+        parts_ns: Each part, likewise; they add up to the total exactly.
+        faults: Page faults, likewise.
+        work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
+        work_unit: Which of these.
+        times_exchange: Whether waits for other ranks were timed on all ranks.
+    """
+
+    ranks: tuple[int, ...]
+    step: Int64
+    total_ns: Int64
+    parts_ns: dict[Part, Int64]
+    faults: Int64
+    work: Int64
+    work_unit: str
+    times_exchange: bool
+
+    @property
+    def own_ns(self) -> Int64:
+        """Each step without the waits for other ranks."""
+        return np.asarray(self.total_ns - self.parts_ns[Part.EXCHANGE], np.int64)
+
+
+def split_steps(tables: Sequence[Steps]) -> StepParts | None:
+    """The parts of the steps that all ranks have and that no profiler or validation was in; None where there is none.
+
+    Args:
+        tables: The last process of each rank, with its host's times.
+    """
+    numbers = _common_steps(tables)
+    if not len(numbers):
+        return None
+    rows = [np.searchsorted(table.step, numbers) for table in tables]
+    split = [_split_rank(table, row) for table, row in zip(tables, rows, strict=True)]
+    unit, work = _work(tables, rows)
+    parts = StepParts(
+        ranks=tuple(table.rank for table in tables),
+        step=numbers,
+        total_ns=np.stack([total for total, _ in split]),
+        parts_ns={part: np.stack([parts[part] for _, parts in split]) for part in Part},
+        faults=np.stack([_values(_host(table).faults, row) for table, row in zip(tables, rows, strict=True)]),
+        work=work,
+        work_unit=unit,
+        times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
+    )
+    assert (sum(parts.parts_ns.values()) == parts.total_ns).all(), "the parts do not add up to the steps"
+    return parts
+
+
+def _host(table: Steps) -> HostTimes:
+    assert table.host is not None, "a step is comparable where its host was recorded"
+    return table.host
+
+
+def _common_steps(tables: Sequence[Steps]) -> Int64:
+    """The steps that can be compared on every rank."""
+    common: Int64 | None = None
+    for table in tables:
+        if table.host is None:
+            return np.zeros(0, np.int64)
+        chosen = table.step[_is_comparable(table, table.host.cpu_ns)]
+        common = chosen if common is None else np.intersect1d(common, chosen, assume_unique=True)
+    return np.zeros(0, np.int64) if common is None else common
+
+
+def _is_comparable(table: Steps, counted: MaskedInt64) -> Bool:
+    follows = np.zeros(len(table), np.bool_)
+    follows[1:] = np.diff(table.step) == 1
+    forward = np.zeros(len(table), np.bool_)
+    forward[1:] = np.diff(table.end_ns) > 0
+    plain = (table.window == "") & ~present(table.no_grad_ns) & present(table.wall_ns) & (table.step > 1)
+    return np.asarray(plain & follows & forward & present(counted), np.bool_)
+
+
+def _values(column: MaskedInt64, rows: Int64) -> Int64:
+    return np.asarray(np.ma.filled(column, 0)[rows], np.int64)
+
+
+def _split_rank(table: Steps, rows: Int64) -> tuple[Int64, dict[Part, Int64]]:
+    """The steps of one rank in their parts; what several claim belongs to the first of them."""
+    host = _host(table)
+    total = table.end_ns[rows] - table.end_ns[rows - 1]
+    rest = total.copy()
+    exchange = _values(host.collectives_ns, rows) + _values(host.transfers_ns, rows)
+    off = total - _values(host.cpu_ns, rows) - _values(host.delay_ns, rows)
+    known_off = exchange + _values(table.data_wait_ns, rows) + _values(table.save_ns, rows)
+    claims = {
+        Part.SAVE: _values(table.save_ns, rows),
+        Part.COMPILATION: _values(table.compile_ns, rows),
+        Part.GARBAGE: _values(table.garbage_ns, rows),
+        Part.EXCHANGE: exchange,
+        Part.DATA: _values(table.data_wait_ns, rows),
+        Part.NO_PROCESSOR: _values(host.delay_ns, rows),
+        Part.BLOCKED: off - known_off,
+        Part.KERNEL: _values(host.system_ns, rows),
+    }
+    parts = {}
+    for part, claimed in claims.items():
+        parts[part] = np.clip(claimed, 0, rest)
+        rest = rest - parts[part]
+    parts[Part.COMPUTE] = rest
+    return total, parts
+
+
+def _work(tables: Sequence[Steps], rows: Sequence[Int64]) -> tuple[str, Int64]:
+    """What each rank took in, in the finest unit that all of them know."""
+    for unit, columns in (
+        ("tokens", [table.tokens for table in tables]),
+        ("samples", [table.samples for table in tables]),
+        ("micro-batches", [table.micro_batches for table in tables]),
+    ):
+        if all(bool(present(column)[row].all()) for column, row in zip(columns, rows, strict=True)):
+            return unit, np.stack([_values(column, row) for column, row in zip(columns, rows, strict=True)])
+    return "samples", np.zeros((len(tables), len(rows[0])), np.int64)

@@ -1,0 +1,225 @@
+"""The late ranks of a run, as data and as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.late_ranks.device_pace import DevicePace
+from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
+from perfscope.analyzers.late_ranks.parts import Part, StepParts
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.report import Cell, Column, Json, Section, first_rows, in_unit, percent_of
+from perfscope.units import format_ranges
+
+CAUSES = {
+    Cause.SAVE: "it saved a checkpoint and the others did not",
+    Cause.COMPILATION: "torch.compile compiled",
+    Cause.GARBAGE: "Python collected garbage",
+    Cause.DATA: "it waited for data",
+    Cause.CONTENTION: "it had no processor: other threads or processes had it",
+    Cause.FAULTS: "it touched new memory",
+    Cause.KERNEL: "more time in the operating system",
+    Cause.BLOCKED: "its host code slept or waited outside of collectives",
+    Cause.WORK: "it had more work",
+    Cause.COMPUTE: "its processor took longer, or ran more code",
+    Cause.DEVICE: "its GPU is slower",
+    Cause.CLOCK: "its GPU has a lower clock",
+    Cause.NETWORK: "the exchange took longer on all ranks",
+}
+_PART_LABELS = {
+    Part.COMPUTE: "Compute (ms)",
+    Part.EXCHANGE: "Waits for ranks (ms)",
+    Part.DATA: "Data (ms)",
+    Part.NO_PROCESSOR: "No processor (ms)",
+    Part.KERNEL: "Kernel (ms)",
+    Part.GARBAGE: "Garbage (ms)",
+    Part.BLOCKED: "Blocked (ms)",
+    Part.SAVE: "Saves (ms)",
+    Part.COMPILATION: "Compilation (ms)",
+}
+_MOST_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateRanks:
+    """Who was late.
+
+    Attributes:
+        parts: The compared steps; absent where no step can be compared on the host.
+        lateness: Each late rank and its cause, the most expensive first.
+        devices: The pace of each device; empty where none was timed.
+        counts_compute: Whether the ranks' own work was compared.
+        has_stages: Whether the ranks are stages of a pipeline.
+    """
+
+    parts: StepParts | None
+    lateness: tuple[Lateness, ...]
+    devices: tuple[DevicePace, ...]
+    counts_compute: bool
+    has_stages: bool
+
+    @property
+    def compared_ns(self) -> int:
+        """The time of the compared steps, on the slowest rank of each."""
+        return 0 if self.parts is None else int(self.parts.total_ns.max(axis=0).sum())
+
+    def data(self) -> Json:
+        """``results.late_ranks``."""
+        parts = self.parts
+        return {
+            "late": [
+                {
+                    "rank": late.rank,
+                    "cause": str(late.cause),
+                    "persistent": late.is_persistent,
+                    "steps": late.steps,
+                    "examples": list(late.examples),
+                    "cost_ns": late.cost_ns,
+                    "cause_ns": late.cause_ns,
+                    "share": late.cost_ns / self.compared_ns if self.compared_ns else None,
+                    "excess_ns": {str(part): excess_ns for part, excess_ns in late.excess_ns.items()},
+                    "detail": late.detail or None,
+                }
+                for late in self.lateness
+            ],
+            "compared_steps": 0 if parts is None else len(parts.step),
+            "compared_ns": self.compared_ns,
+            "waits_timed": None if parts is None else parts.times_exchange,
+            "ranks": []
+            if parts is None
+            else [
+                {
+                    "rank": rank,
+                    "total_ns": int(parts.total_ns[row].sum()),
+                    "parts_ns": {str(part): int(parts.parts_ns[part][row].sum()) for part in Part},
+                    "faults": int(parts.faults[row].sum()),
+                }
+                for row, rank in enumerate(parts.ranks)
+            ],
+            "devices": [
+                {
+                    "rank": pace.rank,
+                    "probes": pace.probes,
+                    "forward_ns": pace.forward_ns,
+                    "backward_ns": pace.backward_ns,
+                    "update_ns": pace.update_ns,
+                    "relative_forward": pace.relative_forward,
+                    "relative_update": pace.relative_update,
+                    "sm_clock_mhz": pace.clock_mhz,
+                }
+                for pace in self.devices
+            ],
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """Who was late and why, what the steps of each rank are made of, and how fast the devices are."""
+        sections = [self._late_section()]
+        if self.parts is not None:
+            sections.append(self._parts_section(self.parts))
+        if self.devices:
+            sections.append(self._devices_section())
+        return tuple(sections)
+
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        if not self.lateness:
+            return "No rank is late"
+        worst = self.lateness[0]
+        who = "The network" if worst.rank is None else f"Rank {worst.rank}"
+        when = "in most steps" if worst.is_persistent else f"in {worst.steps} steps"
+        if worst.rank is None:
+            return f"{who} was slow {when}: {CAUSES[worst.cause]}"
+        return f"{who} is late {when}: {CAUSES[worst.cause]}"
+
+    def _late_section(self) -> Section:
+        columns = (
+            Column("Rank"),
+            Column("When"),
+            Column("Cost (s)", 3),
+            Column("Share of time (%)"),
+            Column("Cause"),
+            Column("Detail"),
+        )
+        rows = [
+            (
+                "all" if late.rank is None else str(late.rank),
+                "most steps" if late.is_persistent else f"{late.steps} steps, as {format_ranges(late.examples)}",
+                late.cost_ns / NS_PER_S,
+                percent_of(late.cost_ns, self.compared_ns) if self.compared_ns else None,
+                CAUSES[late.cause],
+                late.detail or None,
+            )
+            for late in self.lateness
+        ]
+        return Section("Late ranks", columns, tuple(rows), tuple(self._notes()))
+
+    def _notes(self) -> list[str]:
+        notes = [f"{self.headline()}."] if not self.lateness else []
+        if self.parts is not None:
+            notes.append(
+                f"Compared are {len(self.parts.step)} steps that all {len(self.parts.ranks)} ranks have, without "
+                "profiler windows and validations. The cost is the time by which a rank was later than the median of "
+                "the others."
+            )
+        if self.parts is not None and not self.counts_compute:
+            why = (
+                "The ranks are stages of a pipeline, whose work differs"
+                if self.has_stages
+                else "The devices wait for each other, not the hosts"
+            )
+            notes.append(
+                f"{why}: a rank is late here by what cannot be a wait for another rank, and the cost is at most what "
+                "is shown."
+            )
+        if self.devices:
+            notes.append("The cost of a slow device is estimated: the rank's device time beyond that of the others.")
+        return notes
+
+    def _parts_section(self, parts: StepParts) -> Section:
+        present = [part for part in _PART_LABELS if parts.parts_ns[part].any() or part is Part.COMPUTE]
+        columns = (Column("Rank"), Column("Step (ms)", 2), *(Column(_PART_LABELS[part], 2) for part in present))
+        count = len(parts.step)
+        rows: list[tuple[Cell, ...]] = [
+            (
+                str(rank),
+                float(parts.total_ns[row].sum()) / count / NS_PER_MS,
+                *(float(parts.parts_ns[part][row].sum()) / count / NS_PER_MS for part in present),
+            )
+            for row, rank in enumerate(parts.ranks)
+        ]
+        named = {str(late.rank) for late in self.lateness}
+        rows.sort(key=lambda row: row[0] not in named)
+        shown, left_out = first_rows(rows, _MOST_RANKS)
+        note = "Means of the compared steps on the host; the parts add up to the step."
+        return Section("Steps on the host, by rank", columns, tuple(shown), (note, *left_out))
+
+    def _devices_section(self) -> Section:
+        columns = (
+            Column("Rank"),
+            Column("Timed steps"),
+            Column("Forward (ms)", 2),
+            Column("Backward, exchange (ms)", 2),
+            Column("Optimizer (ms)", 2),
+            Column("Relative forward", 3),
+            Column("Relative optimizer", 3),
+            Column("SM clock (MHz)"),
+        )
+        rows = [
+            (
+                str(pace.rank),
+                pace.probes,
+                in_unit(pace.forward_ns, NS_PER_MS),
+                pace.backward_ns / NS_PER_MS,
+                pace.update_ns / NS_PER_MS,
+                pace.relative_forward,
+                pace.relative_update,
+                pace.clock_mhz,
+            )
+            for pace in self.devices
+        ]
+        slowest_first = np.argsort([-pace.ratio for pace in self.devices], kind="stable").tolist()
+        shown, left_out = first_rows([rows[index] for index in slowest_first], _MOST_RANKS)
+        note = "Medians of the steps that were timed by events on the device; relative to the median of the others."
+        return Section("Pace of the devices", columns, tuple(shown), (note, *left_out))

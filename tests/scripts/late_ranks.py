@@ -1,0 +1,245 @@
+"""Short trainings of two ranks, one of them late for one reason, and clean twins: ``late_ranks.py --out DIR CASE...``.
+
+A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. torch is
+imported once; each rank trains in a process of its own, on a processor of its own where there are two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from perfscope.hooks import attach
+from perfscope.workloads.gpt import Gpt, GptConfig
+from perfscope.workloads.gpt_pipeline import Part, loss_of
+
+STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
+CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "sleep", "network", "save")
+LATE = 1
+CONFIG = GptConfig(layers=2, hidden=128, heads=4, vocabulary=512, seq_len=129)
+STEPS = 40
+MICROBATCHES = 4
+RARE = (14, 21, 22, 30, 37)
+DELAY_S = 0.03
+
+
+class Tokens(Dataset):
+    """Random sequences; a sample of the late rank takes its time."""
+
+    def __init__(self, plan):
+        self.plan = plan
+        self.length = CONFIG.seq_len if plan.causes("work") else CONFIG.seq_len // 2
+
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        if index % 4 == 0 and self.plan.is_due("data"):
+            time.sleep(DELAY_S)
+        length = CONFIG.seq_len if self.plan.is_due("work") else CONFIG.seq_len // 2
+        return torch.randint(CONFIG.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
+
+
+class Plan:
+    """What happens to this rank, and when."""
+
+    def __init__(self, name, rank, folder):
+        self.strategy, self.cause, *rest = name.split(".")
+        self.is_rare = bool(rest)
+        self.rank, self.folder = rank, folder
+        self.step = 1
+        self.held = [[number] for number in range(250_000)] if self.causes("garbage") else []
+        self.rival = None
+
+    def causes(self, cause):
+        return self.cause == cause and self.rank == LATE
+
+    def is_due(self, cause):
+        return self.causes(cause) and (not self.is_rare or self.step in RARE)
+
+    def disturb(self):
+        """Do on the host what makes this rank late, in the middle of a step."""
+        if self.is_due("garbage"):
+            gc.collect()
+        if self.is_due("sleep"):
+            time.sleep(DELAY_S)
+        if self.is_due("faults"):
+            with mmap.mmap(-1, 128 << 20) as memory:
+                for page in range(0, len(memory), mmap.PAGESIZE):
+                    memory[page] = 1
+        if self.rival is not None and self.is_rare:
+            os.kill(self.rival, signal.SIGCONT if self.step + 1 in RARE else signal.SIGSTOP)
+
+    def end_step(self, state):
+        if self.causes("save") and self.step % 6 == 0:
+            torch.save([state, torch.zeros(1 << 24)], self.folder / "model.pt")
+        self.step += 1
+
+    def start_rival(self):
+        """Let a process compete for this rank's processor."""
+        if not self.causes("contention"):
+            return
+        self.rival = os.fork()
+        if self.rival == 0:
+            parent = os.getppid()
+            while os.getppid() == parent:
+                sum(range(10_000))
+            os._exit(0)
+
+    def slow_network(self):
+        """Let work of process groups take longer in some steps, on both ranks alike, before perfscope sees it."""
+        if self.cause != "network":
+            return
+        if self.strategy == "ddp":
+            return  # its exchange is delayed by a hook for communication
+        wait, last = dist.distributed_c10d.Work.wait, [0]
+
+        def delayed(work, *args):
+            if self.step in RARE and last[0] != self.step:
+                last[0] = self.step
+                time.sleep(2 * DELAY_S)
+            return wait(work, *args)
+
+        dist.distributed_c10d.Work.wait = delayed
+
+    def hook(self, _state, bucket):
+        if self.step in RARE and bucket.is_last():
+            time.sleep(2 * DELAY_S)
+        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+
+def train(plan):
+    model = Gpt(CONFIG)
+    if plan.strategy == "ddp":
+        model = DistributedDataParallel(model)
+        if plan.cause == "network":
+            model.register_comm_hook(None, plan.hook)
+    elif plan.strategy == "fsdp2":
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batches = iter(DataLoader(Tokens(plan), 4))
+    for _ in range(STEPS):
+        loss = model(next(batches))
+        loss.backward()
+        plan.disturb()
+        optimizer.step()
+        optimizer.zero_grad()
+        plan.end_step({})
+
+
+def train_deepspeed(plan):
+    import deepspeed
+
+    model = Gpt(CONFIG)
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 10**9,
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    batches = iter(DataLoader(Tokens(plan), 4))
+    for _ in range(STEPS):
+        loss = engine(next(batches))
+        engine.backward(loss)
+        plan.disturb()
+        engine.step()
+        plan.end_step({})
+
+
+def train_pipeline(plan):
+    part = Part(CONFIG, plan.rank, 2)
+    schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, torch.device("cpu")), MICROBATCHES, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
+    batches = iter(DataLoader(Tokens(plan), 4))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        next(batches)  # each rank reads, as scripts do
+        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES, CONFIG.seq_len), generator=generator)
+        if plan.rank == 0:
+            schedule.step(tokens[:, :-1].contiguous())
+        else:
+            schedule.step(target=tokens[:, 1:].contiguous())
+        plan.disturb()
+        optimizer.step()
+        optimizer.zero_grad()
+        plan.end_step({})
+
+
+def run(name, out, rank, port):
+    folder = out / name
+    plan = Plan(name, rank, out)
+    sys.argv = ["late_ranks.py", name]
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+    os.environ["MASTER_PORT"] = str(port)
+    torch.set_num_threads(1)
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    plan.start_rival()
+    attach(str(folder), steps="100000", nvml_hz=0)
+    plan.slow_network()
+    if plan.strategy == "deepspeed":
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    else:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    {"deepspeed": train_deepspeed, "pipeline": train_pipeline}.get(plan.strategy, train)(plan)
+    dist.barrier()
+    if plan.rival is not None:
+        os.kill(plan.rival, signal.SIGKILL)
+    dist.destroy_process_group()
+
+
+def start(name, out, rank, port):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (out / f"{name}.{rank}.log").open("w", buffering=1) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            run(name, out, rank, port)
+            code = 0
+    except Exception:  # noqa: BLE001 - the parent process reports it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.exit(code)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=29640)
+    parser.add_argument("cases", nargs="+")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(options.cases):
+        began = time.monotonic()
+        children = [start(name, options.out, rank, options.port + number) for rank in (0, 1)]
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+        print(f"{name}: {time.monotonic() - began:.1f} s{' FAILED' if any(statuses) else ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
