@@ -9,7 +9,7 @@ rank counts: data, garbage, saves, a processor that was taken away, page faults,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +23,8 @@ _PERSISTENT = 0.05
 _RARE = 0.25
 #: What rare late steps must cost together, as a share of all compared steps.
 _SIGNIFICANT = 0.02
+#: A part that explains so much of a persistent lateness is named.
+_CONTRIBUTES = 0.25
 #: Work that differs by this ratio is different work.
 _MORE_WORK = 1.05
 #: Page faults beyond the others' that explain time in the kernel.
@@ -106,18 +108,15 @@ def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
     median_ns = float(np.median(parts.total_ns))
     usual = np.maximum(np.median(over, axis=1), 0)
     usual[usual < _PERSISTENT * median_ns] = 0
-    entries = [
-        _describe(parts, excess, counted, row, over[row] > usual[row] / 2, over[row], is_persistent=True)
-        for row in np.flatnonzero(usual).tolist()
-    ]
-    is_late = np.zeros(over.shape[1], np.bool_)
+    entries: list[Lateness] = []
+    for row in np.flatnonzero(usual).tolist():
+        entries += _describe_persistent(parts, excess, counted, row, over[row] > usual[row] / 2, over[row])
     for row in range(len(parts.ranks)):
         beyond = over[row] - usual[row]
         late = (beyond > _RARE * median_ns) & (over[row] >= over.max(axis=0))
-        is_late |= (over[row] > _RARE * median_ns) | late
         if beyond[late].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
             entries += _describe_by_cause(parts, excess, counted, row, late, beyond, is_known=usual[row] > 0)
-    entries += _find_slow_network(parts, is_late, median_ns) if parts.times_exchange else []
+    entries += _find_slow_network(parts, median_ns) if parts.times_exchange else []
     return sorted(entries, key=lambda late: -late.cost_ns)
 
 
@@ -153,7 +152,27 @@ def _describe_by_cause(
     for index in range(len(counted)):
         chosen = late & (longest == index)
         if beyond[chosen].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()) / 2:
-            entries.append(_describe(parts, excess, counted, row, chosen, beyond, is_persistent=False))
+            entries.append(_describe(parts, excess, counted, row, chosen, beyond, counted[index]))
+    return entries
+
+
+def _describe_persistent(
+    parts: StepParts, excess: dict[Part, Float64], counted: Sequence[Part], row: int, late: Bool, over: Float64
+) -> list[Lateness]:
+    """A rank that is late in most steps: an entry for each part that explains much of it; costs add up to at most all."""
+    sums = {part: float(excess[part][row][late].sum()) for part in counted}
+    cost = float(over[late].sum())
+    entries: list[Lateness] = []
+    remaining = cost
+    for part in sorted(sums, key=lambda part: -sums[part]):
+        share = min(sums[part], remaining)
+        if not entries or share > _CONTRIBUTES * cost:
+            entry = _describe(parts, excess, counted, row, late, over, part)
+            if entry.cause in {other.cause for other in entries}:
+                continue
+            cost_ns = round(min(entry.cause_ns, remaining) if len(counted) > 1 else remaining)
+            entries.append(replace(entry, is_persistent=True, cost_ns=cost_ns))
+            remaining -= cost_ns
     return entries
 
 
@@ -164,27 +183,27 @@ def _describe(
     row: int,
     chosen: Bool,
     over: Float64,
-    *,
-    is_persistent: bool,
+    longest: Part,
 ) -> Lateness:
+    """One rank in some steps, late by one part."""
     sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
     cost_ns = round(float(over[chosen].sum()))
-    longest = max(sums, key=lambda part: sums[part])
-    cause, detail = _CAUSE_OF_PART[longest], ""
+    cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
     faults = float(np.median(_over_others(parts.faults)[row][chosen]))
-    if sums.get(Part.KERNEL, 0) > cost_ns / 4 and faults > _MANY_FAULTS and longest in (Part.KERNEL, Part.COMPUTE):
+    if longest in (Part.KERNEL, Part.COMPUTE) and sums.get(Part.KERNEL, 0) > cost_ns / 4 and faults > _MANY_FAULTS:
         cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
+        cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
     elif longest is Part.COMPUTE:
         cause, detail = _explain_compute(parts, row, chosen)
     worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
     return Lateness(
         rank=parts.ranks[row],
-        is_persistent=is_persistent,
+        is_persistent=False,
         steps=int(chosen.sum()),
         examples=tuple(sorted(parts.step[worst].tolist())),
         cost_ns=cost_ns,
         cause=cause,
-        cause_ns=min(max(sums[longest], 0), cost_ns),
+        cause_ns=min(max(cause_ns, 0), cost_ns),
         excess_ns=sums,
         detail=detail,
     )
@@ -199,11 +218,14 @@ def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, s
     return Cause.COMPUTE, f"the same {parts.work_unit}" if others else ""
 
 
-def _find_slow_network(parts: StepParts, is_late: Bool, median_ns: float) -> list[Lateness]:
-    """Steps in which even the rank that waited least waited much longer than usual."""
+def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
+    """Steps in which even the rank that waited least waited much longer than usual.
+
+    Threads of the exchange have no processor either where the training thread has none: such steps show nothing.
+    """
     least = parts.parts_ns[Part.EXCHANGE].min(axis=0)
     beyond = np.asarray(least - np.median(least), np.float64)
-    slow = (beyond > _SLOW_NETWORK * median_ns) & ~is_late
+    slow = (beyond > _SLOW_NETWORK * median_ns) & (beyond > parts.parts_ns[Part.NO_PROCESSOR].max(axis=0))
     cost_ns = round(float(beyond[slow].sum()))
     if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
         return []

@@ -90,7 +90,7 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
         work_unit=unit,
         times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
     )
-    assert (sum(parts.parts_ns.values()) == parts.total_ns).all(), "the parts do not add up to the steps"
+    assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns), "the parts do not add up to the steps"
     return parts
 
 
@@ -156,6 +156,6 @@ def _work(tables: Sequence[Steps], rows: Sequence[Int64]) -> tuple[str, Int64]:
         ("samples", [table.samples for table in tables]),
         ("micro-batches", [table.micro_batches for table in tables]),
     ):
-        if all(bool(present(column)[row].all()) for column, row in zip(columns, rows, strict=True)):
+        if all(np.all(present(column)[row]) for column, row in zip(columns, rows, strict=True)):
             return unit, np.stack([_values(column, row) for column, row in zip(columns, rows, strict=True)])
     return "samples", np.zeros((len(tables), len(rows[0])), np.int64)

@@ -1,7 +1,8 @@
 """Short trainings of two ranks, one of them late for one reason, and clean twins: ``late_ranks.py --out DIR CASE...``.
 
-A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. torch is
-imported once; each rank trains in a process of its own, on a processor of its own where there are two.
+A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. On GPUs
+``STRATEGY.device50`` lets another process use the late rank's GPU half of the time. torch is imported once; each rank
+trains in a process of its own, on a processor of its own where there are two.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ from perfscope.workloads.gpt_pipeline import Part, loss_of
 
 STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
 CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "sleep", "network", "save")
+# Asking CUDA would start it, and a process that did so cannot fork.
+GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
 LATE = 1
-CONFIG = GptConfig(layers=2, hidden=128, heads=4, vocabulary=512, seq_len=129)
-STEPS = 40
+ON_CPU = GptConfig(layers=2, hidden=128, heads=4, vocabulary=512, seq_len=129)
+ON_GPU = GptConfig(layers=8, hidden=1024, heads=16, vocabulary=8192, seq_len=513)
+CONFIG = ON_GPU if GPU else ON_CPU
+STEPS = 300 if GPU else 40
+BATCH = 16 if GPU else 4
+DTYPE = torch.bfloat16 if GPU else torch.float32
 MICROBATCHES = 4
 RARE = (14, 21, 22, 30, 37)
 DELAY_S = 0.03
@@ -48,7 +55,7 @@ class Tokens(Dataset):
         return 1 << 20
 
     def __getitem__(self, index):
-        if index % 4 == 0 and self.plan.is_due("data"):
+        if index % BATCH == 0 and self.plan.is_due("data"):
             time.sleep(DELAY_S)
         length = CONFIG.seq_len if self.plan.is_due("work") else CONFIG.seq_len // 2
         return torch.randint(CONFIG.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
@@ -64,6 +71,7 @@ class Plan:
         self.step = 1
         self.held = [[number] for number in range(250_000)] if self.causes("garbage") else []
         self.rival = None
+        self.device = torch.device("cpu")
 
     def causes(self, cause):
         return self.cause == cause and self.rank == LATE
@@ -90,7 +98,11 @@ class Plan:
         self.step += 1
 
     def start_rival(self):
-        """Let a process compete for this rank's processor."""
+        """Let a process compete for this rank's processor, or for its GPU."""
+        if self.causes(self.cause) and self.cause.startswith("device"):
+            self.rival = os.fork()
+            if self.rival == 0:
+                use_gpu(int(self.cause.removeprefix("device")) / 100)
         if not self.causes("contention"):
             return
         self.rival = os.fork()
@@ -123,8 +135,21 @@ class Plan:
         return work.get_future().then(lambda future: future.value()[0])
 
 
+def use_gpu(share):
+    """Multiply matrices on the late rank's GPU for a share of the time, until the rank ends."""
+    parent = os.getppid()
+    matrix = torch.ones(4096, 4096, dtype=torch.bfloat16, device=f"cuda:{LATE}")
+    while os.getppid() == parent:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.02 * share:
+            matrix @ matrix
+            torch.cuda.synchronize()
+        time.sleep(0.02 * (1 - share))
+    os._exit(0)
+
+
 def train(plan):
-    model = Gpt(CONFIG)
+    model = Gpt(CONFIG).to(plan.device, DTYPE)
     if plan.strategy == "ddp":
         model = DistributedDataParallel(model)
         if plan.cause == "network":
@@ -134,9 +159,9 @@ def train(plan):
             fully_shard(block)
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), 4))
+    batches = iter(DataLoader(Tokens(plan), BATCH))
     for _ in range(STEPS):
-        loss = model(next(batches))
+        loss = model(next(batches).to(plan.device))
         loss.backward()
         plan.disturb()
         optimizer.step()
@@ -149,15 +174,16 @@ def train_deepspeed(plan):
 
     model = Gpt(CONFIG)
     config = {
-        "train_micro_batch_size_per_gpu": 4,
+        "train_micro_batch_size_per_gpu": BATCH,
+        "bf16": {"enabled": GPU},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": 1},
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    batches = iter(DataLoader(Tokens(plan), 4))
+    batches = iter(DataLoader(Tokens(plan), BATCH))
     for _ in range(STEPS):
-        loss = engine(next(batches))
+        loss = engine(next(batches).to(plan.device))
         engine.backward(loss)
         plan.disturb()
         engine.step()
@@ -165,14 +191,15 @@ def train_deepspeed(plan):
 
 
 def train_pipeline(plan):
-    part = Part(CONFIG, plan.rank, 2)
-    schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, torch.device("cpu")), MICROBATCHES, loss_fn=loss_of)
+    part = Part(CONFIG, plan.rank, 2).to(plan.device, DTYPE)
+    schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, plan.device), MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), 4))
+    batches = iter(DataLoader(Tokens(plan), BATCH))
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
         next(batches)  # each rank reads, as scripts do
-        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES, CONFIG.seq_len), generator=generator)
+        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES * BATCH // 4, CONFIG.seq_len), generator=generator)
+        tokens = tokens.to(plan.device)
         if plan.rank == 0:
             schedule.step(tokens[:, :-1].contiguous())
         else:
@@ -190,17 +217,21 @@ def run(name, out, rank, port):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(port)
     torch.set_num_threads(1)
-    processors = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    if not GPU or plan.cause == "contention":
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[rank % len(processors)]})
     plan.start_rival()
-    attach(str(folder), steps="100000", nvml_hz=0)
+    attach(str(folder), steps="100000", nvml_hz=5.0 if GPU else 0)
+    if GPU:
+        plan.device = torch.device("cuda", rank)
+        torch.cuda.set_device(plan.device)
     plan.slow_network()
     if plan.strategy == "deepspeed":
         import deepspeed
 
-        deepspeed.init_distributed("gloo")
+        deepspeed.init_distributed("nccl" if GPU else "gloo")
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if GPU else "gloo")
     torch.manual_seed(0)
     {"deepspeed": train_deepspeed, "pipeline": train_pipeline}.get(plan.strategy, train)(plan)
     dist.barrier()
