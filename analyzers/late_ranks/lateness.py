@@ -159,7 +159,7 @@ def _describe_by_cause(
 def _describe_persistent(
     parts: StepParts, excess: dict[Part, Float64], counted: Sequence[Part], row: int, late: Bool, over: Float64
 ) -> list[Lateness]:
-    """A rank that is late in most steps: an entry for each part that explains much of it; costs add up to at most all."""
+    """A rank that is late in most steps: an entry for each part that explains much; costs add up to at most all."""
     sums = {part: float(excess[part][row][late].sum()) for part in counted}
     cost = float(over[late].sum())
     entries: list[Lateness] = []
