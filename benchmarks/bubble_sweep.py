@@ -29,6 +29,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, ROOT, TINY, Framework, Setting
+from perfscope.charts.grammar import Chart, Dots, Line, Values
+from perfscope.charts.palette import SERIES
+from perfscope.charts.svg import draw_file
 from perfscope.constants import MS_PER_S, US_PER_S
 from perfscope.engine.run import Plan, analyze
 from perfscope.hooks.timers.passes import Pass, PassTimer
@@ -36,7 +39,6 @@ from perfscope.hooks.timers.passes import Pass, PassTimer
 ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
 _LONGEST_S = 240
 _CALLS = 2000
-_COLOURS = ("#607d8b", "#e4572e", "#4c8bf5", "#3aa76d")
 
 
 def run(command: Sequence[str]) -> str:
@@ -132,34 +134,21 @@ def hook_cost_us() -> float:
 def chart(rows: Sequence[Mapping[str, Any]], p: int) -> str:
     """The curve as SVG: share of the total over micro-batches, one line for each method."""
     kinds = (("theory", "theory"), ("slope", "slope"), ("trace_schedule", "trace"), ("hooks_schedule", "hooks"))
-    width, height, margin, bottom = 640, 400, 60, 50
-    top = max(row[key] for row in rows for key, _ in kinds if row.get(key) is not None) * 1.1
-    last = max(row["microbatches"] for row in rows)
-
-    def at(m: float, share: float) -> str:
-        y = height - bottom - (height - bottom - 30) * share / top
-        return f"{margin + (width - margin - 20) * m / last:.1f},{y:.1f}"
-
-    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
-    parts.append(f'<text x="{margin}" y="18" font-weight="bold">Bubble of the schedule, 1F1B, p = {p}</text>')
-    for tick in range(5):
-        start = at(0, top * tick / 4)
-        parts.append(f'<polyline points="{start} {at(last, top * tick / 4)}" stroke="#ddd"/>')
-        parts.append(f'<text x="8" y="{start.partition(",")[2]}">{100 * top * tick / 4:.0f} %</text>')
-    for row in rows:
-        x = at(row["microbatches"], 0).partition(",")[0]
-        parts.append(f'<text x="{x}" y="{height - bottom + 18}" text-anchor="middle">{row["microbatches"]}</text>')
-    for index, (key, name) in enumerate(kinds):
-        points = [at(row["microbatches"], row[key]) for row in rows if row.get(key) is not None]
-        colour = _COLOURS[index]
-        parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        marks = (point.partition(",") for point in points)
-        parts.extend(f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>' for x, _, y in marks)
-        parts.append(f'<text x="{margin + 130 * index}" y="{height - 8}" fill="{colour}">{name}</text>')
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12">\n{body}\n</svg>\n'
+    marks: list[Line | Dots] = []
+    for (key, name), colour in zip(kinds, SERIES, strict=False):
+        points = tuple((float(row["microbatches"]), 100 * row[key]) for row in rows if row.get(key) is not None)
+        marks += [Line(name, colour, points), Dots("", colour, points)]
+    return draw_file(
+        [
+            Chart(
+                f"Bubble of the schedule, 1F1B, p = {p}",
+                "The share of the time that is bubble over the number of micro-batches, by four methods.",
+                Values("micro-batches", low=0, ticks=tuple(float(row["microbatches"]) for row in rows)),
+                Values("% of the time", low=0),
+                tuple(marks),
+                height=320,
+            )
+        ]
     )
 
 

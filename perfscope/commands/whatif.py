@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.job_replay.answer import describe, to_data, to_sections
-from perfscope.analyzers.job_replay.heat_map import draw_heat_map
+from perfscope.analyzers.job_replay.heat_map import chart_heat_map
 from perfscope.analyzers.job_replay.slowdown import find_slowdowns
 from perfscope.analyzers.job_replay.timeline import ideal_timeline
 from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
+from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.job import read_job
@@ -103,7 +104,7 @@ def _answer_for_job(source: Path, svg: Path | None, timeline: Path | None, forma
     job, damage = read_job(source)
     slowdowns = find_slowdowns(job)
     if svg is not None:
-        replace_file(svg, draw_heat_map(slowdowns).encode())
+        replace_file(svg, draw_file([chart_heat_map(slowdowns)]).encode())
     if timeline is not None:
         replace_file(timeline, json.dumps(ideal_timeline(slowdowns)).encode())
     data = {"schema": SCHEMA, **to_data(slowdowns)}

@@ -1,7 +1,7 @@
 """A report as text: one module per format, each with a function ``render(report)`` that returns the text.
 
-A new format is a module here and a line in ``Format``, which names the module. Beside them, ``chart`` draws curves as
-SVG, and ``summary`` writes the lines at the end of ``perfscope profile``.
+A new format is a module here and a line in ``Format``, which names the module. Beside them, ``summary`` writes the
+lines at the end of ``perfscope profile``.
 """
 
 from __future__ import annotations

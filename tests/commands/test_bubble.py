@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_the_svg_has_a_bar_for_every_operation(tmp_path: Path) -> None:
     target = tmp_path / "schedule.svg"
     outcome = bubble(pp=4, microbatches=8, output=target)
     root = ElementTree.fromstring(target.read_text("utf-8"))
-    bars = [element for element in root.iter() if element.get("height") == "22" and element.get("fill") != "#eceff1"]
+    bars = [element for element in root.iter() if re.search(r"fill-(forward|backward)", element.get("class", ""))]
+    bars = [element for element in bars if "mark" in element.get("class", "").split()]
     assert len(bars) == 4 * 8 * 2
     assert outcome.notes == (f"wrote {target}",)
     assert list(tmp_path.iterdir()) == [target]

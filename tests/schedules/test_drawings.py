@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from perfscope.charts.svg import draw_file
 from perfscope.schedules.catalog import Schedule, make_plan
+from perfscope.schedules.drawing import to_charts
 from perfscope.schedules.gantt import GanttChart, draw_timeline
 from perfscope.schedules.simulator import UniformTiming, simulate
-from perfscope.schedules.svg import to_svg
 from perfscope.schedules.text import to_text
 
 
@@ -30,4 +31,4 @@ def test_a_schedule_that_is_too_large_shows_what_most_of_each_column_went_to() -
 
 
 def test_the_svg_of_a_long_step_stays_small() -> None:
-    assert len(to_svg([_chart(2, 5000)])) < 1_000_000
+    assert len(draw_file(to_charts([_chart(2, 5000)]))) < 1_000_000

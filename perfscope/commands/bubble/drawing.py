@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import require_svg
 from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.report import percent
+from perfscope.schedules.drawing import to_charts
 from perfscope.schedules.gantt import GanttChart
-from perfscope.schedules.svg import to_svg
 
 
 def headline(share: Fraction | None, title: str) -> str:
@@ -29,5 +30,5 @@ def write_charts(charts: Sequence[GanttChart], path: Path) -> tuple[str, ...]:
     require_svg(path)
     if not charts:
         raise UsageError("the step is too large to simulate, so there is no drawing", hint="use fewer micro-batches")
-    replace_file(path, to_svg(charts).encode())
+    replace_file(path, draw_file(to_charts(charts)).encode())
     return (f"wrote {path}",)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.job_replay import slowdown as slowdown_module
 from perfscope.analyzers.job_replay.from_operations import job_from_operations
-from perfscope.analyzers.job_replay.heat_map import draw_heat_map
+from perfscope.analyzers.job_replay.heat_map import chart_heat_map
 from perfscope.analyzers.job_replay.slowdown import Slowdowns, find_slowdowns
 from perfscope.analyzers.job_replay.timeline import ideal_timeline
+from perfscope.charts.svg import draw_file
 from perfscope.errors import PerfscopeError
 from perfscope.sources.operations.reading import read_operations
 from perfscope.tables.operations import Operations
@@ -210,7 +211,7 @@ def test_operations_of_an_unknown_type_are_named() -> None:
 
 def test_the_heat_map_has_a_cell_for_each_worker() -> None:
     found = _answer(ToyJob(change=_slower(lambda key: (key.pipeline, key.stage) == (1, 0), 3)))
-    svg = draw_heat_map(found)
+    svg = draw_file([chart_heat_map(found)])
     assert svg.count("<title>rank ") == 6
     assert f"<title>rank 1: {found.by_worker[1][0]:.4f}</title>" in svg
 

@@ -1,0 +1,159 @@
+"""What a chart shows: two axes and the marks between them. How it is drawn stands in ``perfscope.charts.svg``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from perfscope.charts.palette import Colour
+
+
+class Scale(Enum):
+    """How values become positions."""
+
+    LINEAR = "linear"
+    LOGARITHMIC = "logarithmic"
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """An axis of numbers.
+
+    Attributes:
+        label: What it shows, with its unit.
+        scale: How values become positions.
+        low, high: Where it begins and ends; absent where the marks decide.
+        ticks: Which values are labelled; empty where round ones are.
+    """
+
+    label: str
+    scale: Scale = Scale.LINEAR
+    low: float | None = None
+    high: float | None = None
+    ticks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """An axis of names; positions are their indexes.
+
+    Attributes:
+        label: What they are.
+        names: From the left to the right, or from the top to the bottom.
+    """
+
+    label: str
+    names: tuple[str, ...]
+
+
+Axis: TypeAlias = Values | Categories
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve through points of x and y."""
+
+    label: str
+    colour: Colour
+    points: tuple[tuple[float, float], ...]
+    is_dashed: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Points of x and y, each with the text that it shows when pointed at."""
+
+    label: str
+    colour: Colour
+    points: tuple[tuple[float, float], ...]
+    tips: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Everything between two curves: points of x, lower y and upper y."""
+
+    label: str
+    colour: Colour
+    points: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a row, from one value of x to another.
+
+    Attributes:
+        row: The row's index.
+        start, end: Where it begins and ends.
+        tip: What it shows when pointed at.
+        text: What is written on it where it is wide enough.
+    """
+
+    row: int
+    start: float
+    end: float
+    tip: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Parts of rows: bars of a timeline, of a stack, or of a sum from the left to the right."""
+
+    label: str
+    colour: Colour
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shades:
+    """Stretches of x behind all other marks: from, to and what it shows when pointed at."""
+
+    label: str
+    colour: Colour
+    ranges: tuple[tuple[float, float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """A cell of a heat map: its column, its row, how hot it is from 0 to 1, its text and what it shows pointed at."""
+
+    column: int
+    row: int
+    heat: float
+    text: str = ""
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A heat map; both axes are categories."""
+
+    label: str
+    cells: tuple[HeatCell, ...]
+
+
+Mark: TypeAlias = Line | Dots | Area | Spans | Shades | Heat
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart.
+
+    Attributes:
+        title: What it shows, in a few words.
+        description: The same in a sentence, for those who cannot see it.
+        x, y: Its axes.
+        marks: From the back to the front.
+        row_height: Of each row, in pixels, where y is categories.
+        height: Of the place for marks, in pixels, where y is values.
+    """
+
+    title: str
+    description: str
+    x: Axis
+    y: Axis
+    marks: tuple[Mark, ...]
+    row_height: int = 22
+    height: int = 240

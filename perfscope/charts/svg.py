@@ -1,0 +1,322 @@
+"""Draws charts as SVG: one below the other, those with numbers on x on a common axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from perfscope.charts.grammar import (
+    Area,
+    Categories,
+    Chart,
+    Dots,
+    Heat,
+    Line,
+    Mark,
+    Shades,
+    Spans,
+    Values,
+)  # fmt: skip
+from perfscope.charts.palette import style_rules, style_variables
+from perfscope.charts.scales import Extent, fit_extent, label_levels, values_of
+
+_WIDTH = 860
+_RIGHT = 24
+_LETTER = 7.0
+_LONGEST_NAME = 30
+_AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
+_TICK_GAP = 8
+#: A row of more spans is drawn without tips, or a long step would make a file that no browser opens.
+_MOST_TIPS = 2_000
+_SMALLEST_PX = 0.3
+_NARROWEST_MARK = 1.0
+_DARK_CELL = 0.7
+_MOST_LARGE_DOTS = 200
+_LEAST_WITH_GAP = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The place of one chart's marks, in pixels."""
+
+    chart: Chart
+    x: Extent
+    y: Extent | None
+    top: float
+    bottom: float
+    left: float
+    right: float
+
+    def row(self, index: float) -> float:
+        """The top of a row."""
+        return self.top + index * self.chart.row_height
+
+    def column(self, index: float) -> float:
+        """The left edge of a column."""
+        count = len(self.chart.x.names) if isinstance(self.chart.x, Categories) else 1
+        return self.left + index * (self.right - self.left) / max(count, 1)
+
+
+def draw(charts: Sequence[Chart], identity: str) -> str:
+    """Draw charts for a page, whose style sheet has the colours; ``identity`` is the page's name for them."""
+    body, height = _draw_all(charts, with_titles=len(charts) > 1, skipped=1)
+    title, description = charts[0].title, " ".join(chart.description for chart in charts)
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{identity}-t {identity}-d">'
+        f'<title id="{identity}-t">{escape(title)}</title><desc id="{identity}-d">{escape(description)}</desc>'
+        f"{body}</svg>"
+    )
+
+
+def draw_file(charts: Sequence[Chart]) -> str:
+    """Draw charts as a file of their own, light or dark as its surroundings.
+
+    Raises:
+        ValueError: There is nothing to draw.
+    """
+    if not any(chart.marks for chart in charts):
+        raise ValueError("nothing to draw")
+    body, height = _draw_all(charts, with_titles=True, skipped=0)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}">\n'
+        f"<title>{escape(charts[0].title)}</title>\n<style>\n{style_variables()}{style_rules()}</style>\n"
+        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
+    )
+
+
+def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tuple[str, int]:
+    """All charts and their height; the page has the title of the first one as text."""
+    left = max(_left_margin(chart) for chart in charts)
+    numeric = [chart for chart in charts if isinstance(chart.x, Values)]
+    shared = None
+    if numeric and isinstance(numeric[0].x, Values):
+        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, _WIDTH - _RIGHT)
+    parts: list[str] = []
+    top = 0.0
+    for number, chart in enumerate(charts):
+        is_last = number == len(charts) - 1
+        has_title = with_titles and number >= skipped
+        lines = list(_draw_heading(chart, top, has_title=has_title))
+        top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart)
+        frame = _frame(chart, shared, top, left)
+        is_labelled = is_last or bool(chart.x.label) or isinstance(chart.x, Categories)
+        lines += _draw_axes(frame, is_labelled=is_labelled)
+        lines += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
+        parts += lines
+        top = frame.bottom + (_AXIS_HEIGHT + 4 if chart.x.label else 26 if is_labelled else 8)
+    return "\n".join(parts), round(top + 2)
+
+
+def _frame(chart: Chart, shared: Extent | None, top: float, left: float) -> _Frame:
+    right = _WIDTH - _RIGHT
+    x = shared if shared is not None and isinstance(chart.x, Values) else fit_extent(Values(""), [], left, right)
+    if isinstance(chart.y, Categories):
+        bottom = top + chart.row_height * len(chart.y.names)
+        return _Frame(chart, x, None, top, bottom, left, right)
+    bottom = top + chart.height
+    return _Frame(chart, x, fit_extent(chart.y, values_of([chart], "y"), bottom, top), top, bottom, left, right)
+
+
+def _left_margin(chart: Chart) -> float:
+    if isinstance(chart.y, Categories):
+        return 16 + _LETTER * min(max((len(name) for name in chart.y.names), default=4), _LONGEST_NAME)
+    return 68
+
+
+def _labelled(chart: Chart) -> list[Mark]:
+    seen: dict[tuple[str, str], Mark] = {}
+    for mark in chart.marks:
+        if mark.label and not isinstance(mark, Heat):
+            seen.setdefault((mark.label, mark.colour), mark)
+    return list(seen.values())
+
+
+def _legend_places(chart: Chart) -> list[tuple[Mark, float, int]]:
+    """Each legend entry with its x and its line."""
+    places: list[tuple[Mark, float, int]] = []
+    x, line = 14.0, 0
+    for mark in _labelled(chart):
+        width = 30 + _LETTER * len(mark.label)
+        if x + width > _WIDTH and places:
+            x, line = 14.0, line + 1
+        places.append((mark, x, line))
+        x += width
+    return places
+
+
+def _legend_lines(chart: Chart) -> int:
+    places = _legend_places(chart)
+    return places[-1][2] + 1 if places else 0
+
+
+def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]:
+    if has_title:
+        yield f'<text class="heading" x="14" y="{top + 17:.0f}">{escape(chart.title)}</text>'
+        top += _HEADING
+    for mark, x, line in _legend_places(chart):
+        y = top + 13 + line * _LEGEND_LINE
+        assert not isinstance(mark, Heat)
+        if isinstance(mark, Line):
+            dashed = " dashed" if mark.is_dashed else ""
+            yield f'<path class="line line-{mark.colour}{dashed}" d="M{x:.0f} {y - 4:.0f}h14"/>'
+        elif isinstance(mark, Dots):
+            yield f'<circle class="fill-{mark.colour}" cx="{x + 7:.0f}" cy="{y - 4:.0f}" r="3.5"/>'
+        else:
+            faint = {Area: " area", Shades: " shade"}.get(type(mark), "")
+            place = f'x="{x:.0f}" y="{y - 10:.0f}" width="14" height="12" rx="2"'
+            yield f'<rect class="fill-{mark.colour}{faint}" {place}/>'
+        yield f'<text class="faint" x="{x + 19:.0f}" y="{y:.0f}">{escape(mark.label)}</text>'
+
+
+def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
+    chart = frame.chart
+    if frame.y is not None and isinstance(chart.y, Values):
+        yield from _draw_levels(frame, frame.y, chart.y)
+    elif isinstance(chart.y, Categories):
+        for index, name in enumerate(chart.y.names):
+            y = frame.row(index) + chart.row_height / 2 + 4
+            text = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+            yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{escape(text)}</text>'
+    yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{frame.right}"/>'
+    if isinstance(chart.x, Categories):
+        yield from _draw_columns(frame, chart.x)
+    else:
+        levels = list(chart.x.ticks) or frame.x.levels()
+        previous = -1e9
+        for level, text in zip(levels, label_levels(levels), strict=True):
+            x = frame.x.place(level)
+            yield f'<path class="grid" d="M{x:.1f} {frame.bottom:.1f}v5"/>'
+            if is_labelled and x - previous > _LETTER * len(text) + _TICK_GAP:
+                yield f'<text class="faint" x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{text}</text>'
+                previous = x
+    if chart.x.label:
+        middle = (frame.left + frame.right) / 2
+        yield (
+            f'<text class="faint" x="{middle:.1f}" y="{frame.bottom + 36:.1f}" text-anchor="middle">'
+            f"{escape(chart.x.label)}</text>"
+        )
+
+
+def _draw_levels(frame: _Frame, extent: Extent, axis: Values) -> Iterator[str]:
+    levels = list(axis.ticks) or extent.levels()
+    for level, text in zip(levels, label_levels(levels), strict=True):
+        y = extent.place(level)
+        yield f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right}"/>'
+        yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    middle = (frame.top + frame.bottom) / 2
+    yield (
+        f'<text class="faint" x="16" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 16 {middle:.1f})">'
+        f"{escape(axis.label)}</text>"
+    )
+
+
+def _draw_columns(frame: _Frame, axis: Categories) -> Iterator[str]:
+    previous = -1e9
+    for index, name in enumerate(axis.names):
+        x = (frame.column(index) + frame.column(index + 1)) / 2
+        if x - previous > _LETTER * len(name) + _TICK_GAP:
+            label = escape(name)
+            yield f'<text class="faint" x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{label}</text>'
+            previous = x
+
+
+def _draw_mark(mark: Mark, frame: _Frame) -> Iterator[str]:
+    if isinstance(mark, Shades):
+        yield from _draw_shades(mark, frame)
+    elif isinstance(mark, Spans):
+        yield from _draw_spans(mark, frame)
+    elif isinstance(mark, Heat):
+        yield from _draw_heat(mark, frame)
+    elif frame.y is not None:
+        yield from _draw_curves(mark, frame, frame.y)
+
+
+def _draw_curves(mark: Line | Dots | Area, frame: _Frame, y: Extent) -> Iterator[str]:
+    if isinstance(mark, Area):
+        upper = [(frame.x.place(x), y.place(high)) for x, _, high in mark.points if y.holds(high)]
+        lower = [(frame.x.place(x), y.place(low)) for x, low, _ in mark.points if y.holds(low)]
+        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in (*upper, *reversed(lower)))
+        yield f'<polygon class="mark area fill-{mark.colour}" points="{path}"/>'
+    elif isinstance(mark, Line):
+        places = [(frame.x.place(a), y.place(b)) for a, b in mark.points if frame.x.holds(a) and y.holds(b)]
+        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
+        dashed = " dashed" if mark.is_dashed else ""
+        yield f'<polyline class="mark line line-{mark.colour}{dashed}" points="{path}"/>'
+    else:
+        radius = 3.5 if len(mark.points) <= _MOST_LARGE_DOTS else 2
+        for index, (a, b) in enumerate(mark.points):
+            if frame.x.holds(a) and y.holds(b):
+                end = _close("circle", mark.tips[index] if index < len(mark.tips) else "")
+                place = f'cx="{frame.x.place(a):.1f}" cy="{y.place(b):.1f}"'
+                yield f'<circle class="mark fill-{mark.colour}" {place} r="{radius}"{end}'
+
+
+def _draw_shades(mark: Shades, frame: _Frame) -> Iterator[str]:
+    for start, end, tip in mark.ranges:
+        x = frame.x.place(start)
+        width = max(frame.x.place(end) - x, 2)
+        yield (
+            f'<rect class="mark shade fill-{mark.colour}" x="{x:.1f}" y="{frame.top:.1f}" width="{width:.1f}" '
+            f'height="{frame.bottom - frame.top:.1f}"{_close("rect", tip)}'
+        )
+
+
+def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
+    height = frame.chart.row_height
+    has_tips = len(mark.spans) <= _MOST_TIPS
+    for span in mark.spans:
+        x = frame.x.place(min(span.start, span.end))
+        width = frame.x.place(max(span.start, span.end)) - x
+        if width < _SMALLEST_PX and not has_tips:
+            continue
+        top = frame.row(span.row) + min(2, height / 8)
+        edge = " edge" if width > 4 * _NARROWEST_MARK else ""
+        yield (
+            f'<rect class="mark{edge} fill-{mark.colour}" x="{x:.2f}" y="{top:.1f}" width="{max(width, 0.2):.2f}" '
+            f'height="{height - min(4, height / 4):.1f}"{_close("rect", span.tip if has_tips else "")}'
+        )
+        if span.text and width > _LETTER * len(span.text) + 4:
+            down = frame.row(span.row) + height / 2 + 4
+            yield (
+                f'<text class="on-mark" x="{x + width / 2:.1f}" y="{down:.1f}" text-anchor="middle">'
+                f"{escape(span.text)}</text>"
+            )
+
+
+def _draw_heat(mark: Heat, frame: _Frame) -> Iterator[str]:
+    height = frame.chart.row_height
+    gap = 1 if height >= _LEAST_WITH_GAP else 0
+    for cell in mark.cells:
+        x, end = frame.column(cell.column), frame.column(cell.column + 1)
+        depth = min(max(cell.heat, 0), 1)
+        yield (
+            f'<rect class="mark fill-heat" fill-opacity="{0.06 + 0.94 * depth:.3f}" x="{x:.2f}" '
+            f'y="{frame.row(cell.row):.1f}" width="{max(end - x - gap, 0.5):.2f}" height="{height - gap}"'
+            f"{_close('rect', cell.tip)}"
+        )
+        if cell.text and end - x > _LETTER * len(cell.text):
+            style = ' class="on-mark"' if depth > _DARK_CELL else ""
+            down = frame.row(cell.row) + height / 2 + 4
+            yield f'<text{style} x="{(x + end) / 2:.1f}" y="{down:.1f}" text-anchor="middle">{escape(cell.text)}</text>'
+
+
+def _close(name: str, tip: str) -> str:
+    """The end of an element, with the text that it shows when pointed at."""
+    return f"><title>{escape(tip)}</title></{name}>" if tip else "/>"
+
+
+def stack_spans(rows: Sequence[Sequence[float]]) -> list[list[tuple[float, float]]]:
+    """Where the parts of each row begin and end when they stand behind each other.
+
+    >>> stack_spans([[1, 2], [3, 0]])
+    [[(0, 1), (1, 3)], [(0, 3), (3, 3)]]
+    """
+    stacked = []
+    for parts in rows:
+        edges: list[float] = [0]
+        for part in parts:
+            edges.append(edges[-1] + part)
+        stacked.append(list(pairwise(edges)))
+    return stacked
