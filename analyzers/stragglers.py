@@ -72,6 +72,10 @@ class Stragglers:
                     "compute_us": rank.compute / NS_PER_US,
                     "relative_compute": rank.pace.relative_compute if rank.pace else None,
                     "relative_work": rank.pace.relative_work if rank.pace else None,
+                    "caused_wait_by_step": [
+                        {"step": None if step == ABSENT else step, "us": caused / NS_PER_US}
+                        for step, caused in sorted(rank.caused_in.items())
+                    ],
                 }
                 for rank in self.ranks
             ],
@@ -196,6 +200,7 @@ def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -
     wait = matched.wait_ns[:, chosen]
     last = matched.duration_ns[:, chosen].argmin(axis=0)
     caused = wait.sum(axis=0) / (len(matched.ranks) - 1)
+    steps = matched.step[chosen]
     first = next(iter(calls.values()))
     ranks = tuple(
         RankWait(
@@ -204,6 +209,9 @@ def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -
             communication=int(matched.duration_ns[row, chosen].sum()),
             caused=float(caused[last == row].sum()),
             last_arrivals=int((last == row).sum()),
+            caused_in={
+                step: float(caused[(last == row) & (steps == step)].sum()) for step in np.unique(steps).tolist()
+            },
         )
         for row, rank in enumerate(matched.ranks)
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from perfscope.analyzers.communication.calls import Kind
@@ -30,6 +30,7 @@ class RankWait:
         caused: How long the other ranks waited for it, the mean of them.
         last_arrivals: In how many operations it arrived last.
         reason: Why it came last; absent where it caused no significant wait.
+        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class RankWait:
     caused: float
     last_arrivals: int
     reason: Reason | None = None
+    caused_in: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def excess(self) -> float:
@@ -117,6 +119,7 @@ class RankPace:
         wait: The wait that it had.
         compute: Its compute time in the whole window.
         pace: How fast it computes, and how much; absent where ranks cannot be compared.
+        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
     """
 
     rank: int
@@ -124,6 +127,7 @@ class RankPace:
     wait: int
     compute: int
     pace: Pace | None
+    caused_in: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def excess(self) -> float:
@@ -200,13 +204,17 @@ class Members:
         """Each rank over all groups."""
         caused: dict[int, float] = {}
         waited: dict[int, int] = {}
+        caused_in: dict[int, dict[int, float]] = {}
         for group in groups:
             for rank in group.ranks:
+                steps = caused_in.setdefault(rank.rank, {})
+                for step, wait in ({} if group.has_stages else rank.caused_in).items():
+                    steps[step] = steps.get(step, 0.0) + wait
                 caused[rank.rank] = caused.get(rank.rank, 0.0) + (0.0 if group.has_stages else rank.caused)
                 waited[rank.rank] = waited.get(rank.rank, 0) + (0 if group.has_stages else rank.wait)
         paces = self.comparison.paces if self.comparison else {}
         return tuple(
-            RankPace(rank, caused[rank], waited[rank], self._compute.get(rank, 0), paces.get(rank))
+            RankPace(rank, caused[rank], waited[rank], self._compute.get(rank, 0), paces.get(rank), caused_in[rank])
             for rank in sorted(caused)
         )
 
