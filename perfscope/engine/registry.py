@@ -179,6 +179,13 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
     Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, needs=BASIC_EVENTS | Events.WAITS, is_default=False),
     Analyzer(
+        "timeline",
+        "perfscope.analyzers.timeline",
+        Reads.TRACES,
+        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
+        is_default=False,
+    ),
+    Analyzer(
         "budget",
         "perfscope.analyzers.budget",
         Reads.TRACES,

@@ -53,6 +53,7 @@ class Analysis:
         inputs: The files and folders that were read.
         results: Each analyzer's result by its name.
         skipped: The analyzers without a result.
+        inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
         windows: Which windows the figures of the traces are of.
@@ -64,6 +65,7 @@ class Analysis:
     damage: tuple[str, ...]
     run: Run | None
     windows: WindowUse = field(default_factory=WindowUse)
+    inapplicable: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Plan:
     Attributes:
         execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
+        besides: Names of analyzers to run besides those that run where none is named.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         with_sequences: Whether what joins operators with their backward passes is read, too.
         rank_rule: How the rank of a trace that does not state it is found.
@@ -82,6 +85,7 @@ class Plan:
 
     execution: Execution = field(default_factory=Execution)
     only: frozenset[str] = frozenset()
+    besides: frozenset[str] = frozenset()
     with_operators: bool = False
     with_sequences: bool = False
     rank_rule: RankRule = RANK_IN_FILE_NAME
@@ -143,18 +147,20 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         SourceError: No input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
-    chosen = _choose(plan.only)
+    chosen = _choose(plan.only, plan.besides)
     measurements = _measure(inputs, plan, chosen)
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
     results: dict[str, Result] = {}
     skipped: list[Skipped] = []
+    inapplicable: list[Skipped] = []
     run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
     for analyzer in chosen:
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
         except MissingInput as missing:
             if isinstance(missing, NotApplicable) and analyzer.name not in plan.only:
+                inapplicable.append(Skipped(analyzer.name, missing.problem))
                 continue
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
@@ -167,6 +173,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage))),
         run=inputs.run,
         windows=measurements.windows,
+        inapplicable=tuple(inapplicable),
     )
 
 
@@ -219,13 +226,17 @@ def require_analyzers(names: frozenset[str]) -> None:
     _choose(names)
 
 
-def _choose(only: frozenset[str]) -> list[Analyzer]:
+def _choose(only: frozenset[str], besides: frozenset[str] = frozenset()) -> list[Analyzer]:
     unknown = sorted(only - {FINDINGS} - {analyzer.name for analyzer in analyzers()})
     if unknown:
         names = ", ".join((FINDINGS, *(analyzer.name for analyzer in analyzers())))
         raise UsageError(f"there is no analyzer {', '.join(unknown)}", hint=f"analyzers: {names}")
     takes_default = not only or FINDINGS in only  # findings follow from all other results
-    return [analyzer for analyzer in analyzers() if analyzer.name in only or (takes_default and analyzer.is_default)]
+    return [
+        analyzer
+        for analyzer in analyzers()
+        if analyzer.name in only | besides or (takes_default and analyzer.is_default)
+    ]
 
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:

@@ -1,0 +1,206 @@
+"""What every device did at every moment, on one clock: the time in each state, and what a picture of it needs.
+
+The states of a device leave nothing out: they add up to its window exactly. A picture of many ranks joins short states
+to their neighbours, and shows some ranks of a very large job; the times here are always those of all states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfscope.analyzers.clock import analyze as align_clocks
+from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
+from perfscope.analyzers.tracks.longest import LongestEvents, find_longest
+from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks, States, measure_tracks
+from perfscope.analyzers.tracks.simplified import simplify, sum_states
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.errors import MissingInput, NoDevice
+from perfscope.report import Cell, Column, Json, Section, first_rows, percent_of
+from perfscope.tables.columns import Int64
+from perfscope.tables.trace import Trace
+
+#: Over all ranks of a job.
+_MOST_STATES, _FEWEST_STATES = 320_000, 600
+_MOST_EVENTS = 40_000
+#: A job of more ranks is shown by some of them.
+MOST_ROWS = 256
+_ROWS_OF_LARGE_JOB = 96
+_BINS = 480
+_MOST_TABLE_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTimeline:
+    """What one device of one rank did.
+
+    Attributes:
+        tracks: Its tracks; its states in fewer pieces where there were many.
+        longest: Its longest events.
+        time_ns: How long it was in each of STATES.
+        joined_ns: States that were shorter than this are joined; 0 where none was.
+    """
+
+    tracks: RankTracks
+    longest: LongestEvents
+    time_ns: tuple[int, ...]
+    joined_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTimeline:
+    """What all devices did.
+
+    Attributes:
+        devices: Every device, by rank.
+        job: The tracks of the ranks that a picture shows, on one clock.
+        shown: The positions in ``devices`` of those that it shows, in its order.
+        why_shown: For each of these why, where it shows some; empty where it shows all.
+        start_ns, end_ns: From the first thing that any device did to the last, on the common clock.
+        shares: The time of all devices by stretches of equal length: one row a stretch, one column a state, in
+            nanoseconds.
+    """
+
+    devices: tuple[DeviceTimeline, ...]
+    job: JobTracks
+    shown: tuple[int, ...]
+    why_shown: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+    shares: Int64
+
+    def data(self) -> Json:
+        """``results.timeline``."""
+        return {
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "reference_rank": self.job.reference,
+            "ranks": [
+                {
+                    "rank": device.tracks.rank,
+                    "device": device.tracks.device,
+                    "window_us": sum(device.time_ns) / NS_PER_US,
+                    "states": {
+                        name: time_ns / NS_PER_US
+                        for name, time_ns in zip(STATES, device.time_ns, strict=True)
+                        if time_ns
+                    },
+                }
+                for device in self.devices
+            ],
+            "operations": len(self.job.operations),
+            "bubbles": len(self.job.bubbles),
+            "notes": list(self.job.notes),
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A row for each device, a column for each state that occurs."""
+        used = [index for index in range(len(STATES)) if any(device.time_ns[index] for device in self.devices)]
+        columns = (
+            Column("Rank"),
+            Column("Device"),
+            Column("Window (ms)", 2),
+            *(Column(f"{STATES[index].capitalize()} (%)") for index in used),
+        )
+        rows: list[tuple[Cell, ...]] = [
+            (
+                device.tracks.rank,
+                device.tracks.device,
+                sum(device.time_ns) / NS_PER_MS,
+                *(percent_of(device.time_ns[index], sum(device.time_ns)) for index in used),
+            )
+            for device in self.devices
+        ]
+        shown, left_out = first_rows(rows, _MOST_TABLE_ROWS)
+        notes = ["The states of a device leave nothing out; an idle moment is of the cause that takes most of its gap."]
+        return (Section("Timeline", columns, shown, (*notes, *self.job.notes, *left_out)),)
+
+
+def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:
+    """The timeline of each device in one trace; None where nothing ran on one."""
+    ranks = max(trace.world_size or 1, 1)
+    most = max(_MOST_STATES // ranks, _FEWEST_STATES)
+    timelines = []
+    for tracks in measure_tracks(trace):
+        if tracks.states is not None and tracks.device is not None:
+            simplified = simplify(tracks.states, most)
+            longest = find_longest(trace, tracks.device, _MOST_EVENTS // ranks)
+            time_ns = sum_states(tracks.states, np.zeros(len(tracks.states.state), np.int64), 1)[0]
+            shown = replace(tracks, states=simplified.states)
+            timelines.append(DeviceTimeline(shown, longest, tuple(time_ns.tolist()), simplified.shortest_ns))
+    return tuple(timelines) or None
+
+
+def analyze(partials: Sequence[tuple[DeviceTimeline, ...]]) -> JobTimeline:
+    """Put the devices of all ranks on one clock.
+
+    Raises:
+        MissingInput: No trace has events of a device.
+    """
+    devices = sorted((device for partial in partials for device in partial), key=_place)
+    if not devices:
+        raise NoDevice("the traces contain no GPU events")
+    shown, why_shown = _choose(devices)
+    job = join_tracks([devices[index].tracks for index in shown])
+    offsets = _find_offsets(devices)
+    start_ns, end_ns, shares = _sum_stretches(devices, offsets)
+    return JobTimeline(tuple(devices), job, shown, why_shown, start_ns, end_ns, shares)
+
+
+def _place(device: DeviceTimeline) -> tuple[bool, int, int, str]:
+    tracks = device.tracks
+    return tracks.rank is None, tracks.rank or 0, tracks.device or 0, tracks.trace
+
+
+def _choose(devices: Sequence[DeviceTimeline]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """All devices, or of very many those that stand out by their time in a state, and every so many-th by computing."""
+    if len(devices) <= MOST_ROWS:
+        return tuple(range(len(devices))), ()
+    time_ns = np.array([device.time_ns for device in devices], np.float64)
+    share = time_ns / np.maximum(time_ns.sum(axis=1, keepdims=True), 1)
+    reasons: dict[int, str] = {}
+    spread = share.std(axis=0)
+    for state in np.argsort(-spread, kind="stable").tolist():
+        order = np.argsort(share[:, state], kind="stable")
+        if spread[state] > 0 and len(reasons) < _ROWS_OF_LARGE_JOB // 2:
+            reasons.setdefault(int(order[-1]), f"most {STATES[state]}")
+            reasons.setdefault(int(order[0]), f"least {STATES[state]}")
+    busiest = np.argsort(share[:, 0], kind="stable")
+    quantiles = np.linspace(0, 1, _ROWS_OF_LARGE_JOB - len(reasons))
+    for quantile in quantiles.tolist():
+        position = int(busiest[round(quantile * (len(devices) - 1))])
+        reasons.setdefault(position, f"{quantile:.0%} of the ranks compute less")
+    shown = sorted(reasons)
+    return tuple(shown), tuple(reasons[index] for index in shown)
+
+
+def _find_offsets(devices: Sequence[DeviceTimeline]) -> dict[int, int]:
+    """What each rank's clock is ahead of the common one; nothing where no collective connects the ranks."""
+    partials = [(device.tracks.calls,) for device in devices if device.tracks.calls is not None]
+    try:
+        clock = align_clocks(partials)
+    except MissingInput:
+        return {}
+    return {rank.rank: round(rank.offset_ns) for rank in clock.ranks if rank.offset_ns is not None}
+
+
+def _sum_stretches(devices: Sequence[DeviceTimeline], offsets: dict[int, int]) -> tuple[int, int, Int64]:
+    moved = []
+    for device in devices:
+        states, rank = device.tracks.states, device.tracks.rank
+        assert states is not None
+        offset_ns = 0 if rank is None else offsets.get(rank, 0)
+        moved.append(States(states.start_ns - offset_ns, states.end_ns - offset_ns, states.state))
+    start_ns = min(int(states.start_ns[0]) for states in moved)
+    end_ns = max(int(states.end_ns[-1]) for states in moved)
+    edges = np.linspace(start_ns, end_ns, _BINS + 1).astype(np.int64)
+    shares = np.zeros((_BINS, len(STATES)), np.int64)
+    for states in moved:
+        cuts = np.unique(np.concatenate((states.start_ns, states.end_ns[-1:], edges)))
+        cuts = cuts[(cuts >= states.start_ns[0]) & (cuts <= states.end_ns[-1])]
+        row = np.searchsorted(states.start_ns, cuts[:-1], side="right") - 1
+        stretch = np.clip(np.searchsorted(edges, cuts[:-1], side="right") - 1, 0, _BINS - 1)
+        np.add.at(shares, (stretch, states.state[row]), np.diff(cuts))
+    return start_ns, end_ns, shares
