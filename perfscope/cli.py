@@ -44,6 +44,7 @@ COMMANDS = (
     "whatif",
     "stragglers",
     "merge",
+    "page",
     "tflops",
     "logs",
     "scaling",

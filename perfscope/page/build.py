@@ -1,0 +1,146 @@
+"""Builds pages: of an analysis, of a comparison, of several runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from perfscope.analyzers.breakdown import Breakdown
+from perfscope.analyzers.comparison.comparison import Comparison
+from perfscope.analyzers.comparison.report import describe_verdict
+from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.mfu import Utilisation
+from perfscope.analyzers.scaling.study import Scaling
+from perfscope.analyzers.steps.result import StepTimes
+from perfscope.constants import GB
+from perfscope.engine.run import Analysis
+from perfscope.page.html import render
+from perfscope.page.part import Document, Part, Tile
+from perfscope.page.parts.breakdown import show_breakdown
+from perfscope.page.parts.checkpoints import show_checkpoints
+from perfscope.page.parts.communication import show_collectives, show_overlap, show_stragglers
+from perfscope.page.parts.critical_path import show_critical_path
+from perfscope.page.parts.difference import show_difference
+from perfscope.page.parts.findings import show_findings
+from perfscope.page.parts.gpus import show_gpus
+from perfscope.page.parts.kernels import show_kernels
+from perfscope.page.parts.memory import show_memory
+from perfscope.page.parts.pipeline import show_pipeline
+from perfscope.page.parts.results import result_of
+from perfscope.page.parts.scaling import show_scaling
+from perfscope.page.parts.steps import show_steps
+from perfscope.page.parts.timeline import show_timeline
+from perfscope.report import percent
+from perfscope.units import format_count, format_seconds
+
+_PARTS = (
+    show_findings, show_steps, show_breakdown, show_timeline, show_overlap, show_collectives, show_stragglers,
+    show_gpus, show_pipeline, show_critical_path, show_kernels, show_memory,
+)  # fmt: skip
+
+
+def build_page(analysis: Analysis) -> str:
+    """The page of a run or of traces, as HTML; its analysis is that of ``read_for_page``, or any other one."""
+    return render(describe_analysis(analysis))
+
+
+def build_comparison_page(comparison: Comparison) -> str:
+    """The page of a comparison, as HTML."""
+    return render(describe_comparison(comparison))
+
+
+def describe_comparison(comparison: Comparison) -> Document:
+    """What the page of a comparison shows."""
+    title = describe_verdict(comparison)
+    facts = (f"A: {comparison.a.name}", f"B: {comparison.b.name}")
+    return Document(title, facts, comparison.damage, comparison.reasons, (), (show_difference(comparison),))
+
+
+def describe_scaling(study: Scaling, problems: tuple[str, ...] = ()) -> Document:
+    """What the page of several runs on different numbers of GPUs shows; ``problems`` are of runs that could not be."""
+    facts = (format_count(len(study.runs), "run"), f"{len(study.series)} series")
+    return Document("Scaling", facts, problems, study.notes, (), (show_scaling(study),))
+
+
+def describe_analysis(analysis: Analysis) -> Document:
+    """What the page of an analysis shows, in its order."""
+    run = analysis.run
+    title = shlex.join(run.command) if run is not None and run.command else analysis.inputs[0]
+    parts = [show(analysis) for show in _PARTS]
+    parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one()]
+    remarks = (*analysis.windows.describe(), *analysis.windows.notes)
+    return Document(
+        title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), tuple(parts)
+    )
+
+
+def _difference_of_one() -> Part:
+    reason = "Nothing to show: this is one run. `perfscope page A B` shows what the difference of two is made of."
+    return Part("difference", "Budget of the difference", absent=reason)
+
+
+def _list_facts(analysis: Analysis) -> Iterator[str]:
+    run = analysis.run
+    gpus = result_of(analysis, "gpus", Gpus)
+    if run is None:
+        yield format_count(len(analysis.inputs), "trace")
+        return
+    yield format_count(len({rank.rank for rank in run.ranks}) or len(run.steps), "rank")
+    hosts = {rank.host for rank in run.ranks}
+    if len(hosts) > 1:
+        yield format_count(len(hosts), "host")
+    if gpus is not None:
+        yield from sorted({gpu.name for gpu in gpus.gpus})
+    steps = result_of(analysis, "steps", StepTimes)
+    if steps is not None:
+        yield f"{format_count(steps.count, 'step')}, counted by {steps.source}"
+    if run.exit_status:
+        yield f"the command {run.exit_status}"
+    yield f"from {run.path}"
+
+
+def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
+    steps = result_of(analysis, "steps", StepTimes)
+    if steps is not None and steps.median_s is not None:
+        yield Tile("median step", format_seconds(steps.median_s), steps.median_s, "/results/steps/median_s")
+    if steps is not None and steps.tokens_per_s is not None:
+        yield Tile("tokens/s", f"{steps.tokens_per_s:,.0f}", steps.tokens_per_s, "/results/steps/tokens_per_s")
+    elif steps is not None and steps.samples_per_s is not None:
+        yield Tile("samples/s", f"{steps.samples_per_s:,.1f}", steps.samples_per_s, "/results/steps/samples_per_s")
+    utilisation = result_of(analysis, "mfu", Utilisation)
+    if utilisation is not None:
+        headline = utilisation.headline
+        if headline.mfu is not None:
+            text = f"{percent(headline.mfu):.1f} %"
+            yield Tile(f"MFU ({headline.name})", text, headline.mfu, "/results/mfu/mfu")
+    breakdown = result_of(analysis, "breakdown", Breakdown)
+    if breakdown is not None and breakdown.row.window:
+        yield from _shares_of_window(breakdown)
+    energy = result_of(analysis, "energy", Energy)
+    if energy is not None and energy.step_j is not None:
+        yield Tile("energy of a step", f"{energy.step_j:,.0f} J", energy.step_j, "/results/energy/step_j")
+    peaks = [rank.memory_peak_bytes for rank in steps.ranks] if steps is not None else []
+    largest = max((peak for peak in peaks if peak is not None), default=None)
+    if largest is not None:
+        pointer = f"/results/steps/ranks/{peaks.index(largest)}/memory_peak_bytes"
+        yield Tile("peak of tensors", f"{largest / GB:,.1f} GB", largest, pointer)
+
+
+def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
+    """Shares of the profiled time; the figures are the times of which they are shares."""
+    key = "all_marked" if breakdown.row is not breakdown.total else "all"
+    data = breakdown.data()
+    assert isinstance(data, dict)
+    times = data[key]
+    assert isinstance(times, dict)
+    window_us = times["window_us"]
+    for label, name in (
+        ("compute", "compute_us"),
+        ("exposed communication", "exposed_communication_us"),
+        ("idle", "idle_us"),
+    ):
+        time_us = times[name]
+        assert isinstance(time_us, float)
+        assert isinstance(window_us, float)
+        yield Tile(label, f"{percent(time_us / window_us):.1f} %", time_us, f"/results/breakdown/{key}/{name}")

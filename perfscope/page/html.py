@@ -1,0 +1,200 @@
+"""Writes a page as HTML: one file with its style and its script in it, which asks no server for anything.
+
+Everything that comes from a run is escaped, and the policy at the top of the page lets no other script run, nor any
+request be made.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import unicodedata
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+
+from perfscope.charts.palette import style_rules, style_variables
+from perfscope.charts.svg import draw
+from perfscope.page.part import Document, Figure, Part, Tile
+from perfscope.report import Cell, Column, Section, escape_control_characters
+
+_MOST_ROWS = 100
+_LONGEST_CELL = 300
+#: What reorders the text around it, or cannot be seen.
+_HIDDEN_CATEGORIES = frozenset(("Cf", "Cc", "Cs", "Co"))
+
+
+def render(document: Document) -> str:
+    """The whole page."""
+    style = style_variables() + style_rules() + _read_asset("page.css")
+    script = _read_asset("page.js") + _read_asset("timeline.js")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">',
+            f"<title>{clean(document.title)} · perfscope</title>\n<style>{style}</style>\n</head>\n<body>",
+            '<a class="skip" href="#main">Skip to the findings</a>',
+            *_head(document),
+            '<div class="columns">',
+            *_navigation(document.parts),
+            '<main id="main" tabindex="-1">',
+            *(line for part in document.parts for line in _part(part)),
+            "</main>\n</div>",
+            "<footer><p>Written by perfscope. The page is one file and asks no server for anything.</p></footer>",
+            f'<div id="tip" role="presentation" hidden></div>\n<script>{script}</script>\n</body>\n</html>\n',
+        )
+    )
+
+
+def clean(text: str) -> str:
+    """A text of a run for HTML: without what reorders other text, and not longer than anyone reads."""
+    visible = "".join(
+        letter
+        if letter in "\n\t" or unicodedata.category(letter) not in _HIDDEN_CATEGORIES
+        else f"\\u{ord(letter):04x}"
+        for letter in text[: 4 * _LONGEST_CELL]
+    )
+    visible = escape_control_characters(visible)
+    return escape(visible if len(visible) <= _LONGEST_CELL else visible[: _LONGEST_CELL - 1] + "…")
+
+
+def write_table(section: Section, caption: str) -> str:
+    """A section's table; numbers keep their full precision beside what is shown."""
+    rows = section.rows[:_MOST_ROWS]
+    heads = "".join(f'<th scope="col">{clean(column.heading)}</th>' for column in section.columns)
+    body = "\n".join(
+        f"<tr>{''.join(_cell(cell, column) for cell, column in zip(row, section.columns, strict=True))}</tr>"
+        for row in rows
+    )
+    label = escape(caption, quote=True)
+    left_out = len(section.rows) - len(rows)
+    more = f"<p>{left_out} more rows are in <code>perfscope analyze --format json</code>.</p>" if left_out > 0 else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>'
+        f"<caption>{clean(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>{more}"
+    )
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    if cell is None:
+        return '<td class="none">n/a</td>'
+    if isinstance(cell, str):
+        return f"<td>{clean(cell)}</td>"
+    text = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.{column.decimals}f}"
+    return f'<td class="number" data-value="{cell!r}">{text}</td>'
+
+
+def write_notes(notes: Sequence[str]) -> str:
+    """Sentences below a table."""
+    return f'<ul class="notes">{"".join(f"<li>{with_code(note)}</li>" for note in notes)}</ul>' if notes else ""
+
+
+def with_code(note: str) -> str:
+    """A sentence whose words between backticks are code."""
+    pieces = note.split("`")
+    if len(pieces) % 2 == 0:
+        return _escape_long(note)
+    return "".join(
+        f"<code>{_escape_long(piece)}</code>" if index % 2 else _escape_long(piece)
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _escape_long(text: str) -> str:
+    return "".join(clean(text[start : start + _LONGEST_CELL]) for start in range(0, len(text), _LONGEST_CELL))
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _read_asset(name: str) -> str:
+    return files("perfscope.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _head(document: Document) -> Iterator[str]:
+    yield f'<header>\n<p class="brand">perfscope</p>\n<h1>{_words(document.title)}</h1>'
+    if document.facts:
+        yield f'<p class="facts">{"".join(f"<span>{clean(fact)}</span>" for fact in document.facts)}</p>'
+    if document.damage:
+        lines = "".join(f"<li>{clean(line)}</li>" for line in document.damage)
+        title = "Parts of this run are missing or damaged. The page shows the rest."
+        yield f'<section class="damage" aria-label="Damage"><p><strong>{title}</strong></p><ul>{lines}</ul></section>'
+    if document.remarks:
+        yield f'<div class="remarks">{write_notes(document.remarks)}</div>'
+    if document.tiles:
+        yield f'<dl class="tiles">{"".join(map(_tile, document.tiles))}</dl>'
+    yield "</header>"
+
+
+def _words(title: str) -> str:
+    """A heading whose words are broken only where they are too long for a line."""
+    words = clean(title[: 4 * _LONGEST_CELL]).split(" ")
+    return " ".join(f"<span>{word}</span>" for word in words)
+
+
+def _tile(tile: Tile) -> str:
+    return (
+        f'<div><dt>{clean(tile.label)}</dt><dd data-pointer="{escape(tile.pointer)}" data-value="{tile.value!r}">'
+        f"{clean(tile.text)}</dd></div>"
+    )
+
+
+def _navigation(parts: Sequence[Part]) -> Iterator[str]:
+    links = "".join(
+        f'<li><a href="#{part.identity}"{" class=absent" if part.absent else ""}>{clean(part.title)}</a></li>'
+        for part in parts
+    )
+    yield '<nav aria-label="Parts of this page"><details open><summary>Contents</summary>'
+    yield f"<ol>{links}</ol></details></nav>"
+
+
+def _part(part: Part) -> Iterator[str]:
+    yield f'<section id="{part.identity}" class="part" aria-labelledby="{part.identity}-h">'
+    yield f'<h2 id="{part.identity}-h">{clean(part.title)}</h2>'
+    if part.absent:
+        yield f'<p class="absence">{with_code(part.absent)}</p>\n</section>'
+        return
+    if part.lead:
+        yield f'<p class="lead">{with_code(part.lead)}</p>'
+    if part.html:
+        yield part.html
+    for number, figure in enumerate(part.figures):
+        yield _figure(figure, f"{part.identity}-{number}")
+    for section in part.sections:
+        yield _section(section)
+    yield "</section>"
+
+
+def _figure(figure: Figure, identity: str) -> str:
+    title = figure.charts[0].title
+    table = figure.values
+    details = ""
+    if table is not None:
+        details = (
+            f"<details><summary>Figures of this chart</summary>{write_table(table, title)}"
+            f"{write_notes(table.notes)}</details>"
+        )
+    return (
+        f'<figure id="{identity}"><figcaption><h3>{clean(title)}</h3></figcaption>'
+        f'<div class="scroll chart-scroll" tabindex="0" role="region" aria-label="{clean(title)}">'
+        f"{draw(figure.charts, identity)}</div>{details}</figure>"
+    )
+
+
+def _section(section: Section) -> str:
+    drawing = ""
+    if section.drawing:
+        drawing = f'<pre class="scroll" tabindex="0">{escape(escape_control_characters(section.drawing))}</pre>'
+    if not section.columns:
+        return f"<h3>{clean(section.title)}</h3>{drawing}{write_notes(section.notes)}"
+    return (
+        f"<details><summary>Table: {clean(section.title)}</summary>{drawing}"
+        f"{write_table(section, section.title)}{write_notes(section.notes)}</details>"
+    )

@@ -1,0 +1,48 @@
+"""The findings: what costs the most, with its evidence and what to try."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.findings import Findings
+from perfscope.analyzers.findings.finding import Finding
+from perfscope.constants import US_PER_S
+from perfscope.engine.run import Analysis
+from perfscope.page.html import clean, with_code
+from perfscope.page.part import Part
+from perfscope.page.parts.results import result_of, why_absent
+from perfscope.report import percent
+from perfscope.units import format_ranges, format_seconds
+
+_IDENTITY, _TITLE = "findings", "Findings"
+
+
+def show_findings(analysis: Analysis) -> Part:
+    """One card a finding, the one that regains most first."""
+    findings = result_of(analysis, "findings", Findings)
+    if findings is None:
+        reason = why_absent(analysis, "findings").replace("this was not analyzed", "no step was measured")
+        return Part(_IDENTITY, _TITLE, absent=reason)
+    if not findings.findings:
+        return Part(_IDENTITY, _TITLE, lead="Nothing stands out: no cause that perfscope knows costs much of a step.")
+    cards = "".join(_card(finding, index) for index, finding in enumerate(findings.findings))
+    step = format_seconds(findings.step_us / US_PER_S)
+    lead = f"What costs the most of a step of {step}, and what to try. Times are what a fix would regain of each step."
+    return Part(_IDENTITY, _TITLE, lead, html=f'<ol class="findings">{cards}</ol>')
+
+
+def _card(finding: Finding, index: int) -> str:
+    cause, pointer = finding.cause, f"/results/findings/{index}"
+    share = percent(finding.share) or 0.0
+    low, high = (format_seconds(edge / US_PER_S) for edge in cause.interval_us)
+    between = f"{low} to {high}, " if low != high else ""
+    ranks = f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks, 8)}" if cause.ranks else "all ranks"
+    evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in cause.evidence)
+    return (
+        f"<li><h3>{clean(finding.title)}</h3>"
+        f'<p class="cost"><strong data-pointer="{pointer}/cost_us" data-value="{finding.cost_us!r}">'
+        f"{format_seconds(finding.cost_us / US_PER_S)}</strong> "
+        f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share!r}">{share:.1f} % of a step</span>'
+        f'<meter min="0" max="100" value="{min(share, 100):.2f}" aria-label="{share:.1f} % of a step"></meter></p>'
+        f'<p class="advice">{with_code(cause.advice)}</p><ul class="evidence">{evidence}</ul>'
+        f'<p class="faint">{between}{clean(str(cause.basis))}, confidence {clean(str(cause.confidence))}, {ranks} · '
+        f"<code>docs/findings/{clean(finding.id)}.md</code></p></li>"
+    )

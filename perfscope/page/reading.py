@@ -1,0 +1,39 @@
+"""The analysis that a page shows: every default analyzer, the timeline, and the replay of jobs of few ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfscope.engine.inputs import Inputs, find_inputs
+from perfscope.engine.run import Analysis, Plan, Skipped, analyze_inputs
+
+#: What a page shows besides what every analysis has.
+PAGE_ANALYZERS = frozenset(("timeline", "whatif"))
+#: The replay of more traces takes longer than all else together.
+_MOST_REPLAYED = 16
+_PLAN = Plan()
+
+
+def read_for_page(paths: Sequence[str | os.PathLike[str]], plan: Plan = _PLAN) -> Analysis:
+    """Analyze one run's folder, or traces, for a page.
+
+    Raises:
+        SourceError: A path does not exist, or no input can be read.
+    """
+    return analyze_for_page(find_inputs(paths, plan.most_files), plan)
+
+
+def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
+    """Analyze what ``find_inputs`` read for a page.
+
+    Raises:
+        SourceError: No input can be read.
+    """
+    traces = len(inputs.traces)
+    if traces <= _MOST_REPLAYED:
+        return analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS))
+    analysis = analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS - {"whatif"}))
+    reason = f"the critical path of {traces} traces is left to `perfscope whatif`, because it takes long"
+    return replace(analysis, skipped=(*analysis.skipped, Skipped("whatif", reason)))
