@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.pipeline_bubble import measure as measure_passes
 from perfscope.analyzers.replay.blocking import Blocking, measure_blocking
 from perfscope.analyzers.replay.contention import Contention
 from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
 from perfscope.analyzers.replay.measured import prepare
 from perfscope.analyzers.replay.outlook import Outlook, apply_scenario, write_scenario
-from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
+from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.scenarios import offered_scenarios, parse_scenario
 from perfscope.analyzers.replay.steps import StepSpan
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section, in_unit, percent, percent_of
 from perfscope.tables.kernel_classes import short_name
-from perfscope.tables.trace import Trace, distinct
 
 _MOST_OFFERED = 10
 _MOST_PATH_ROWS = 12
@@ -215,13 +213,6 @@ class WhatIf:
 
 def _count_steps(count: int) -> str:
     return "1 marked step" if count == 1 else f"{count} marked steps"
-
-
-def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
-    """The execution graph of each device of a trace."""
-    passes = measure_passes(trace)
-    graphs = [build_rank_graph(trace, device, passes) for device in distinct(trace.device.device)]
-    return tuple(graph for graph in graphs if graph is not None) or None
 
 
 def analyze(partials: Sequence[tuple[RankGraph, ...]]) -> WhatIf:

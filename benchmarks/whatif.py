@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.processes import ROOT, machine
 from benchmarks.synthetic_trace import make
 from perfscope.analyzers.communication.calls import members_of
+from perfscope.analyzers.replay.graphs import measure
 from perfscope.analyzers.replay.measured import Measured, prepare
 from perfscope.analyzers.replay.outlook import answer_scenario
 from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.whatif import measure
 from perfscope.engine.registry import analyzers
 from perfscope.errors import PerfscopeError
 from perfscope.sources.traces.reader import read_trace

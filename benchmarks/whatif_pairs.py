@@ -15,9 +15,10 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.processes import ROOT
+from perfscope.analyzers.replay.graphs import measure
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.scenarios import needs_operators
-from perfscope.analyzers.whatif import answer, measure
+from perfscope.analyzers.whatif import answer
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events

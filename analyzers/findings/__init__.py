@@ -8,7 +8,7 @@ one of them claims of a step counts for no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,9 @@ from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.findings.ranking import SMALLEST_SHARE, rank_findings
 from perfscope.analyzers.findings.registry import all_rules
+from perfscope.analyzers.findings.replays import Replays
 from perfscope.analyzers.findings.training import Training
-from perfscope.constants import US_PER_MS
+from perfscope.constants import NS_PER_S, US_PER_MS
 from perfscope.report import Json, Section, percent
 from perfscope.units import format_ranges
 
@@ -74,9 +75,17 @@ def describe(finding: Finding) -> str:
     )
 
 
-def derive(results: Mapping[str, HasData]) -> Findings | None:
-    """The findings of all results; None where no result has the time of a step."""
-    training = Training(Facts({name: result.data() for name, result in results.items()}))
+def derive(results: Mapping[str, HasData], graphs: Sequence[object] = ()) -> Findings | None:
+    """The findings of all results; None where no result has the time of a step.
+
+    Args:
+        results: The results of the analyzers.
+        graphs: The execution graphs of the traces, for a replay without a cause.
+    """
+    facts = Facts({name: result.data() for name, result in results.items()})
+    median_s = facts.number("/steps/median_s")
+    undisturbed_ns = None if median_s is None else median_s * NS_PER_S
+    training = Training(facts, Replays(graphs, undisturbed_ns) if graphs else None)
     if not training.step_us:
         return None
     return Findings(rank_findings(training, all_rules()), training.step_us)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.training import Training
 from perfscope.report import Json
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.replay.regain import Regain
 
 
 class Account(Enum):
@@ -36,7 +39,7 @@ class Basis(StrEnum):
 
     MEASURED = "measured"
     BOUND = "bound"
-    REPLAY = "replay"
+    REPLAY = "replay"  # of the profiled steps without the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Cause:
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
         is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
             limit for it.
+        replay: What a replay without it says; absent where none was made.
         is_beside: Whether it comes on top of the steps whose mean the shares are of.
     """
 
@@ -67,6 +71,7 @@ class Cause:
     scenario: str = ""
     is_beside: bool = False
     is_of_all_steps: bool = False
+    replay: Regain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class Finding:
             "share_of_step": self.share,
             "step_us": self.step_us,
             "basis": str(self.cause.basis),
+            "replay": None if self.cause.replay is None else self.cause.replay.data(),
             "ranks": list(self.cause.ranks),
             "evidence": [evidence.data() for evidence in self.cause.evidence],
             "advice": self.cause.advice,

@@ -8,9 +8,13 @@ from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Cause, Confidence, Rule, Rules
 from perfscope.analyzers.findings.options import MEGATRON, TORCH, option
 from perfscope.analyzers.findings.training import Training
-from perfscope.constants import US_PER_MS
+from perfscope.constants import NS_PER_US, US_PER_MS
 
 HOST, DEVICE, WORK, OTHER = "host", "device", "work", "network"
+#: What makes this rank as fast as the others.
+_SCENARIOS = {HOST: "median-host={}", DEVICE: "median-device={}", WORK: "median-device={}"}
+#: How a sentence goes on where only a replay tells why a rank is last.
+_BY_REPLAY = {HOST: ", whose host is late by the replay", DEVICE: ", whose device is slower by the replay"}
 _HOST_PARTS = ("host", "not_shown", "synchronisation", "data_loading", "copy")
 #: A difference of pace or work that is smaller explains nothing.
 _NOTICEABLE = 0.02
@@ -59,6 +63,9 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
     if largest == "host" and min((rank.compute for rank in rest), default=0.0) < _BUSY * (training.step_us or 0.0):
         return None  # all hosts launch too slowly, and one of them is always the last
     detail = f", in which it {_describe(largest)} longer than they do" if kind != OTHER else ""
+    if kind == OTHER:
+        kind = _by_replay(training, int(straggler), cost_us)
+        detail = _BY_REPLAY.get(kind, "")
     evidence = Evidence(
         f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler:.0f}{detail}.",
         (f"{row}/caused_wait_us", *((f"{excess}/{largest}",) if excess and largest else ())),
@@ -66,8 +73,19 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
     low = min(cost_us, max(parts.values(), default=cost_us) / steps) if parts else 0.0
     return kind, Cause(
         cost_us, (max(low, 0.0), cost_us), (int(straggler),), (evidence,), _advice(training, kind),
-        Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario="no-stragglers",
+        Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario=_SCENARIOS.get(kind, "").format(int(straggler)),
     )  # fmt: skip
+
+
+def _by_replay(training: Training, straggler: int, cost_us: float) -> str:
+    """What a rank is last by where no part of its time tells: which of its changes regains most of what it costs."""
+    saved_us = {}
+    for kind in (HOST, DEVICE):
+        answer = training.regain(_SCENARIOS[kind].format(straggler))
+        if answer is not None and answer.saved_ns is not None:
+            saved_us[kind] = answer.saved_ns / NS_PER_US
+    best = max(saved_us, key=lambda kind: saved_us[kind], default=OTHER)
+    return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else OTHER
 
 
 def _excess_of(training: Training, straggler: float) -> str:

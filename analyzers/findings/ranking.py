@@ -8,10 +8,13 @@ from dataclasses import replace
 
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Finding, Rule
 from perfscope.analyzers.findings.training import Training
+from perfscope.constants import NS_PER_US
 
 #: A finding that regains a smaller share of a step is not worth a line.
 SMALLEST_SHARE = 0.02
 _SMALLEST_US = 50.0
+#: A replay that is farther from the measured step misses something that the job waited for.
+_LARGEST_ERROR = 0.02
 
 
 def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -83,18 +86,15 @@ def _balances(training: Training) -> dict[Account, float]:
 
 
 def _replayed(training: Training, cause: Cause) -> Cause:
-    """The cause with what the replay says that a fix saves, where its scenario was replayed."""
-    for row in training.facts.rows("/whatif/scenarios") if cause.scenario else ():
-        saved_us = training.facts.number(f"{row}/saved_us")
-        if training.facts.text(f"{row}/name") == cause.scenario and saved_us is not None:
-            measured, low, high = (
-                training.facts.amount(pointer)
-                for pointer in ("/whatif/measured_step_us", f"{row}/interval_us/0", f"{row}/interval_us/1")
-            )
-            return replace(
-                cause,
-                cost_us=max(saved_us, 0.0),
-                interval_us=(max(measured - high, 0.0), max(measured - low, 0.0)),
-                basis=Basis.REPLAY,
-            )
-    return cause
+    """The cause with what the replay says that a fix saves, where the traces can answer it.
+
+    What was measured in many steps says more than a replay of the few in a window.
+    """
+    replay = training.regain(cause.scenario) if cause.scenario and not cause.is_of_all_steps else None
+    if replay is None or replay.saved_ns is None or replay.interval_ns is None:
+        return replace(cause, replay=replay)
+    if abs(replay.replay_error or 0.0) > _LARGEST_ERROR:
+        return replace(cause, replay=replay)
+    low_us, high_us = (max(time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
+    cost_us = max(replay.saved_ns / NS_PER_US, 0.0)
+    return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY, replay=replay)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.findings.facts import Facts
+from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.replay.regain import Regain
 
 _HOST_CAUSES = (
     "data_loading", "synchronisation", "cuda_call", "operator", "between_operators", "not_shown", "host_launch",
@@ -50,10 +55,16 @@ class Training:
 
     Args:
         facts: The results of the analyzers.
+        fixes: Replays the profiled steps without a cause; absent without traces.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, fixes: Fixes | None = None) -> None:
         self.facts = facts
+        self._fixes = fixes
+
+    def regain(self, scenario: str) -> Regain | None:
+        """What the replay says that a step takes less with this change; None without traces."""
+        return None if self._fixes is None else self._fixes.regain(scenario)
 
     @cached_property
     def has_device(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
@@ -43,13 +44,25 @@ class Scenario:
         name: What it is called.
         value: What stands behind ``=``, for people; ``""`` where nothing does, in brackets where it may be left out.
         title: What it means, in a few words.
-        change: Applies it.
+        module: The module of this package that applies it; it is imported when it is needed.
+        function: The function in it.
     """
 
     name: str
     value: str
     title: str
-    change: Change
+    module: str
+    function: str
+
+    def change(self, measured: Measured, value: str) -> Changed:
+        """Apply it.
+
+        Raises:
+            MissingInput: The traces cannot answer it.
+            UsageError: The value names nothing.
+        """
+        apply: Change = getattr(import_module(f"perfscope.analyzers.replay.{self.module}"), self.function)
+        return apply(measured, value)
 
     @property
     def needs_value(self) -> bool:

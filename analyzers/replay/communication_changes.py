@@ -23,7 +23,24 @@ def free_communication(measured: Measured, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing beside it."""
     rows_of_ranks = choose_communication(measured.job, axis)
     changed = without_communication(measured, rows_of_ranks)
-    return Changed(changed, (_describe_contention(measured.contention),))
+    hidden_ns = max(_hidden_ns(graph, rows) for graph, rows in zip(measured.job.ranks, rows_of_ranks, strict=True))
+    return Changed(
+        changed,
+        (_describe_contention(measured.contention),),
+        doubt_ns=_HIDDEN_DOUBT * hidden_ns / measured.steps.steps,
+    )
+
+
+#: Of the time that communication ran beside kernels: how much more or less than was measured these may lose by it.
+_HIDDEN_DOUBT = 0.5
+
+
+def _hidden_ns(graph: RankGraph, chosen: Bool) -> int:
+    """How long some communication of marked steps ran beside computation."""
+    in_steps = graph.step != ABSENT
+    computing = in_steps & ((graph.work == Work.COMPUTE) | (graph.work == Work.FUSED))
+    communication = union(graph.start_ns[in_steps & chosen], graph.end_ns[in_steps & chosen])
+    return communication.measure - (communication - union(graph.start_ns[computing], graph.end_ns[computing])).measure
 
 
 def without_communication(measured: Measured, rows_of_ranks: Sequence[Bool]) -> JobTimes:

@@ -28,6 +28,7 @@ _FEWEST_ALONE = 2
 _ALONE = 0.02
 _OVERLAPPED = 0.1
 _LARGEST_SPREAD = 1.15
+_MOST_NUMBERS = np.iinfo(np.int64).max
 _PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit_convolve", re.IGNORECASE)
 MATRIX_PRODUCTS, OTHER_KERNELS = "matrix products", "other kernels"
 
@@ -131,11 +132,12 @@ def _slowdowns(sharing: _Sharing, contention: Sequence[Contention]) -> Float64:
 
 def _expect_slowdown(graph: RankGraph, rows: Int64, is_product: Bool) -> Float64 | None:
     """The slowdown that the grids of kernels let expect beside this rank's communication."""
-    held = graph.blocks[graph.work == Work.COMMUNICATION] if len(graph.blocks) else graph.blocks
+    blocks = graph.blocks
+    held = blocks[graph.work == Work.COMMUNICATION] if len(blocks) else blocks
     held = held[(held != ABSENT) & (held < MANY_BLOCKS)]
     if not len(held) or graph.processors <= 0:
         return None
-    return slowdown_beside(graph.blocks[rows], is_product, int(held.max()), graph.processors)
+    return slowdown_beside(blocks[rows], is_product, int(held.max()), graph.processors)
 
 
 def _compare_with_themselves(graph: RankGraph) -> _Sharing:
@@ -146,12 +148,10 @@ def _compare_with_themselves(graph: RankGraph) -> _Sharing:
     shared_ns = communicating.measure_before(graph.end_ns[rows]) - communicating.measure_before(graph.start_ns[rows])
     share = shared_ns / np.maximum(graph.duration_ns[rows], 1)
     alone_ns = np.full(len(rows), ABSENT, np.int64)
-    group = _same_neighbours(graph, rows)
+    group = _same_neighbours(graph, rows) if shared_ns.any() else rows[:0]
     order = np.argsort(group, kind="stable")
-    bounds = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
     duration_ns = graph.duration_ns[rows]
-    for begin, end in zip(bounds, [*bounds[1:], len(order)], strict=True):
-        members = order[begin:end]
+    for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         alone = duration_ns[members[share[members] < _ALONE]]
         if len(alone) < _FEWEST_ALONE or len(alone) == len(members):
             continue
@@ -166,13 +166,22 @@ def _compare_with_themselves(graph: RankGraph) -> _Sharing:
 def _same_neighbours(graph: RankGraph, rows: Int64) -> Int64:
     """A number for each kernel, the same where its name and those of its neighbours on its stream are."""
     count = len(graph.name)
+    if not len(rows):
+        return rows
+    names, number = np.unique(graph.name, return_inverse=True)
     columns = []
     for distance in range(-_NEIGHBOURS, _NEIGHBOURS + 1):
         neighbour = np.clip(rows + distance, 0, max(count - 1, 0))
         is_there = (rows + distance == neighbour) & (graph.stream[neighbour] == graph.stream[rows])
-        columns.append(np.where(is_there, graph.name[neighbour], ABSENT))
-    group: Int64 = np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
-    return group
+        columns.append(np.where(is_there, number[neighbour] + 1, 0))
+    kinds = len(names) + 1
+    group = columns[0]
+    for column in columns[1:]:
+        if int(group.max()) >= _MOST_NUMBERS // kinds:
+            group = np.unique(group, return_inverse=True)[1]
+        group = group * kinds + column
+    together: Int64 = np.unique(group, return_inverse=True)[1]
+    return together
 
 
 def _pool(ranks: Sequence[RankGraph], sharings: Sequence[_Sharing], kernels: str) -> Contention:

@@ -12,6 +12,9 @@ from perfscope.analyzers.replay.steps import span_of_steps
 from perfscope.constants import NS_PER_US
 from perfscope.report import Json
 
+#: Of what a scenario saves: how far predictions were from changes that were really made, beside what is known.
+_UNSEEN = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -23,7 +26,8 @@ class Outlook:
         step_ns: The time of a step.
         saved_ns: What is saved of the replayed step.
         uncertain_ns: How far the answer may be off: the error of the replay of the measured step, how much the
-            measured steps differ, and what this scenario cannot know.
+            measured steps differ, what this scenario cannot know, and a fifth of what it saves: by so much changes that
+            were really made differed from their predictions, where none of the others tells (reports/what-if.md).
         assumptions: What it rests on.
     """
 
@@ -65,12 +69,13 @@ def apply_scenario(measured: Measured, scenario: Scenario, value: str) -> Outloo
     changed = scenario.change(measured, value)
     span = span_of_steps(measured.job, measured.replay.run(changed.times).end_ns)
     step_ns = max(span.step_ns + changed.added_ns, changed.least_ns / span.steps, 0.0)
+    saved_ns = measured.replayed.step_ns - step_ns
     return Outlook(
         name=write_scenario(scenario, value),
         title=scenario.title,
         step_ns=step_ns,
-        saved_ns=measured.replayed.step_ns - step_ns,
-        uncertain_ns=math.hypot(measured.uncertain_ns, changed.doubt_ns),
+        saved_ns=saved_ns,
+        uncertain_ns=math.hypot(measured.uncertain_ns, changed.doubt_ns, _UNSEEN * saved_ns),
         assumptions=changed.assumptions,
     )
 

@@ -28,7 +28,7 @@ from perfscope.analyzers.replay.waits import (
 from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, span_at
+from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
 
 #: The ranges of FSDP2 in which it gathers parameters, and copies them out.
 _GATHERING = "FSDP::all_gather"
@@ -63,7 +63,7 @@ class RankGraph:
         group_events: For each of ``groups`` the events of its operations, in their order.
         marks: The numbers of the marked steps that launched anything.
         main_thread: The thread that marked the steps; ABSENT where none is marked.
-        blocks: For each event the blocks of its grid, as ``count_blocks`` gives them; empty where not known.
+        grid: For each event the checksum of its grid; empty where not known.
         processors: Multiprocessors of the device; 0 where not stated.
         stacks: Paths of operators and modules, outermost first; empty where operators were not read.
         stack: For each event the path around its launch, or ABSENT; empty likewise.
@@ -100,7 +100,7 @@ class RankGraph:
     group_events: tuple[Int64, ...]
     marks: tuple[int, ...]
     main_thread: int = ABSENT
-    blocks: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    grid: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     processors: int = 0
     stacks: tuple[tuple[str, ...], ...] = ()
     stack: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -116,6 +116,11 @@ class RankGraph:
         """When the host's program begins: with its first call, or the first marked step where that is earlier."""
         first = int(self.call_start_ns[0])
         return first if self.first_mark_ns is None else min(first, self.first_mark_ns)
+
+    @property
+    def blocks(self) -> Int64:
+        """For each event the blocks of its grid, as ``count_blocks`` gives them; empty where not known."""
+        return count_blocks(self.grid)
 
     @property
     def duration_ns(self) -> Int64:
@@ -173,7 +178,7 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         group_events=tuple(row_of[by_group[group.key]] for group in groups),
         marks=_marks_with_work(trace, step[order]),
         main_thread=int(trace.steps.thread[0]) if len(trace.steps) else ABSENT,
-        blocks=count_blocks(events.grid[order]),
+        grid=events.grid[order],
         processors=trace.processors,
         stacks=stacks,
         stack=stack,
@@ -189,7 +194,7 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
 def _marks_with_work(trace: Trace, step: Int64) -> tuple[int, ...]:
     """The marked steps that launched anything: one that a profiler began and was stopped in did not."""
     numbers = [int(trace.names[name].partition("#")[2]) for name in trace.steps.name]
-    busy = set(np.unique(step).tolist())
+    busy = set(distinct(step))
     return tuple(number for number in numbers if number in busy)
 
 
@@ -231,8 +236,8 @@ def _select_calls(trace: Trace, events: Int64) -> tuple[Int64, Int8]:
     is_launch[launch[launch != ABSENT]] = True
     is_sync = is_named(trace, SYNCHRONIZING_CALLS)
     is_wait = is_named(trace, STREAM_WAIT_CALLS)
-    threads = np.unique(calls.thread[is_launch | is_sync])
-    rows = np.flatnonzero((is_launch | is_sync | is_wait) & np.isin(calls.thread, threads))
+    is_busy = is_launch | is_sync
+    rows = np.flatnonzero(is_busy | (is_wait & np.isin(calls.thread, distinct(calls.thread[is_busy]))))
     rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
     kind = np.full(len(rows), CallKind.LAUNCH, np.int8)
     kind[is_wait[rows]] = CallKind.STREAM_WAIT

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from perfscope.analyzers.replay.measured import prepare
+from perfscope.analyzers.replay.measured import Measured, prepare
 from perfscope.analyzers.replay.outlook import answer_scenario
 from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
+from perfscope.report import Json, in_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +41,50 @@ class Regain:
         """What the fix saves as a share of the step."""
         return None if self.saved_ns is None or not self.step_ns else self.saved_ns / self.step_ns
 
+    def data(self) -> Json:
+        """The answer in JSON; microseconds."""
+        return {
+            "scenario": self.fix,
+            "step_us": in_unit(self.step_ns, NS_PER_US),
+            "saved_us": in_unit(self.saved_ns, NS_PER_US),
+            "interval_us": None if self.interval_ns is None else [ns / NS_PER_US for ns in self.interval_ns],
+            "replay_error": self.replay_error,
+            "assumptions": list(self.assumptions),
+            "reason": self.reason or None,
+        }
 
-def what_fixes_regain(
-    partials: Sequence[tuple[RankGraph, ...]], fixes: Iterable[str], undisturbed_ns: float | None = None
-) -> tuple[Regain, ...]:
-    """What each fix regains, one at a time; a fix that the traces cannot answer has a reason in place of figures.
+
+class Fixes:
+    """Answers what fixes of one job regain; the job is prepared when it is asked for the first time.
 
     Args:
-        partials: What ``perfscope.analyzers.whatif.measure`` gives for the trace of each rank.
-        fixes: Scenarios: ``communication-free``, ``communication-free=DP``, ``median-host=3``, ``launch-free``.
+        partials: What ``perfscope.analyzers.replay.graphs.measure`` gives for the trace of each rank.
         undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
     """
-    try:
-        measured = prepare([graph for partial in partials for graph in partial], undisturbed_ns)
-    except MissingInput as missing:
-        return tuple(Regain(fix, reason=missing.problem) for fix in fixes)
-    regains = []
-    for fix in fixes:
+
+    def __init__(self, partials: Sequence[tuple[RankGraph, ...]], undisturbed_ns: float | None = None) -> None:
+        self._graphs = [graph for partial in partials for graph in partial]
+        self._undisturbed_ns = undisturbed_ns
+
+    @cached_property
+    def _measured(self) -> Measured | MissingInput:
+        try:
+            return prepare(self._graphs, self._undisturbed_ns)
+        except MissingInput as missing:
+            return missing
+
+    def regain(self, fix: str) -> Regain:
+        """What a fix regains; one that the traces cannot answer has a reason in place of figures.
+
+        Args:
+            fix: A scenario: ``communication-free``, ``communication-free=DP``, ``median-host=3``, ``launch-free``.
+        """
+        measured = self._measured
+        if isinstance(measured, MissingInput):
+            return Regain(fix, reason=measured.problem)
         try:
             outlook = answer_scenario(measured, fix)
         except (MissingInput, UsageError) as problem:
-            regains.append(Regain(fix, reason=problem.problem))
-            continue
+            return Regain(fix, reason=problem.problem)
         interval = outlook.saved_ns - outlook.uncertain_ns, outlook.saved_ns + outlook.uncertain_ns
-        regains.append(
-            Regain(fix, measured.replayed.step_ns, outlook.saved_ns, interval, measured.error, outlook.assumptions)
-        )
-    return tuple(regains)
+        return Regain(fix, measured.replayed.step_ns, outlook.saved_ns, interval, measured.error, outlook.assumptions)

@@ -27,8 +27,9 @@ def find_recomputed(graph: RankGraph) -> Bool:
         return found
     computes = (graph.launch != ABSENT) & (graph.work == Work.COMPUTE)
     kernel = graph.name.astype(np.int64)
-    if len(graph.blocks) == len(kernel):
-        kernel = kernel * (int(graph.blocks.max(initial=0)) + 2) + graph.blocks + 1
+    blocks = graph.blocks
+    if len(blocks) == len(kernel):
+        kernel = kernel * (int(blocks.max(initial=0)) + 2) + blocks + 1
     is_main = np.zeros(len(graph.name), np.bool_)
     is_main[computes] = graph.call_thread[graph.launch[computes]] == graph.main_thread
     is_product = np.array([is_matrix_product(name) for name in graph.names], np.bool_)

@@ -21,7 +21,7 @@ from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT
+from perfscope.tables.trace import ABSENT, distinct
 
 #: Time between an event and the last thing that it waited for that is taken as its own: the device needs a few
 #: microseconds to begin. What is longer has a cause that the trace does not show, and is left out.
@@ -141,7 +141,10 @@ def _latency(graph: RankGraph) -> int:
     launched = graph.launch != ABSENT
     latency_ns = graph.start_ns[launched] - graph.call_start_ns[graph.launch[launched]]
     short_ns = latency_ns[(latency_ns > 0) & (latency_ns < _LONGEST_LATENCY_NS)]
-    return int(np.quantile(short_ns, _LATENCY_QUANTILE)) if len(short_ns) else _DEFAULT_LATENCY_NS
+    if not len(short_ns):
+        return _DEFAULT_LATENCY_NS
+    rank = int(_LATENCY_QUANTILE * (len(short_ns) - 1))
+    return int(np.partition(short_ns, rank)[rank])  # np.quantile would first import the masked arrays
 
 
 def _lags(graph: RankGraph, latency_ns: int) -> Int64:
@@ -207,7 +210,7 @@ _PART, _RUN, _ARRIVAL, _OPERATION = range(4)
 def _cut_into_runs(graph: RankGraph, joined: Int64) -> _Runs:
     """Cut the streams of a rank into runs, and its host's program into parts."""
     count = len(graph.start_ns)
-    waiting_calls = np.unique(graph.host_call)
+    waiting_calls = np.array(distinct(graph.host_call), np.int64)
     parts = np.concatenate([np.zeros(1, np.int64), waiting_calls + 1])
     part = np.where(graph.launch == ABSENT, ABSENT, np.searchsorted(waiting_calls, graph.launch))
     is_first = np.ones(count, np.bool_)

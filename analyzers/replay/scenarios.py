@@ -9,48 +9,70 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.replay.accumulation import accumulate
-from perfscope.analyzers.replay.buckets import resize_buckets
 from perfscope.analyzers.replay.changes import Scenario
-from perfscope.analyzers.replay.communication_changes import (
-    faster_communication,
-    free_communication,
-    keep_parameters,
-    overlap_perfectly,
-)
-from perfscope.analyzers.replay.host_changes import free_data_loading, free_launches
 from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.kernel_changes import (
-    drop_recomputation,
-    speed_up_kernels,
-    speed_up_modules,
-    speed_up_operators,
-)
-from perfscope.analyzers.replay.node_changes import add_nodes
-from perfscope.analyzers.replay.pipeline_changes import change_micro_batches, change_schedule
-from perfscope.analyzers.replay.rank_changes import remove_stragglers, take_median_device, take_median_host
 from perfscope.errors import UsageError
 from perfscope.tables.trace import Work
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("communication-free", "[AXIS]", "communication takes no time", free_communication),
-    Scenario("perfect-overlap", "", "all communication is hidden behind computation", overlap_perfectly),
-    Scenario("faster-communication", "[AXIS:]X", "transfers are X times faster", faster_communication),
-    Scenario("bucket", "MIB", "DDP reduces gradients in buckets of this size", resize_buckets),
-    Scenario("resharding-off", "", "the backward pass finds parameters still gathered", keep_parameters),
-    Scenario("nodes", "N", "the job runs on N nodes", add_nodes),
-    Scenario("launch-free", "", "the host launches without taking time (CUDA graphs)", free_launches),
-    Scenario("data-loading-free", "", "the host never waits for data", free_data_loading),
-    Scenario("no-stragglers", "", "no rank is slower than the others", remove_stragglers),
-    Scenario("median-device", "RANK", "the device of a rank is as fast as the others'", take_median_device),
-    Scenario("median-host", "RANK", "the host of a rank is as fast as the others'", take_median_host),
-    Scenario("faster-kernel", "TEXT:X", "kernels with this text in their name are X times faster", speed_up_kernels),
-    Scenario("faster-operator", "TEXT:X", "what these operators launch is X times faster", speed_up_operators),
-    Scenario("faster-module", "PATH:X", "what these modules launch is X times faster", speed_up_modules),
-    Scenario("recomputation-off", "", "activations are kept, not computed again", drop_recomputation),
-    Scenario("accumulation", "K", "a step accumulates the gradients of K micro-batches", accumulate),
-    Scenario("microbatches", "M", "a step has M micro-batches", change_micro_batches),
-    Scenario("schedule", "NAME[:CHUNKS]", "the pipeline follows another schedule", change_schedule),
+    Scenario(
+        "communication-free", "[AXIS]", "communication takes no time", "communication_changes", "free_communication"
+    ),
+    Scenario(
+        "perfect-overlap",
+        "",
+        "all communication is hidden behind computation",
+        "communication_changes",
+        "overlap_perfectly",
+    ),
+    Scenario(
+        "faster-communication",
+        "[AXIS:]X",
+        "transfers are X times faster",
+        "communication_changes",
+        "faster_communication",
+    ),
+    Scenario("bucket", "MIB", "DDP reduces gradients in buckets of this size", "buckets", "resize_buckets"),
+    Scenario(
+        "resharding-off",
+        "",
+        "the backward pass finds parameters still gathered",
+        "communication_changes",
+        "keep_parameters",
+    ),
+    Scenario("nodes", "N", "the job runs on N nodes", "node_changes", "add_nodes"),
+    Scenario("launch-free", "", "the host launches without taking time (CUDA graphs)", "host_changes", "free_launches"),
+    Scenario("data-loading-free", "", "the host never waits for data", "host_changes", "free_data_loading"),
+    Scenario("no-stragglers", "", "no rank is slower than the others", "rank_changes", "remove_stragglers"),
+    Scenario(
+        "median-device", "RANK", "the device of a rank is as fast as the others'", "rank_changes", "take_median_device"
+    ),
+    Scenario("median-host", "RANK", "the host of a rank is as fast as the others'", "rank_changes", "take_median_host"),
+    Scenario(
+        "faster-kernel",
+        "TEXT:X",
+        "kernels with this text in their name are X times faster",
+        "kernel_changes",
+        "speed_up_kernels",
+    ),
+    Scenario(
+        "faster-operator",
+        "TEXT:X",
+        "what these operators launch is X times faster",
+        "kernel_changes",
+        "speed_up_operators",
+    ),
+    Scenario(
+        "faster-module", "PATH:X", "what these modules launch is X times faster", "kernel_changes", "speed_up_modules"
+    ),
+    Scenario(
+        "recomputation-off", "", "activations are kept, not computed again", "kernel_changes", "drop_recomputation"
+    ),
+    Scenario("accumulation", "K", "a step accumulates the gradients of K micro-batches", "accumulation", "accumulate"),
+    Scenario("microbatches", "M", "a step has M micro-batches", "pipeline_changes", "change_micro_batches"),
+    Scenario(
+        "schedule", "NAME[:CHUNKS]", "the pipeline follows another schedule", "pipeline_changes", "change_schedule"
+    ),
 )
 #: Scenarios that need the operators of the host, with what joins them with their backward passes.
 _OF_OPERATORS = ("faster-operator", "faster-module")

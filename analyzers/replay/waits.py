@@ -193,7 +193,11 @@ def _infer_stream_waits(kind: Int8, last: LastLaunched) -> tuple[Int64, Int64]:
     by_launch = launched[np.argsort(last.launch[launched], kind="stable")]
     index = np.searchsorted(last.launch[by_launch], waits)
     waits, index = waits[index < len(by_launch)], index[index < len(by_launch)]
-    target, first = np.unique(by_launch[index], return_index=True)
+    order = np.argsort(by_launch[index], kind="stable")
+    target = by_launch[index][order]
+    is_first = np.ones(len(target), np.bool_)
+    is_first[1:] = target[1:] != target[:-1]
+    target, first = target[is_first], order[is_first]
     sources, targets = [], []
     for source in last.before(waits[first]):
         is_wait = (source != ABSENT) & (last.stream[source] != last.stream[target])

@@ -74,18 +74,22 @@ class Analyzer:
             Partial``; then the driver merges the partials in any order, and keeps only the merged one.
         reads: Its inputs.
         needs: The events that it needs of a trace; other tables may be empty.
+        wants: Events that it can do without, but not where it is chosen.
         needs_without_device: The events that it needs besides, of a trace without device events.
         partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
         is_default: Whether it runs where no analyzer is named; one with large partials runs only where it is named.
+        measure_module: The module with its ``measure`` where that is another one, which imports less.
     """
 
     name: str
     module: str
     reads: Reads
     needs: Events = BASIC_EVENTS
+    wants: Events = NO_EVENTS
     needs_without_device: Events = NO_EVENTS
     partials_of: str | None = None
     is_default: bool = True
+    measure_module: str = ""
 
     @property
     def measured_by(self) -> str:
@@ -94,7 +98,8 @@ class Analyzer:
 
     def measure(self, trace: Trace) -> Partial | None:
         """Measure one trace; None where the trace contains nothing of interest."""
-        partial: Partial | None = self._load().measure(trace)
+        module = import_module(self.measure_module) if self.measure_module else self._load()
+        partial: Partial | None = module.measure(trace)
         return partial
 
     def merger(self) -> Callable[[Partial, Partial], Partial] | None:
@@ -130,18 +135,21 @@ class Derivation:
         name: Its key in ``results``.
         module: The full name of a module with ``derive``, which takes the results of ``needs_results`` in their order,
             and returns a Result, or None where it does not apply.
-        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results.
+        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results, and the
+            partials of the analyzer that ``partials_of`` names.
+        partials_of: That analyzer, which measures the traces for it even where it is not chosen.
     """
 
     name: str
     module: str
     needs_results: tuple[str, ...]
+    partials_of: str = ""
 
-    def derive(self, results: Mapping[str, Result]) -> Result | None:
+    def derive(self, results: Mapping[str, Result], partials: Sequence[Partial] = ()) -> Result | None:
         """The result; None where a result that it needs is missing, or where it does not apply."""
         derived: Result | None
         if not self.needs_results:
-            derived = import_module(self.module).derive(results)
+            derived = import_module(self.module).derive(results, partials)
             return derived
         if not all(name in results for name in self.needs_results):
             return None
@@ -177,7 +185,14 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
-    Analyzer("whatif", "perfscope.analyzers.whatif", Reads.TRACES, needs=BASIC_EVENTS | Events.WAITS, is_default=False),
+    Analyzer(
+        "whatif",
+        "perfscope.analyzers.whatif",
+        Reads.TRACES,
+        wants=Events.WAITS,
+        is_default=False,
+        measure_module="perfscope.analyzers.replay.graphs",
+    ),
     Analyzer(
         "timeline",
         "perfscope.analyzers.timeline",
@@ -196,7 +211,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (
-    Derivation(FINDINGS, "perfscope.analyzers.findings", needs_results=()),
+    Derivation(FINDINGS, "perfscope.analyzers.findings", needs_results=(), partials_of="whatif"),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
 

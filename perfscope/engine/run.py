@@ -19,7 +19,7 @@ from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
-from perfscope.engine.registry import DERIVATIONS, FINDINGS, Analyzer, Partial, Reads, Result, analyzers
+from perfscope.engine.registry import DERIVATIONS, FINDINGS, Analyzer, Derivation, Partial, Reads, Result, analyzers
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Why nothing is said about devices where there were none.
 _NO_GPU = "training ran without a GPU"
+
+#: Of more traces no results are derived that need large partials: they would fill the memory.
+_MOST_TRACES = 64
 
 _P = TypeVar("_P")  # the type of an analyzer's partials
 
@@ -148,7 +151,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
     chosen = _choose(plan.only, plan.besides)
-    measurements = _measure(inputs, plan, chosen)
+    measurements = _measure(inputs, plan, chosen, _needed_by_derivations(plan.only, chosen, len(inputs.traces)))
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
     results: dict[str, Result] = {}
@@ -164,7 +167,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
                 continue
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
-    results = _with_derived(results, plan.only)
+    results = _with_derived(results, plan.only, measurements.partials)
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
         inputs=inputs.paths,
@@ -177,13 +180,25 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
     )
 
 
-def _with_derived(results: dict[str, Result], only: frozenset[str]) -> dict[str, Result]:
+def _derivations(only: frozenset[str]) -> list[Derivation]:
+    return [item for item in DERIVATIONS if item.name != FINDINGS or not only or FINDINGS in only]
+
+
+def _needed_by_derivations(only: frozenset[str], chosen: Sequence[Analyzer], traces: int) -> list[Analyzer]:
+    """Analyzers that measure the traces for a derivation alone."""
+    if traces > _MOST_TRACES:
+        return []
+    names = {item.partials_of for item in _derivations(only)} - {analyzer.name for analyzer in chosen}
+    return [analyzer for analyzer in analyzers() if analyzer.name in names]
+
+
+def _with_derived(
+    results: dict[str, Result], only: frozenset[str], partials: Mapping[str, Sequence[Partial]]
+) -> dict[str, Result]:
     """The results that are asked for, with those that follow from them; the findings stand first."""
     derived: dict[str, Result] = {}
-    for derivation in DERIVATIONS:
-        if derivation.name == FINDINGS and only and FINDINGS not in only:
-            continue
-        result = derivation.derive(results)
+    for derivation in _derivations(only):
+        result = derivation.derive(results, partials.get(derivation.partials_of, ()))
         if result is not None:
             derived[derivation.name] = result
     findings = {name: result for name, result in derived.items() if name == FINDINGS}
@@ -239,17 +254,18 @@ def _choose(only: frozenset[str], besides: frozenset[str] = frozenset()) -> list
     ]
 
 
-def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer]) -> _Measurements:
+def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Sequence[Analyzer] = ()) -> _Measurements:
     """Measure every trace, if an analyzer reads traces; one that cannot be read is damage.
 
-    Where the windows of a pair cannot be matched, no pair is used: the times of ranks are compared with each other.
+    Those beside the chosen ones make do with the events that are read for these. Where the windows of a pair cannot be
+    matched, no pair is used: the times of ranks are compared with each other.
     """
-    names = measuring_analyzers(chosen)
+    names = measuring_analyzers((*chosen, *beside))
     if not names or not inputs.traces:
         return _Measurements()
     windows = plan_windows(inputs.traces, inputs.run)
     mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
-    task = _task(plan, names, len(inputs.traces))
+    task = _task(plan, names, chosen, len(inputs.traces))
     answers, merged = _map(plan.execution, windows.files, task, mergers)
     mismatched = [measured for measured in answers if measured.mismatch is not None]
     if mismatched:
@@ -316,9 +332,11 @@ def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> li
     ]
 
 
-def _task(plan: Plan, names: tuple[str, ...], traces: int) -> Task:
+def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces: int) -> Task:
     extra_events = Events.OPERATORS if plan.with_operators or plan.with_sequences else NO_EVENTS
     extra_events |= Events.SEQUENCES if plan.with_sequences else NO_EVENTS
+    for analyzer in chosen:
+        extra_events |= analyzer.wants
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     return Task(names, extra_events, plan.rank_rule, pace)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.replay.contention import measure_contention
+from perfscope.analyzers.replay.graphs import measure
 from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.regain import what_fixes_regain
-from perfscope.analyzers.whatif import WhatIf, answer, measure
+from perfscope.analyzers.replay.regain import Fixes
+from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Trace
@@ -215,7 +216,7 @@ def test_a_trace_without_launches_gives_nothing() -> None:
 def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_reason() -> None:
     partials = [partial for trace in traces_of("whatif/slow_gpu") if (partial := measure(trace))]
     fixes = ("no-stragglers", "median-host=9", "data-loading-free")
-    straggler, nobody, loading = what_fixes_regain(partials, fixes)
+    straggler, nobody, loading = map(Fixes(partials).regain, fixes)
     (outlook,) = ask("whatif/slow_gpu", "no-stragglers").outlooks
     assert straggler.saved_ns == outlook.saved_ns
     assert straggler.interval_ns is not None
@@ -225,7 +226,7 @@ def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_re
     assert (nobody.saved_ns, nobody.share) == (None, None)
     assert "is no rank" in nobody.reason
     assert "enumerate(DataLoader)" in loading.reason
-    assert what_fixes_regain([], ["launch-free"])[0].reason.startswith("no trace joins")
+    assert Fixes([]).regain("launch-free").reason.startswith("no trace joins")
 
 
 def test_blocking_time_of_communication_is_exposed_time_slowed_kernels_and_order() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import pytest
 
 from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.facts import Evidence, Facts
 from perfscope.analyzers.findings.finding import Account, Cause, Rule
 from perfscope.analyzers.findings.ranking import rank_findings
 from perfscope.analyzers.findings.training import Training
+from perfscope.analyzers.replay.regain import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.conftest import ROOT
 
@@ -83,33 +85,87 @@ def test_what_comes_on_top_of_steps_is_a_share_of_both() -> None:
     assert found.share == 0.5
 
 
-def test_the_replay_decides_what_a_fix_regains_where_it_was_asked() -> None:
-    scenario = {"name": "launch-free", "saved_us": 2500.0, "interval_us": [7000.0, 8000.0]}
-    whatif = {"measured_step_us": STEP_US, "scenarios": [scenario]}
-    (found,) = rank_findings(training(whatif=whatif), (rule("host", 4000.0, Account.HOST, scenario="launch-free"),))
+class Answers:
+    """Replays that answer as they are told; microseconds."""
+
+    def __init__(self, saved_us: float, uncertain_us: float = 500.0, replay_error: float = 0.0) -> None:
+        self.answer = Regain(
+            "launch-free",
+            step_ns=STEP_US * 1e3,
+            saved_ns=saved_us * 1e3,
+            interval_ns=((saved_us - uncertain_us) * 1e3, (saved_us + uncertain_us) * 1e3),
+            replay_error=replay_error,
+        )
+
+    def regain(self, fix: str) -> Regain:
+        return self.answer if fix == "launch-free" else Regain(fix, reason="no trace tells")
+
+
+def replayed(answers: Answers) -> Training:
+    return Training(training().facts, answers)
+
+
+def test_the_replay_decides_what_a_fix_regains() -> None:
+    launches = rule("host", 4000.0, Account.HOST, scenario="launch-free")
+    (found,) = rank_findings(replayed(Answers(2500.0)), (launches,))
     assert (found.cost_us, found.cause.basis, found.cause.interval_us) == (2500.0, "replay", (2000.0, 3000.0))
+    data: Any = found.data()
+    assert (data["replay"]["scenario"], data["replay"]["saved_us"]) == ("launch-free", 2500.0)
+
+
+def test_where_the_replay_cannot_answer_the_bound_stands_with_the_reason() -> None:
+    unknown = rule("data", 4000.0, Account.HOST, scenario="data-loading-free")
+    (found,) = rank_findings(replayed(Answers(2500.0)), (unknown,))
+    assert (found.cost_us, found.cause.basis) == (4000.0, "measured")
+    data: Any = found.data()
+    assert data["replay"]["reason"] == "no trace tells"
+
+
+def test_a_replay_that_misses_the_measured_step_decides_nothing() -> None:
+    launches = rule("host", 4000.0, Account.HOST, scenario="launch-free")
+    (found,) = rank_findings(replayed(Answers(2500.0, replay_error=-0.05)), (launches,))
+    assert (found.cost_us, found.cause.basis) == (4000.0, "measured")
+
+
+def test_what_was_measured_in_all_steps_is_not_replayed() -> None:
+    data = rule("data", 4000.0, Account.HOST, scenario="launch-free", is_of_all_steps=True)
+    assert costs(replayed(Answers(2500.0)), data) == {"data": 4000.0}
 
 
 def test_a_replay_knows_of_more_than_what_is_exposed_unless_another_cause_has_claimed_it() -> None:
     """Communication that is hidden slows what hides it: 4,000 us are exposed, 5,000 are regained."""
-    scenario = {"name": "no-stragglers", "saved_us": 5000.0, "interval_us": [4500.0, 5500.0]}
-    job = training(whatif={"measured_step_us": STEP_US, "scenarios": [scenario]})
-    straggler = rule("straggler", 3000.0, Account.COMMUNICATION, scenario="no-stragglers")
+    job = replayed(Answers(5000.0))
+    straggler = rule("straggler", 3000.0, Account.COMMUNICATION, scenario="launch-free")
     (found,) = rank_findings(job, (straggler,))
     assert (found.cost_us, found.cause.interval_us) == (5000.0, (4500.0, 5500.0))
     assert costs(job, rule("host", 1500.0, Account.HOST), straggler) == {"straggler": 2500.0, "host": 1500.0}
     assert costs(job, straggler, rule("network", 4000.0, Account.COMMUNICATION)) == {"straggler": 5000.0}
 
 
-def test_what_a_straggler_costs_by_the_replay_is_what_its_absence_saved() -> None:
-    """The same training was run without the slow rank, unprofiled: 63.3 ms and 51.5 ms."""
-    folder = ROOT / "fixtures" / "whatif"
-    slow, base = (json.loads((folder / name / "truth.json").read_text())["median_ms"] for name in ("slow_gpu", "base"))
-    plan = Plan(only=frozenset(("breakdown", "idle", "stragglers", "collectives", "overlap", "whatif", "findings")))
-    findings = analyze([folder / "slow_gpu"], plan).results["findings"]
+@pytest.mark.parametrize(
+    ("folder", "scenario", "truth_ms"),
+    [("slow_gpu", "median-device=1", 63.3 - 51.55), ("no_overlap", "perfect-overlap", 53.5 - 51.55)],
+)
+def test_the_first_finding_costs_what_its_fix_saved(folder: str, scenario: str, truth_ms: float) -> None:
+    """The same training was run with the fix, unprofiled: 51.55 ms."""
+    findings = analyze([ROOT / "fixtures" / "whatif" / folder], Plan(only=frozenset({"findings"}))).results["findings"]
     assert isinstance(findings, Findings)
-    assert findings.findings[0].cause.basis == "replay"
-    assert abs(findings.findings[0].cost_us / 1000 - (slow - base)) < 0.02 * slow
+    (first, *_) = findings.findings
+    assert first.cause.basis == "replay"
+    assert first.cause.replay is not None
+    assert first.cause.replay.fix == scenario
+    low_us, high_us = first.cause.interval_us
+    assert low_us <= 1000 * truth_ms <= high_us
+    assert high_us - low_us <= 0.1 * 1000 * 63.3
+
+
+def test_only_the_host_that_is_late_tells_a_straggler_whose_trace_says_nothing() -> None:
+    """Rank 1 slept 20 ms before each step; its trace has no operators, so that only a replay tells."""
+    folder = ROOT / "fixtures" / "whatif" / "pairs" / "changes" / "delay"
+    findings = analyze([folder], Plan(only=frozenset({"findings"}))).results["findings"]
+    assert isinstance(findings, Findings)
+    assert (findings.findings[0].id, findings.findings[0].cause.ranks) == ("straggler_host", (1,))
+    assert "by the replay" in findings.findings[0].cause.evidence[0].text
 
 
 def test_nothing_is_found_without_the_time_of_a_step() -> None:
