@@ -20,6 +20,7 @@ from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.timers.passes import Pass, TimedPass
 from perfscope.hooks.training_steps import TrainingSteps
+from perfscope.hooks.watch.evidence import last_error
 from perfscope.wire import EndRecord
 
 if TYPE_CHECKING:
@@ -190,6 +191,9 @@ class Capture(TrainingSteps):
         self._write_passes()
         self._describe_setup()
         self.save_timer.finish()
+        if self.files.claimed_rank() is None and last_error() is not None:
+            call_safely(self.files.claim)  # it failed before its rank was known, as where others never came
+        call_safely(self.watch.finish)
         self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:

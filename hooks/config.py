@@ -35,6 +35,11 @@ class Config:
         window: What is recorded of the chosen steps on a GPU.
         step_optimizer: Which optimizer ends a training step, in the order in which they first step, or ``"every"``;
             None where their rhythm decides.
+        watchdog: Keep stacks and collectives of a training that stalls or fails.
+        stall_factor: No step for so many times the median step is a stall.
+        stall_s: No stall is shorter, in seconds.
+        slowdown: A window opens where steps take so many times the usual time; None for never.
+        slowdown_windows: At most so many a day.
     """
 
     run_dir: str
@@ -51,6 +56,11 @@ class Config:
     window: WindowChoice = WindowChoice.OPERATORS
     step_optimizer: int | str | None = None
     on_oom: bool = False
+    watchdog: bool = False
+    stall_factor: float = 20.0
+    stall_s: float = 60.0
+    slowdown: float | None = None
+    slowdown_windows: int = 2
 
     def to_json(self) -> str:
         """Write the configuration for another process."""

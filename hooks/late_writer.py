@@ -43,12 +43,17 @@ class LateWriter:
         has_news: Whether the thread has done something since ``take_news`` was last called.
     """
 
-    def __init__(self, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
+    def __init__(
+        self,
+        read_beside: Callable[[], Mapping[str, object]] | None = None,
+        look_beside: Callable[[], None] | None = None,
+    ) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
         self.error: Exception | None = None
         self.has_news = False
         self._read_beside = read_beside
+        self._look_beside = look_beside
         self._values: Mapping[str, object] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -65,6 +70,10 @@ class LateWriter:
         if self.error is not None:
             raise self.error
         self._rows.append((descriptor, make_line, arguments))
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread, where it does not run."""
         if self._thread is None:
             self._thread = threading.Thread(target=lambda: call_safely(self._run), name="perfscope", daemon=True)
             self._thread.start()
@@ -107,7 +116,11 @@ class LateWriter:
         while self.error is None and not self._is_closed:
             time.sleep(PERIOD_S)
             rests = rests + 1 if OPEN_WINDOW.is_open else 0
-            if not self._rows or 0 < rests <= _MOST_RESTS:
+            if 0 < rests <= _MOST_RESTS:
+                continue
+            if self._look_beside is not None:
+                call_safely(self._look_beside)
+            if not self._rows:
                 continue
             if self._read_beside is not None:
                 values = call_safely(self._read_beside)[0]

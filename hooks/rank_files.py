@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.hooks.facts.identity import describe_rank, rank_and_world_size
 from perfscope.hooks.facts.secrets import redact_text
+from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.recorder import Recorder
@@ -16,18 +17,26 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.config import Config
     from perfscope.hooks.facts.layout import LayoutDocument
+    from perfscope.hooks.watch.watch import Watch
     from perfscope.wire import RankRecord
 
 
 class RankFiles:
     """The files of one rank's process; notes wait until they are claimed.
 
-    What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``.
+    What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``. The ``watch``
+    begins with the files and looks at training from the same thread.
     """
 
-    def __init__(self, config: Config, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        read_beside: Callable[[], Mapping[str, object]] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         self._config = config
         self._read_beside = read_beside
+        self._watch = watch
         self._claimed: tuple[Recorder, RankRecord] | None = None
         self._notes: list[str] = []
         self._layout: LayoutDocument | None = None
@@ -44,14 +53,24 @@ class RankFiles:
         """
         if self._claimed is None:
             rank, world_size = rank_and_world_size()
-            recorder = Recorder(self._config.run_dir, rank, self._read_beside)
+            look = None if self._watch is None else self._watch.look
+            recorder = Recorder(self._config.run_dir, rank, self._read_beside, look)
             self._claimed = recorder, describe_rank(rank, world_size, self._config.run_id)
             recorder.write_rank(self._claimed[1])
             for text in self._notes:
                 recorder.write_event(NoteRecord(text))
             if self._config.nvml_hz > 0 and self._config.nvml_path is not None:
                 start_sampler(self._config)
+            if self._watch is not None:
+                self._begin_watch(self._watch, *self._claimed)
         return self._claimed
+
+    def _begin_watch(self, watch: Watch, recorder: Recorder, rank: RankRecord) -> None:
+        """Watch the training; without that it goes on being recorded."""
+        _, error = call_safely(lambda: watch.begin(recorder.folder, rank))
+        if error is not None:
+            self.note(f"stalls and failures are not watched: {error!r}")
+        recorder.late.start()
 
     def claimed_rank(self) -> int | None:
         """The rank, where its files are claimed."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from perfscope import wire
 from perfscope.hooks.late_writer import LateWriter, write_whole
-from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
+from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord, requests
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.requests import Answer
 from perfscope.wire.setup import SetupRecord
 
 if TYPE_CHECKING:
@@ -27,17 +28,35 @@ class Recorder:
         attempt: How many processes had this rank earlier in this run.
         late: Writes the records of steps.
         steps_file: Where it writes them.
+        folder: The folder of the files.
     """
 
-    def __init__(self, run_dir: str, rank: int, read_beside: Callable[[], Mapping[str, object]] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        rank: int,
+        read_beside: Callable[[], Mapping[str, object]] | None = None,
+        look_beside: Callable[[], None] | None = None,
+    ) -> None:
         self.rank = rank
-        self.attempt, self._folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
-        self.steps_file = _open_to_append(os.path.join(self._folder, wire.STEPS_FILE))
-        self._events = _open_to_append(os.path.join(self._folder, wire.EVENTS_FILE))
-        self.late = LateWriter(read_beside)
+        self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
+        self.steps_file = _open_to_append(os.path.join(self.folder, wire.STEPS_FILE))
+        self._events = _open_to_append(os.path.join(self.folder, wire.EVENTS_FILE))
+        self.late = LateWriter(read_beside, look_beside)
         self._pending_steps: int | None = None
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
+        self._answers: int | None = None
+
+    def write_answer(self, answer: Answer) -> None:
+        """Write what the rank does about a request, as late as a step; the first call creates the file.
+
+        Raises:
+            Exception: An earlier record could not be written, because the disk is full or gone.
+        """
+        if self._answers is None:
+            self._answers = _open_to_append(os.path.join(self.folder, requests.ANSWERS_FILE))
+        self.late.add(self._answers, answer.to_line)
 
     def write_step(self, make_record: Callable[[], StepRecord]) -> None:
         """Write one training step within half a second, or with ``close``.
@@ -62,7 +81,7 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         if self._pending_steps is None:
-            self._pending_steps = _open_to_append(os.path.join(self._folder, wire.PENDING_STEPS_FILE))
+            self._pending_steps = _open_to_append(os.path.join(self.folder, wire.PENDING_STEPS_FILE))
         write_whole(self._pending_steps, wire.to_line(record))
 
     def clear_pending_steps(self) -> None:
@@ -77,7 +96,7 @@ class Recorder:
             Exception: An earlier record could not be written, because the disk is full or gone.
         """
         if self._micro_batches is None:
-            self._micro_batches = _open_to_append(os.path.join(self._folder, wire.MICRO_BATCHES_FILE))
+            self._micro_batches = _open_to_append(os.path.join(self.folder, wire.MICRO_BATCHES_FILE))
         self.late.add(self._micro_batches, wire.to_line, record)
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
@@ -87,7 +106,7 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         if self._checkpoints is None:
-            self._checkpoints = _open_to_append(os.path.join(self._folder, wire.CHECKPOINTS_FILE))
+            self._checkpoints = _open_to_append(os.path.join(self.folder, wire.CHECKPOINTS_FILE))
         write_whole(self._checkpoints, wire.to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
@@ -101,19 +120,19 @@ class Recorder:
 
     def write_rank(self, record: RankRecord) -> None:
         """Write who the rank is, in place of what was written before."""
-        replace_file(os.path.join(self._folder, wire.RANK_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.RANK_FILE), wire.to_line(record))
 
     def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
-        replace_file(os.path.join(self._folder, wire.MODEL_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.MODEL_FILE), wire.to_line(record))
 
     def write_setup(self, record: SetupRecord) -> None:
         """Write how the rank trains, in place of what was written before."""
-        replace_file(os.path.join(self._folder, wire.SETUP_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.SETUP_FILE), wire.to_line(record))
 
     def write_layout(self, layout: Mapping[str, object]) -> None:
         """Write the rank's coordinates in the process groups."""
-        replace_file(os.path.join(self._folder, wire.PARALLEL_FILE), wire.to_file(layout))
+        replace_file(os.path.join(self.folder, wire.PARALLEL_FILE), wire.to_file(layout))
 
 
 def replace_file(path: str, content: bytes) -> None:

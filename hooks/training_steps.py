@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.facts import identity
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
-from perfscope.hooks.guard import hook_entry
+from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.memory.recording import MemoryRecording
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.quick_hooks import QuietSteps, quick_hooks
@@ -25,11 +25,13 @@ from perfscope.hooks.timers.passes import PassTimer
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.trained_model import TrainedModel
+from perfscope.hooks.watch.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from perfscope.hooks.config import Config
+    from perfscope.wire.requests import WindowRequest
 
 _NOTHING_STATED = StatedStep()
 _ALONE = (1,)
@@ -44,6 +46,7 @@ class TrainingSteps(TrainedModel):
         hook_ns: Time that the hooks took since the last step boundary.
         save_timer: Times checkpoint saves.
         activities: Times validation, generation and compilation.
+        watch: Notices that training stalls or fails, and requests to this process.
     """
 
     def __init__(self, config: Config) -> None:
@@ -52,7 +55,8 @@ class TrainingSteps(TrainedModel):
         self.hook_ns = 0
         self._memory = DeviceMemory()
         self._peaks: Mapping[str, Any] = {}
-        super().__init__(RankFiles(config, self._read_beside))
+        self.watch = Watch(config, self)
+        super().__init__(RankFiles(config, self._read_beside, self.watch))
         self.save_timer = SaveTimer(self)
         self.activities = ActivityTimer(self)
         self._source = StepSource(config.step_optimizer)
@@ -113,9 +117,32 @@ class TrainingSteps(TrainedModel):
         """What the thread that writes records reads: fields of StepRecord."""
         return {**self._memory.read_beside(), **PROBES.read()}
 
+    @hook_entry
+    def arm_recorder(self) -> None:
+        """Let torch remember collectives: a process group is about to be built."""
+        call_safely(self.watch.arm)
+
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
         return self._source.is_training_thread()
+
+    def last_boundary_ns(self) -> int | None:
+        """When the last step ended, on the monotonic clock."""
+        return self._step_started_ns if self.steps else None
+
+    def training_thread(self) -> int | None:
+        """The thread that trains; None before the first step."""
+        return self._source.thread
+
+    def request_window(self, name: str, request: WindowRequest) -> None:
+        """A window is asked for; called from the thread that writes records, and taken at the end of a step."""
+        self._windows.request(name, request)
+        self._quiet.steps = 0
+
+    def wake_for_requests(self) -> None:
+        """Let the next step look at requests that wait, where it set out not to just as one came."""
+        if self._windows.has_requests:
+            self._quiet.steps = 0
 
     def _note_rpc_server(self) -> None:
         if not self._is_rpc_server:

@@ -142,9 +142,10 @@ def patch_data_loader(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_process_groups(module: ModuleType, capture: Capture) -> None:
-    """Learn the rank when the default group is there, and close a window before it goes."""
+    """Arm torch's recorder before the default group, learn the rank with it, and close a window before it goes."""
 
     def init_process_group(*_args: object, **_kwargs: object) -> RunningHook:
+        capture.arm_recorder()
         yield
         capture.on_process_group()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -20,6 +21,7 @@ from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
+from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowRequest
 
 _WATCHDOG_S = 20.0
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
@@ -78,6 +80,9 @@ class WindowSchedule:
         self._was_held = False
         self._ranges = ModuleRanges()
         self._memory = memory
+        #: Windows that were asked for while training runs, and are looked at when a step ends.
+        self._requests: deque[tuple[str, WindowRequest]] = deque()
+        self._configs: dict[StepWindow, Config] = {}
 
     @property
     def is_open(self) -> bool:
@@ -97,10 +102,19 @@ class WindowSchedule:
     @property
     def quiet_steps(self) -> int:
         """Up to so many completed steps nothing happens at the end of a step; 0 around a window."""
-        if self._window is not None or self.label is not None or self._was_held:
+        if self._window is not None or self.label is not None or self._was_held or self._requests:
             return 0
         # the window opens one step ahead of its first, at the end of the step before that
         return self._pending[0].first - 3 if self._pending else sys.maxsize
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether windows were asked for that no step's end has looked at yet."""
+        return bool(self._requests)
+
+    def request(self, name: str, request: WindowRequest) -> None:
+        """A window is asked for, from another thread; the next end of a step that looks plans or refuses it."""
+        self._requests.append((name, request))
 
     def hold(self) -> None:
         """Begin no window at the next steps: nobody can tell yet how many there were."""
@@ -191,6 +205,8 @@ class WindowSchedule:
         if self._was_held:
             self._was_held = False
             self._catch_up(next_step)
+        while self._requests:
+            self._answer(*self._requests.popleft(), completed_steps)
         if self._window is not None:
             steps = self._window.steps
             if completed_steps >= steps.last:
@@ -208,6 +224,31 @@ class WindowSchedule:
         if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
             self._open(self._pending.pop(0), next_step)
 
+    def _answer(self, name: str, request: WindowRequest, completed_steps: int) -> None:
+        """Plan a window that was asked for, or say why not."""
+        status, reason = PLANNED, None
+        activities = wire.LIGHT if request.light else _first_activities(self._config)
+        window = StepWindow(request.first, request.last, activities)
+        others = [*self._pending, *([] if self._window is None else [self._window.steps])]
+        if self.blocked_by is not None:
+            status, reason = REFUSED, self.blocked_by
+        elif window.first <= completed_steps + 1:
+            status, reason = LATE, f"step {completed_steps} was completed when the request was seen"
+        elif any(not (window.leaves_room_for(other) or other.leaves_room_for(window)) for other in others):
+            status, reason = REFUSED, "another window is planned for these steps"
+        else:
+            self._pending = sorted([*self._pending, window], key=lambda planned: planned.first)
+            ranks = self._config.ranks if request.ranks is None else frozenset(request.ranks)
+            self._configs[window] = replace(
+                self._config, ranks=ranks, shapes=request.shapes, stack=request.stack, memory=request.memory
+            )
+        self._owner.claim_files()[0].write_answer(Answer(name, status, completed_steps, reason))
+        origin = f" ({request.reason})" if request.reason else ""
+        self._owner.note(f"the window {window} was asked for{origin}: {status}{f', {reason}' if reason else ''}")
+
+    def _config_of(self, window: StepWindow) -> Config:
+        return self._configs.get(window, self._config)
+
     def _catch_up(self, next_step: int) -> None:
         """Move the windows that could not begin in time, because nothing told what a training step was."""
         warming_up = self._window
@@ -217,6 +258,7 @@ class WindowSchedule:
         delay = max(0, next_step + (warming_up is None) - planned.first)
         if warming_up is not None:
             warming_up.move(planned.delayed(delay), next_step)
+        self._configs = {window.delayed(delay): config for window, config in self._configs.items()}
         self._pending = [window.delayed(delay) for window in self._pending]
         if delay:
             self._owner.note(
@@ -229,19 +271,20 @@ class WindowSchedule:
             self._owner.note(f"the window {steps} is not profiled: {self.blocked_by}")
             write_message(f"the window {steps} is not profiled: {self.blocked_by}")
             return
-        if not self._profiles_this_rank():
+        config = self._config_of(steps)
+        if not self._profiles_this_rank(config):
             return
         if steps.is_light and not find_light_activities(sys.modules["torch"]):
             self._owner.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
             steps = replace(steps, activities=wire.OPERATORS)
-        window = ProfilerWindow(steps, self._without_stack_in_use(), next_step)
+        window = ProfilerWindow(steps, self._without_stack_in_use(config), next_step)
         self._set_window(window)  # before it starts, so that a failure in there discards it
         protect_children(self._on_fork)
         window.start()
         if next_step == steps.first:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
-        if self._config.modules and not steps.is_light:
+        if config.modules and not steps.is_light:
             self._ranges.start()
         if self._memory is not None and steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
@@ -250,21 +293,23 @@ class WindowSchedule:
         """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
         if self._config.window is not WindowChoice.BOTH or steps.is_light:
             return False
-        if not self._profiles_this_rank() or not find_light_activities(sys.modules["torch"]):
+        config = self._config_of(steps)
+        if not self._profiles_this_rank(config) or not find_light_activities(sys.modules["torch"]):
             return False
         light = steps.light_after()
         if self._pending and not light.leaves_room_for(self._pending[0]):
             self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
             return False
         self._pending.insert(0, light)
+        self._configs[light] = config
         return True
 
-    def _without_stack_in_use(self) -> Config:
+    def _without_stack_in_use(self, config: Config) -> Config:
         """The configuration, but no stacks of Python where the script has a profile function: torch would remove it."""
-        if not self._config.stack or sys.getprofile() is None:
-            return self._config
+        if not config.stack or sys.getprofile() is None:
+            return config
         self._owner.note("Python stacks are not recorded: the script has a profile function of its own")
-        return replace(self._config, stack=False)
+        return replace(config, stack=False)
 
     def _on_fork(self) -> None:
         """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
@@ -274,11 +319,11 @@ class WindowSchedule:
         if self._window is not None:
             stop_recording(with_stack=self._window.records_stack)
 
-    def _profiles_this_rank(self) -> bool:
-        if self._config.ranks is None:
+    def _profiles_this_rank(self, config: Config) -> bool:
+        if config.ranks is None:
             return True
         rank = self._owner.claimed_rank()
-        return (identity.rank_and_world_size()[0] if rank is None else rank) in self._config.ranks
+        return (identity.rank_and_world_size()[0] if rank is None else rank) in config.ranks
 
 
 def _first_activities(config: Config) -> str:

@@ -68,6 +68,7 @@ def attach_process(
             nvml_hz=nvml_hz,
             nvml_path=find_pynvml(),
             step_optimizer=boundary,
+            watchdog=True,
             **record,
         )
     )

@@ -21,6 +21,7 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.reach.supervise import Ending, replace_process, run, words_of_script
 from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_step_optimizer, parse_windows
+from perfscope.hooks.watch.progress import parse_anomaly
 from perfscope.outcome import Outcome
 
 #: Options after the command's first word are the command's own.
@@ -28,6 +29,7 @@ SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
 
 _RUN_PANEL = "Run"
 _WINDOW_PANEL = "Profiler windows"
+_WATCH_PANEL = "Stalls, failures and slower steps"
 _EVENT_PANEL = "Extra profiler events (they slow windows down)"
 _T = TypeVar("_T")
 
@@ -99,6 +101,44 @@ class EventOptions:
     ] = False
 
 
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What is kept of a training that stalls, fails or becomes slower."""
+
+    watchdog: Annotated[
+        bool,
+        typer.Option(
+            "--watchdog/--no-watchdog",
+            help="Keep stacks and collectives of a training that stalls or fails, for `perfscope postmortem`.",
+            rich_help_panel=_WATCH_PANEL,
+        ),
+    ] = True
+    stall_factor: Annotated[
+        float,
+        typer.Option(min=2, help="No step for so many times the median step is a stall.", rich_help_panel=_WATCH_PANEL),
+    ] = 20.0
+    stall_seconds: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="No stall is shorter (s); ten times as long before the second step.",
+            rich_help_panel=_WATCH_PANEL,
+        ),
+    ] = 60.0
+    on_anomaly: Annotated[
+        str | None,
+        typer.Option(
+            metavar="step>1.2x",
+            help="Opens a window on all ranks where steps take so many times the usual time.",
+            show_default="never",
+            rich_help_panel=_WATCH_PANEL,
+        ),
+    ] = None
+    anomalies_per_day: Annotated[
+        int, typer.Option(min=1, max=100, help="Windows of --on-anomaly a day, at most.", rich_help_panel=_WATCH_PANEL)
+    ] = 2
+
+
 @expand_groups
 def profile(
     command: Annotated[
@@ -131,6 +171,7 @@ def profile(
             min=0, max=100, help="NVML samples per second (Hz); 0 disables sampling.", rich_help_panel="GPU sampling"
         ),
     ] = 5.0,
+    watch: WatchOptions,
 ) -> Outcome:
     """Run a training command and capture its steps, a profiler window and NVML samples.
 
@@ -151,6 +192,11 @@ def profile(
         nvml_hz=nvml_hz,
         nvml_path=find_pynvml(),
         run_id=uuid.uuid4().hex,
+        watchdog=watch.watchdog,
+        stall_factor=watch.stall_factor,
+        stall_s=watch.stall_seconds,
+        slowdown=None if watch.on_anomaly is None else _parse_option("--on-anomaly", parse_anomaly, watch.on_anomaly),
+        slowdown_windows=watch.anomalies_per_day,
     )
     start = replace_process if replace else run
     return _run(start, executable, command, prepare(config, run_dir, command))

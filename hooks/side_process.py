@@ -1,0 +1,75 @@
+"""Starts a process beside training, one a node: the first rank that claims the node does.
+
+The claim is a socket in the kernel's abstract namespace, which the process inherits. It needs no file that a killed
+process could leave behind or that a shared file system could show to another node. It is free again when the process
+ends, so that a rank that starts again starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def start_once_a_node(purpose: str, run_dir: str, output_folder: str, script: str, arguments: Sequence[str]) -> None:
+    """Start a script, unless another rank of this node has; after a failure the run lacks what it would write.
+
+    Args:
+        purpose: Names the claim.
+        run_dir: The run's folder, absolute.
+        output_folder: Where its standard output goes, as HOST.jsonl.
+        script: It runs without perfscope and without the environment's packages on its path.
+        arguments: Its arguments.
+    """
+    with contextlib.suppress(OSError):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0perfscope-{purpose}-{os.getuid()}-{zlib.crc32(run_dir.encode()):08x}")
+            _start(output_folder, [script, *arguments], claim.fileno())
+        finally:
+            claim.close()
+
+
+def _start(output_folder: str, words: Sequence[str], claim_descriptor: int) -> None:
+    descriptor = _create_file(output_folder)
+    try:
+        # A process, not a thread, so that it never waits for the interpreter lock; no pipe of the launcher is held.
+        _children.append(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(claim_descriptor,),
+            )
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _create_file(folder: str) -> int:
+    """Create HOST.jsonl, or HOST.1.jsonl and so on where there is one of this run already.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    os.makedirs(folder, exist_ok=True)
+    host = socket.gethostname()
+    attempt = 0
+    while True:
+        name = f"{host}.jsonl" if attempt == 0 else f"{host}.{attempt}.jsonl"
+        try:
+            return os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError:
+            attempt += 1

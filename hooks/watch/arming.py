@@ -1,0 +1,111 @@
+"""Arms what torch and Python keep for a post-mortem, where the user has not.
+
+torch's Flight Recorder is a ring of the last collectives of a process. It reads its environment variables when the
+first process group is built, so they are set right before that. Python's faulthandler writes the stacks of a process
+that dies of a fatal signal; the signal then ends the process as it would have.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
+
+#: Collectives that are remembered; an entry takes about 1 kB of memory.
+_ENTRIES = "2000"
+#: torch 2.9 gave two of the variables new names, and warns of the old ones.
+_RENAMED_IN = (2, 9)
+_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+#: NCCL's watchdog writes the recorder's dump before it ends the process; states of collectives need start events.
+_OF_NCCL = (("TORCH_NCCL_DUMP_ON_TIMEOUT",), ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"))
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
+    """Set the recorder's variables where none of their names is set; torch appends the rank to ``dump_prefix``."""
+    version = _VERSION.match(str(getattr(sys.modules.get("torch"), "__version__", "")))
+    is_new = version is None or (int(version[1]), int(version[2])) >= _RENAMED_IN
+    for names, value in ((_SIZE, _ENTRIES), (_DUMP_FILE, dump_prefix)):
+        if not any(name in environment for name in names):
+            environment[names[0 if is_new else 1]] = value
+    for names in _OF_NCCL:
+        if not any(name in environment for name in names):
+            environment[names[0]] = "1"
+
+
+def dump_recorder() -> dict[str, bytes]:
+    """The recorder's dumps as torch pickles them, by the kind of backend: ``nccl``, or ``generic`` for gloo and others.
+
+    Older versions of torch have the first alone; a recorder without entries is left out.
+    """
+    library = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
+    functions = {"nccl": "_dump_nccl_trace", "generic": "_dump_fr_trace"}
+    dumps = {}
+    for kind, name in functions.items():
+        dump = getattr(library, name, None)
+        content = bytes(dump()) if dump is not None else b""
+        if b"entries" in content:
+            dumps[kind] = content
+    return dumps
+
+
+class FaultHandler:
+    """Python's faulthandler, used where the script does not use it.
+
+    Its timer is a thread of C's that needs no interpreter lock: it writes the stacks of a process whose lock is held
+    for ever. There is one timer a process; the script's own comes first.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._may_set_timer = False
+        self._originals: tuple[Callable[..., None], Callable[..., None]] | None = None
+        self._is_set = False
+
+    def enable(self, *, was_loaded: bool) -> None:
+        """Write stacks into a file where the process dies of a fatal signal.
+
+        Args:
+            was_loaded: Whether the script has loaded faulthandler, and may have set its timer.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
+        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=self._file, all_threads=True)
+        if not was_loaded:
+            self._may_set_timer = True
+            self._originals = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
+            faulthandler.dump_traceback_later = self._hand_over(self._originals[0])
+            faulthandler.cancel_dump_traceback_later = self._hand_over(self._originals[1])
+
+    def set_timer(self, seconds: float) -> None:
+        """Write stacks after so many seconds, unless the timer is set again or cancelled before."""
+        if self._may_set_timer and self._originals is not None:
+            self._originals[0](seconds, file=self._file)
+            self._is_set = True
+
+    def cancel_timer(self) -> None:
+        """Write nothing later."""
+        if self._is_set and self._may_set_timer and self._originals is not None:
+            self._is_set = False
+            self._originals[1]()
+
+    def _hand_over(self, original: Callable[..., None]) -> Callable[..., None]:
+        """What the script calls: from then on the timer is its own."""
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            self.cancel_timer()
+            self._may_set_timer = False
+            original(*args, **kwargs)
+
+        return call

@@ -1,0 +1,139 @@
+"""What is kept of a training that stalls or fails.
+
+The layout::
+
+    RUN/ranks/00000/incidents.jsonl         one IncidentRecord per stall and failure
+    RUN/ranks/00000/stacks.N.txt            stacks of all threads at incident N, as faulthandler writes them
+    RUN/ranks/00000/recorder.N.KIND.pickle  torch's Flight Recorder at incident N: KIND is nccl or generic
+    RUN/ranks/00000/fatal.txt               stacks at a fatal signal, or of a process whose interpreter lock is held
+    RUN/recorder/nccl_RANK                  what NCCL's watchdog wrote at a timeout
+    RUN/deaths/HOST.jsonl                   DeathRecord per process of a rank that ended, KernelErrorRecord per Xid
+    RUN/control/                            requests to the ranks of a running job, see perfscope.wire.requests
+
+This module is imported inside training jobs: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+INCIDENTS_FILE = "incidents.jsonl"
+FATAL_FILE = "fatal.txt"
+RECORDER_FOLDER = "recorder"
+DEATHS_FOLDER = "deaths"
+CONTROL_FOLDER = "control"
+
+#: Kinds of incidents.
+STALL = "stall"
+FAILURE = "failure"
+RESUMED = "resumed"
+TIMEOUT = "timeout"
+
+
+def stacks_file(number: int) -> str:
+    """Name the file of the stacks at an incident."""
+    return f"stacks.{number}.txt"
+
+
+def recorder_file(number: int, kind: str) -> str:
+    """Name the file of the recorder's dump at an incident.
+
+    >>> recorder_file(1, "nccl")
+    'recorder.1.nccl.pickle'
+    """
+    return f"recorder.{number}.{kind}.pickle"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in the code: a line of a function."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class IncidentRecord:
+    """A stall or the failure of one rank.
+
+    Attributes:
+        kind: ``stall``, ``failure`` or ``resumed``, which ends a stall.
+        number: The number of the incident in this process, from 1; a ``resumed`` has that of its stall.
+        wall_ns: When it was noticed, on the wall clock.
+        monotonic_ns: The same moment on the monotonic clock.
+        step: Completed training steps.
+        idle_ns: Since when no step was completed; absent for a failure.
+        limit_ns: After how long that counts as a stall.
+        training_thread: The thread that trains, as faulthandler writes it.
+        asked_by: The rank that noticed the stall first; absent where this one did.
+        error: Class of the exception that ended the process.
+        message: Its text, without secrets.
+        frames: Its traceback, the innermost call last.
+        caused_by: Classes of the exceptions that it was raised from, the nearest first.
+        missing: Why a part of the evidence could not be kept.
+    """
+
+    kind: str
+    number: int
+    wall_ns: int
+    monotonic_ns: int
+    step: int
+    idle_ns: int | None = None
+    limit_ns: int | None = None
+    training_thread: str | None = None
+    asked_by: int | None = None
+    error: str | None = None
+    message: str | None = None
+    frames: tuple[Frame, ...] | None = None
+    caused_by: tuple[str, ...] | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class DeathRecord:
+    """The end of the process of a rank, as another process of its host saw it.
+
+    Attributes:
+        rank: The rank.
+        attempt: How many processes had the rank before.
+        pid: The process.
+        wall_ns: When it ended, on the wall clock.
+        monotonic_ns: The same moment on the monotonic clock.
+        exit_code: Its exit code; absent where a signal ended it, or where it was not seen in time.
+        signal: The signal that ended it.
+        memory_kills: How often the kernel killed a process of this group for want of memory since the start.
+    """
+
+    rank: int
+    attempt: int
+    pid: int
+    wall_ns: int
+    monotonic_ns: int
+    exit_code: int | None = None
+    signal: int | None = None
+    memory_kills: int | None = None
+    kind: str = "death"
+
+
+@dataclass(frozen=True)
+class KernelErrorRecord:
+    """An error that the driver reports of a GPU (Xid).
+
+    Attributes:
+        uuid: The GPU.
+        xid: The number of the error.
+        wall_ns: When it was reported.
+    """
+
+    uuid: str
+    xid: int
+    wall_ns: int
+    kind: str = "xid"
+
+
+def to_incident_line(record: IncidentRecord) -> bytes:
+    """Encode a record as one line, without the fields that are unknown."""
+    fields = {name: value for name, value in asdict(record).items() if value is not None}
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
