@@ -40,6 +40,7 @@ COMMANDS = (
     "profile",
     "collect",
     "analyze",
+    "postmortem",
     "compare",
     "whatif",
     "stragglers",

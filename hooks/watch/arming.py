@@ -35,9 +35,9 @@ def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
     for names, value in ((_SIZE, _ENTRIES), (_DUMP_FILE, dump_prefix)):
         if not any(name in environment for name in names):
             environment[names[0 if is_new else 1]] = value
-    for names in _OF_NCCL:
-        if not any(name in environment for name in names):
-            environment[names[0]] = "1"
+    for aliases in _OF_NCCL:
+        if not any(name in environment for name in aliases):
+            environment[aliases[0]] = "1"
 
 
 def dump_recorder() -> dict[str, bytes]:

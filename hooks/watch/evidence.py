@@ -10,6 +10,7 @@ import faulthandler
 import os
 import sys
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.secrets import redact_text
@@ -34,6 +35,7 @@ MOST_INCIDENTS = 6
 _LARGEST_DUMP_BYTES = 16_000_000
 _LONGEST_MESSAGE = 2000
 _MOST_FRAMES = 60
+_LONGEST_LINE = 200
 _MOST_CAUSES = 8
 
 
@@ -93,6 +95,16 @@ class Evidence:
         finally:
             if os.path.exists(unfinished):
                 os.unlink(unfinished)
+
+
+def read_source(thread: int) -> str | None:
+    """The line of code that a thread is in, for what has no frame of its own; None where its file cannot be read."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return None
+    with open(frame.f_code.co_filename, "rb") as file:
+        line = next(islice(file, frame.f_lineno - 1, None), b"")
+    return redact_text(line.decode(errors="replace").strip()[:_LONGEST_LINE]) or None
 
 
 def last_error() -> BaseException | None:

@@ -18,7 +18,7 @@ from perfscope.hooks.side_process import start_once_a_node
 from perfscope.hooks.watch import SCRIPT_HAS_FAULTHANDLER
 from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
 from perfscope.hooks.watch.control import ControlFolder, publish
-from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error
+from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error, read_source
 from perfscope.hooks.watch.progress import Progress, Stall
 from perfscope.hooks.watch.slowdowns import ask_for_window
 from perfscope.wire import RANKS_FOLDER, requests
@@ -157,6 +157,7 @@ class Watch:
             idle_ns=stall.idle_ns,
             limit_ns=stall.limit_ns,
             training_thread=f"0x{thread:0{_POINTER_DIGITS}x}",
+            source=call_safely(lambda: read_source(thread))[0],
             asked_by=asked_by,
         )
         self._stall_number = record.number

@@ -67,6 +67,7 @@ class IncidentRecord:
         idle_ns: Since when no step was completed; absent for a failure.
         limit_ns: After how long that counts as a stall.
         training_thread: The thread that trains, as faulthandler writes it.
+        source: The innermost line of code of that thread.
         asked_by: The rank that noticed the stall first; absent where this one did.
         error: Class of the exception that ended the process.
         message: Its text, without secrets.
@@ -83,6 +84,7 @@ class IncidentRecord:
     idle_ns: int | None = None
     limit_ns: int | None = None
     training_thread: str | None = None
+    source: str | None = None
     asked_by: int | None = None
     error: str | None = None
     message: str | None = None

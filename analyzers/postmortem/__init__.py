@@ -1,0 +1,1 @@
+"""Why a training stalled or failed: which rank, which collective, which line."""

@@ -1,0 +1,345 @@
+"""From what ranks left behind to the rank and the reason.
+
+The order of the questions: did a rank fail by itself, before anything stalled? Did ranks call different collectives as
+the same one? Did a rank call something else than ever before in that place? Has a rank not come to a collective that
+others wait in, and what does it do instead? Does a device not begin what all ranks have called?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from perfscope.analyzers.postmortem.failures import FailureKind, find_first_failure
+from perfscope.analyzers.postmortem.matching import Absence, Difference, Matching, Unfinished, match_calls
+from perfscope.analyzers.postmortem.places import Activity, Place, locate, own_line
+from perfscope.analyzers.postmortem.signatures import History, Token, signature_of
+from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
+from perfscope.units import format_ranges
+
+_FEWEST_FOR_MAJORITY = 3
+
+
+class Reason(StrEnum):
+    """Why a training stalled or failed."""
+
+    SKIPPED = "skipped collective"
+    SIZE = "wrong size"
+    DTYPE = "wrong type"
+    OPERATION = "wrong operation"
+    ORDER = "wrong order"
+    GROUP = "wrong group"
+    CRASH = "crash"
+    MEMORY = "out of memory"
+    KERNEL = "kernel failure"
+    HOST = "host stall"
+    LOADING = "data loader stall"
+    SAVING = "checkpoint stall"
+    DEVICE = "device hang"
+    ABSENT = "rank never started"
+    LEFT = "rank ended early"
+    UNKNOWN = "unknown"
+    NOTHING = "nothing happened"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why a training stalled or failed.
+
+    Attributes:
+        reason: The reason.
+        ranks: The ranks to look at; empty where they are not known.
+        text: One sentence.
+        line: The line of code to look at.
+        group: The group of the collective; None where the reason is none of a collective.
+        sequence: The number of the collective in the group.
+        expected: What the other ranks called.
+        actual: What these ranks called.
+        waiting: The ranks that only wait.
+    """
+
+    reason: Reason
+    ranks: tuple[int, ...]
+    text: str
+    line: CodeLine | None = None
+    group: str | None = None
+    sequence: int | None = None
+    expected: str | None = None
+    actual: str | None = None
+    waiting: tuple[int, ...] = field(default=())
+
+
+_OF_FAILURES = {
+    FailureKind.CRASH: Reason.CRASH,
+    FailureKind.MEMORY: Reason.MEMORY,
+    FailureKind.KERNEL: Reason.KERNEL,
+}
+_OF_ACTIVITIES = {
+    Activity.LOADING: Reason.LOADING,
+    Activity.SAVING: Reason.SAVING,
+    Activity.DEVICE: Reason.DEVICE,
+}
+
+
+def diagnose(evidence: PostMortem) -> Diagnosis:
+    """Find the ranks to look at, and why."""
+    matching = match_calls(evidence.ranks, evidence.world_size)
+    case = _Case(evidence, matching)
+    found = (
+        case.find_failure()
+        or case.find_difference()
+        or case.find_deviation()
+        or case.find_device()
+        or case.find_absent()
+        or case.find_idle()
+        or case.find_never_started()
+        or case.find_failure(with_libraries=True)
+    )
+    if found is None:
+        has_ended = all(_has_ended_well(state) for state in evidence.ranks.values())
+        text = (
+            "the training ended by itself, and no rank stalled"
+            if has_ended
+            else "what the ranks left behind does not tell which of them is to blame"
+        )
+        return Diagnosis(Reason.NOTHING if has_ended else Reason.UNKNOWN, (), text)
+    return found
+
+
+def _has_ended_well(state: RankState) -> bool:
+    is_clean = state.death is None or state.death.exit_code == 0
+    return is_clean and state.failure is None and (state.noticed_ns is None or state.has_resumed)
+
+
+class _Case:
+    """The evidence, and what follows from it about each rank."""
+
+    def __init__(self, evidence: PostMortem, matching: Matching) -> None:
+        self.evidence = evidence
+        self.matching = matching
+        self.ranks = evidence.ranks
+        self.places: dict[int, Place | None] = {
+            rank: locate(state.stack.frames, state.source_text) if state.stack else None
+            for rank, state in self.ranks.items()
+        }
+        self.histories = {rank: History(state.dump.calls) for rank, state in self.ranks.items() if state.dump}
+
+    def find_failure(self, *, with_libraries: bool = False) -> Diagnosis | None:
+        """A rank failed by itself."""
+        first = find_first_failure(self.evidence, with_libraries=with_libraries)
+        if first is None:
+            return None
+        state = self.ranks[first.rank]
+        frames = state.failure.frames if state.failure else state.stack.frames if state.stack else ()
+        reason = _OF_FAILURES[first.kind]
+        text = f"rank {first.rank} failed first: {first.text}"
+        return self._answer(reason, (first.rank,), text, line=own_line(frames))
+
+    def find_difference(self) -> Diagnosis | None:
+        """Ranks called different things as the same collective."""
+        if not self.matching.differences:
+            return None
+        difference = self.matching.differences[0]
+        sets = list(difference.by_signature().items())
+        culprits = self._pick_culprits(difference, [ranks for _, ranks in sets])
+        if not culprits:
+            sides = "; ".join(f"ranks {format_ranges(ranks)} called {signature}" for signature, ranks in sets)
+            text = f"collective {difference.sequence} of group {difference.group} differs: {sides}"
+            return self._answer(Reason.UNKNOWN, tuple(sorted(difference.calls)), text, event=difference)
+        right = next(call for rank, call in difference.calls.items() if rank not in culprits)
+        wrong = difference.calls[culprits[0]]
+        reason = self._compare(culprits[0], wrong, {Token(right.group, signature_of(right))})
+        text = (
+            f"{_ranks(culprits)} called {signature_of(wrong)} as collective {difference.sequence} of group "
+            f"{difference.group}, where the others called {signature_of(right)}"
+        )
+        return self._answer(
+            reason, culprits, text, line=own_line(wrong.frames), event=difference, right=right, wrong=wrong
+        )
+
+    def _pick_culprits(self, difference: Difference, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The smaller set; of two of the same size the one that did something else before in the same place."""
+        if len(sets) > 1 and len(sets[0]) > len(sets[1]):
+            return tuple(rank for ranks in sets[1:] for rank in ranks)
+        deviating = []
+        for rank, call in difference.calls.items():
+            history = self.histories[rank]
+            index = history.index_of(call)
+            expected = history.expected_at(index) if index else set()
+            if expected and history.tokens[index or 0] not in expected:
+                deviating.append(rank)
+        return tuple(deviating) if 0 < len(deviating) < len(difference.calls) else ()
+
+    def find_deviation(self) -> Diagnosis | None:
+        """Some ranks called something else than ever before in that place, and others did not."""
+        deviations = {rank: index for rank, history in self.histories.items() if (index := history.find_deviation())}
+        if not deviations or len(deviations) > len(self.ranks) / 2 or not self._has_stopped():
+            return None
+        culprits = tuple(sorted(deviations))
+        history, index = self.histories[culprits[0]], deviations[culprits[0]]
+        wrong, expected = history.calls[index], history.expected_at(index)
+        reason = self._compare(culprits[0], wrong, expected)
+        usual = min(expected)
+        text = f"{_ranks(culprits)} called {history.tokens[index]}, where it had always called {usual} before"
+        return self._answer(reason, culprits, text, line=own_line(wrong.frames), wrong=wrong, usual=usual)
+
+    def _compare(self, rank: int, wrong: CollectiveCall, expected: set[Token]) -> Reason:
+        """What is wrong about a call in whose place another one was expected."""
+        actual = Token(wrong.group, signature_of(wrong))
+        history = self.histories[rank]
+        index = history.index_of(wrong) or 0
+        later = history.tokens[index + 1 : index + 5]
+        is_usual = actual in history.tokens[:index]
+        for token in expected:
+            if token in later and is_usual:
+                return Reason.ORDER
+        for token in expected:
+            same_operation = token.signature.operation == actual.signature.operation
+            if same_operation and token.group == actual.group and not is_usual:
+                same_size = token.signature.elements == actual.signature.elements
+                return Reason.DTYPE if same_size else Reason.SIZE
+            if token.signature == actual.signature and token.group != actual.group:
+                return Reason.GROUP
+        if not is_usual:
+            return Reason.OPERATION
+        return Reason.SKIPPED if history.has_usual_line(index) else Reason.ORDER
+
+    def find_device(self) -> Diagnosis | None:
+        """All ranks called a collective, and some devices have not begun it."""
+        for event in self.matching.unfinished:
+            if event.not_started:
+                call = event.calls[event.not_started[0]]
+                place = self.places.get(event.not_started[0])
+                text = (
+                    f"all ranks called {signature_of(call)} as collective {event.sequence} of group {event.group}, and "
+                    f"the device of {_ranks(event.not_started)} has not begun it: an earlier kernel there does not end"
+                )
+                line = place.line if place is not None else own_line(call.frames)
+                return self._answer(Reason.DEVICE, event.not_started, text, line=line, event=event)
+        return None
+
+    def find_absent(self) -> Diagnosis | None:
+        """Ranks have not come to a collective that others wait in."""
+        if not self._has_stopped():
+            return None
+        busy = [absence for absence in self.matching.absences if self._busy(absence.missing)]
+        if busy:
+            absence = busy[0]
+            return self._explain_absence(absence, self._busy(absence.missing))
+        waiting_elsewhere = [
+            (
+                absence,
+                tuple(rank for rank in absence.missing if rank in self.ranks and self.places.get(rank) is not None),
+            )
+            for absence in self.matching.absences
+        ]
+        for absence, ranks in waiting_elsewhere:
+            if ranks and len(ranks) < self.evidence.world_size:
+                place = self.places[ranks[0]]
+                text = (
+                    f"{_ranks(ranks)} went on to {place} without {signature_of(next(iter(absence.calls.values())))}, "
+                    f"collective {absence.sequence} of group {absence.group}, in which the others wait"
+                )
+                reason = self._reason_elsewhere(ranks[0])
+                return self._answer(reason, ranks, text, line=place.line if place else None, event=absence)
+        return None
+
+    def _reason_elsewhere(self, rank: int) -> Reason:
+        place = self.places[rank]
+        if place is not None and place.activity is Activity.DEVICE:
+            return Reason.DEVICE
+        return Reason.SKIPPED
+
+    def _busy(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those of some ranks that wait for nobody: they run, or their process has ended."""
+        busy = []
+        for rank in ranks:
+            state = self.ranks.get(rank)
+            if state is None:
+                continue
+            place = self.places.get(rank)
+            has_left = place is None and (state.has_ended or state.death is not None)
+            if has_left or (place is not None and not place.waits):
+                busy.append(rank)
+        return tuple(busy)
+
+    def _explain_absence(self, absence: Absence, ranks: tuple[int, ...]) -> Diagnosis:
+        call = next(iter(absence.calls.values()))
+        what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
+        return self._explain_busy(ranks, what, absence)
+
+    def _explain_busy(self, ranks: tuple[int, ...], what: str, event: Absence | None) -> Diagnosis:
+        place = self.places.get(ranks[0])
+        if place is None:
+            text = f"{_ranks(ranks)} {what}: its process has ended"
+            return self._answer(Reason.LEFT, ranks, text, event=event)
+        reason = _OF_ACTIVITIES.get(place.activity, Reason.HOST)
+        return self._answer(reason, ranks, f"{_ranks(ranks)} {what}: it is in {place}", line=place.line, event=event)
+
+    def find_idle(self) -> Diagnosis | None:
+        """No dump tells, but some ranks stand in their own code or a data loader while all others wait."""
+        if not self._has_stopped():
+            return None
+        known = {rank: place for rank, place in self.places.items() if place is not None}
+        busy = tuple(rank for rank, place in known.items() if not place.waits)
+        if busy and (len(busy) < len(known) or len(self.ranks) == 1):
+            others = "while the others wait" if len(known) > 1 else "and goes no further"
+            place = known[busy[0]]
+            reason = _OF_ACTIVITIES.get(place.activity, Reason.HOST)
+            return self._answer(reason, busy, f"{_ranks(busy)} is in {place} {others}", line=place.line)
+        devices = tuple(rank for rank, place in known.items() if place.activity is Activity.DEVICE)
+        if devices and len(devices) < len(known):
+            place = known[devices[0]]
+            return self._answer(Reason.DEVICE, devices, f"{_ranks(devices)} is in {place}", line=place.line)
+        return None
+
+    def find_never_started(self) -> Diagnosis | None:
+        """Ranks left nothing at all."""
+        missing = tuple(rank for rank in range(self.evidence.world_size) if rank not in self.ranks)
+        if not missing or not self._has_stopped():
+            return None
+        return self._answer(Reason.ABSENT, missing, f"{_ranks(missing)} left nothing: did it start?")
+
+    def _has_stopped(self) -> bool:
+        """Whether anything went wrong at all: dumps alone are kept for a reason."""
+        return (
+            not all(_has_ended_well(state) for state in self.ranks.values())
+            or not any(state.host for state in self.ranks.values())
+            or any(state.noticed_ns for state in self.ranks.values())
+        )
+
+    def _answer(
+        self,
+        reason: Reason,
+        ranks: tuple[int, ...],
+        text: str,
+        *,
+        line: CodeLine | None = None,
+        event: Difference | Absence | Unfinished | None = None,
+        right: CollectiveCall | None = None,
+        wrong: CollectiveCall | None = None,
+        usual: Token | None = None,
+    ) -> Diagnosis:
+        waiting = tuple(
+            rank
+            for rank, place in sorted(self.places.items())
+            if rank not in ranks and place is not None and place.waits
+        )
+        expected = usual or (Token(right.group, signature_of(right)) if right is not None else None)
+        actual = None if wrong is None else Token(wrong.group, signature_of(wrong))
+        return Diagnosis(
+            reason,
+            ranks,
+            text,
+            line,
+            event.group if event is not None else wrong.group if wrong is not None else None,
+            event.sequence if event is not None else wrong.sequence if wrong is not None else None,
+            None if expected is None else str(expected),
+            None if actual is None else str(actual),
+            waiting,
+        )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"

@@ -1,0 +1,97 @@
+"""What must be the same on all ranks of a group in one collective, and what a rank did before in the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from perfscope.tables.postmortem import CollectiveCall
+
+#: Calls whose tensors may differ between the ranks of a group.
+_UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")
+#: Calls that are compared with what came before them.
+_LONGEST_CONTEXT = 16
+_RECENT = 256
+
+
+class Signature(NamedTuple):
+    """What the ranks of a group agree on in one collective; ``elements`` is None where they may differ."""
+
+    operation: str
+    elements: int | None
+    dtypes: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        size = "" if self.elements is None else f" of {self.elements:,} elements"
+        kind = f" {', '.join(dict.fromkeys(self.dtypes))}" if self.dtypes else ""
+        return f"{self.operation}{size}{kind}"
+
+
+def signature_of(call: CollectiveCall) -> Signature:
+    """What of a call must be the same on all ranks of its group."""
+    operation = call.operation.split(" ", 1)[0]
+    is_uneven = any(operation.strip("_").startswith(name) for name in _UNEVEN)
+    if is_uneven or (operation.startswith("broadcast") and not call.input_sizes):
+        return Signature(operation, None, None)
+    return Signature(operation, sum(prod(shape) for shape in call.input_sizes), tuple(sorted(set(call.dtypes))))
+
+
+class Token(NamedTuple):
+    """A call in the order of one rank's calls: its group, and its signature."""
+
+    group: str
+    signature: Signature
+
+    def __str__(self) -> str:
+        return f"{self.signature} in group {self.group}"
+
+
+class History:
+    """The calls of one rank in their order: what it calls after what."""
+
+    def __init__(self, calls: Sequence[CollectiveCall]) -> None:
+        self.calls = [call for call in calls if not call.is_p2p]
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        """The calls, without sends and receives, whose order need not be the same in each step."""
+        return [Token(call.group, signature_of(call)) for call in self.calls]
+
+    def expected_at(self, index: int) -> set[Token]:
+        """What came earlier after the longest stretch of calls that ends before a position; empty without one."""
+        tokens = self.tokens
+        for length in range(min(_LONGEST_CONTEXT, index), 0, -1):
+            context = tokens[index - length : index]
+            following = {tokens[end] for end in range(length, index) if tokens[end - length : end] == context}
+            if following:
+                return following
+        return set()
+
+    def find_deviation(self) -> int | None:
+        """The position of the last calls' first one that did not come before in its place; None without one.
+
+        A deviation counts where the calls before it were regular: each is what came before in its place.
+        """
+        first = max(1, len(self.tokens) - _RECENT)
+        irregular = [index for index in range(first, len(self.tokens)) if self._deviates(index)]
+        last = [index for index in irregular if index >= len(self.tokens) - 4]
+        return last[0] if last else None
+
+    def _deviates(self, index: int) -> bool:
+        expected = self.expected_at(index)
+        return bool(expected) and self.tokens[index] not in expected
+
+    def index_of(self, call: CollectiveCall) -> int | None:
+        """The position of a call."""
+        return next((index for index, other in enumerate(self.calls) if other is call), None)
+
+    def has_usual_line(self, index: int) -> bool:
+        """Whether such a call came from the same lines of code before."""
+        places = {
+            other.frames
+            for other, token in zip(self.calls[:index], self.tokens, strict=False)
+            if token == self.tokens[index]
+        }
+        return not places or self.calls[index].frames in places

@@ -1,0 +1,37 @@
+"""``perfscope postmortem``: why a training stalled or failed, from what its ranks left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.postmortem.diagnosis import diagnose
+from perfscope.analyzers.postmortem.summary import Summary
+from perfscope.commands.options.common import FormatOption
+from perfscope.errors import ExitCode
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.sources.postmortem.reading import read_post_mortem
+
+
+def postmortem(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|DUMPS", help="A run, or a folder of the Flight Recorder's dumps, one a rank."),
+    ],
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Say which rank a stalled or failed training was stopped by, in which collective or line of code, and why.
+
+    Dumps are read without unpickling. A running job can be asked, too: its ranks keep stacks as soon as they stall.
+    """
+    evidence = read_post_mortem(source)
+    report = Summary(evidence, diagnose(evidence)).report()
+    return Outcome(
+        report,
+        format,
+        notes=tuple(f"warning: {warning}" for warning in report.warnings),
+        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
+    )

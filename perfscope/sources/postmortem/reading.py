@@ -1,0 +1,230 @@
+"""Reads what a run, or a folder of the Flight Recorder's dumps, holds of a stall or a failure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from perfscope import wire
+from perfscope.errors import SourceError
+from perfscope.sources.postmortem.recorder import read_dump
+from perfscope.sources.postmortem.stacks import find_training_stack, parse_stacks
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.records import read_rank_record, read_records
+from perfscope.tables.postmortem import (
+    CodeLine,
+    Death,
+    Failure,
+    KernelError,
+    PostMortem,
+    RankState,
+    RecorderDump,
+    ThreadStack,
+)
+from perfscope.wire import incidents
+
+_TAIL_BYTES = 65536
+_DUMP_NAME = re.compile(r"(?:.*\D)?(\d+)(?:\.(?:pickle|pkl|json))?")
+_decode_incident = msgspec.json.Decoder(incidents.IncidentRecord).decode
+_FEWEST_DUMP_BYTES = 16
+
+
+def read_post_mortem(path: Path) -> PostMortem:
+    """Read a run, or a folder of dumps whose names end in the rank.
+
+    Raises:
+        SourceError: It is neither, or holds nothing of any rank.
+    """
+    if not path.is_dir():
+        raise SourceError(path, "is neither a run nor a folder of dumps", hint="name the folder")
+    return _read_run(path) if is_run(path) else _read_dumps(path)
+
+
+def _read_dumps(folder: Path) -> PostMortem:
+    damage: list[str] = []
+    ranks: dict[int, RankState] = {}
+    for file in sorted(folder.iterdir()):
+        match = _DUMP_NAME.fullmatch(file.name)
+        if match is None or not file.is_file() or file.name.startswith("."):
+            continue
+        dump = _try_dump(file, damage)
+        rank = int(match[1])
+        if dump is not None:
+            ranks[rank] = RankState(rank, dump=_merge_dumps([ranks[rank].dump, dump] if rank in ranks else [dump]))
+    if not ranks:
+        problem = f"holds no dump of the Flight Recorder{f': {damage[0]}' if damage else ''}"
+        raise SourceError(folder, problem, hint="names of dumps end in the rank, such as nccl_trace_rank_0")
+    members = [max(ranks) for state in ranks.values() if state.dump for ranks in state.dump.members.values()]
+    return PostMortem(str(folder), ranks, 1 + max([*ranks, *members]), damage=tuple(damage))
+
+
+def _read_run(run: Path) -> PostMortem:
+    damage: list[str] = []
+    description = _read_json(run / wire.RUN_FILE)
+    deaths, errors = _read_deaths(run / incidents.DEATHS_FOLDER)
+    folders = _latest_folders(run / wire.RANKS_FOLDER)
+    ranks, world_size, devices = {}, 0, dict[str, list[int]]()
+    for rank, (attempt, folder) in folders.items():
+        record = read_rank_record(folder)
+        state = _read_rank(run, folder, rank, damage)
+        if record is not None:
+            world_size = max(world_size, record.world_size)
+            state = replace(state, host=record.host)
+            for uuid in record.device_uuids or (record.device_uuid,):
+                devices.setdefault(str(uuid), []).append(rank)
+        ranks[rank] = replace(state, death=deaths.get((rank, attempt)))
+    if not ranks:
+        raise SourceError(
+            run, "holds nothing of any rank", hint="no process reached torch.distributed or a step: see its own output"
+        )
+    status = description.get("exit_status")
+    return PostMortem(
+        str(run),
+        ranks,
+        max(world_size, 1 + max(ranks)),
+        tuple(replace(error, ranks=tuple(devices.get(error.uuid, ()))) for error in errors),
+        status if isinstance(status, str) else None,
+        tuple(damage),
+    )
+
+
+def _latest_folders(ranks: Path) -> dict[int, tuple[int, Path]]:
+    """The folder of the last process of each rank."""
+    latest: dict[int, tuple[int, Path]] = {}
+    for folder in sorted(ranks.iterdir()) if ranks.is_dir() else ():
+        parsed = wire.parse_rank_folder(folder.name)
+        if parsed is not None and folder.is_dir() and parsed[1] >= latest.get(parsed[0], (0, folder))[0]:
+            latest[parsed[0]] = parsed[1], folder
+    return latest
+
+
+def _read_rank(run: Path, folder: Path, rank: int, damage: list[str]) -> RankState:
+    records = read_records(folder / incidents.INCIDENTS_FILE, _decode_incident, damage)
+    by_number = {record.number: record for record in records if record.kind != incidents.RESUMED}
+    resumed = {record.number for record in records if record.kind == incidents.RESUMED}
+    stalls = [record for record in by_number.values() if record.kind == incidents.STALL]
+    failure = next((record for record in by_number.values() if record.kind == incidents.FAILURE), None)
+    open_stalls = [record for record in stalls if record.number not in resumed]
+    # A stall that lasts shows all ranks in the same moment; what fails because of it does so one after the other.
+    chosen = open_stalls[-1] if open_stalls else failure or (stalls[-1] if stalls else None)
+    dumps = [] if chosen is None else _dumps_of(folder, chosen.number, damage)
+    dumps += [_try_dump(path, damage) for path in sorted((run / incidents.RECORDER_FOLDER).glob(f"*_{rank}"))]
+    stacks = [] if chosen is None else parse_stacks(_read_text(folder / incidents.stacks_file(chosen.number)))
+    thread = None if chosen is None else chosen.training_thread
+    fatal_text = _read_text(folder / incidents.FATAL_FILE)
+    fatal = parse_stacks(fatal_text)
+    stack = find_training_stack(stacks, thread)
+    if failure is not None and chosen is failure:  # the stack is that of the interpreter's end
+        stack = ThreadStack("", tuple(reversed([CodeLine(*_fields(frame)) for frame in failure.frames or ()])))
+    is_fatal = stack is None and bool(fatal)
+    return RankState(
+        rank=rank,
+        step=max([_last_step(folder), *(record.step for record in by_number.values())]),
+        dump=_merge_dumps([dump for dump in dumps if dump is not None]),
+        stack=find_training_stack(fatal, None) if is_fatal else stack,
+        source_text="" if chosen is None or is_fatal else chosen.source or "",
+        is_fatal_stack=is_fatal,
+        is_library_abort="Fatal Python error: Aborted" in fatal_text and "Current thread" not in fatal_text,
+        stalled_ns=None if chosen is None or chosen.kind != incidents.STALL else chosen.idle_ns,
+        noticed_ns=None if chosen is None or chosen.kind != incidents.STALL else chosen.wall_ns,
+        has_resumed=bool(stalls) and not open_stalls,
+        failure=None if failure is None else _to_failure(failure),
+        has_ended=b'"kind":"end"' in _tail(folder / wire.EVENTS_FILE),
+    )
+
+
+def _fields(frame: incidents.Frame) -> tuple[str, int, str]:
+    return frame.file, frame.line, frame.function
+
+
+def _to_failure(record: incidents.IncidentRecord) -> Failure:
+    frames = tuple(reversed([CodeLine(*_fields(frame)) for frame in record.frames or ()]))
+    return Failure(record.error or "", record.message or "", record.wall_ns, frames)
+
+
+def _dumps_of(folder: Path, number: int, damage: list[str]) -> list[RecorderDump | None]:
+    names = [folder / incidents.recorder_file(number, kind) for kind in ("nccl", "generic")]
+    return [_try_dump(name, damage) for name in names if name.is_file()]
+
+
+def _try_dump(path: Path, damage: list[str]) -> RecorderDump | None:
+    try:
+        dump, problems = read_dump(path)
+    except SourceError as error:
+        if path.stat().st_size > _FEWEST_DUMP_BYTES or path.suffix:
+            damage.append(error.problem)
+        return None
+    damage += problems
+    return dump
+
+
+def _merge_dumps(dumps: Sequence[RecorderDump | None]) -> RecorderDump | None:
+    """The calls of several dumps of a process: of its kinds of backends, and of torch's own at a timeout."""
+    parts = [dump for dump in dumps if dump is not None]
+    if len(parts) < 2:  # noqa: PLR2004 - nothing to merge
+        return parts[0] if parts else None
+    calls = {(call.group, call.is_p2p, call.sequence, call.operation): call for dump in parts for call in dump.calls}
+    members = {name: ranks for dump in parts for name, ranks in dump.members.items()}
+    ordered = sorted(calls.values(), key=lambda call: call.created_ns)
+    return RecorderDump(tuple(ordered), members, parts[-1].version)
+
+
+def _read_deaths(folder: Path) -> tuple[dict[tuple[int, int], Death], list[KernelError]]:
+    deaths: dict[tuple[int, int], Death] = {}
+    errors: list[KernelError] = []
+    for fields in _read_lines(folder):
+        wall_ns = fields.get("wall_ns")
+        numbers = {name: value for name, value in fields.items() if type(value) is int}
+        if type(wall_ns) is not int:
+            continue
+        if fields.get("kind") == "death" and {"rank", "attempt"} <= set(numbers):
+            how = {name: numbers.get(name) for name in ("exit_code", "signal", "memory_kills")}
+            deaths[numbers["rank"], numbers["attempt"]] = Death(wall_ns, **how)
+        elif fields.get("kind") == "xid" and "xid" in numbers:
+            errors.append(KernelError(str(fields.get("uuid")), numbers["xid"], wall_ns))
+    return deaths, errors
+
+
+def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
+    for file in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+        for line in file.read_bytes().splitlines():
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue  # the disk was full, or the process is still writing
+            if isinstance(fields, dict):
+                yield fields
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _last_step(folder: Path) -> int:
+    for line in reversed(_tail(folder / wire.STEPS_FILE).splitlines()):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def _tail(path: Path) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read()
