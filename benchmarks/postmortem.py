@@ -94,6 +94,8 @@ def run_case(case: Case, folder: Path, *, cuda: bool) -> Path:
     words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), str(case.ranks)]
     words += [str(script), case.framework, case.fault, "--rank", str(case.rank), *(["--cuda"] if cuda else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
+    if cuda:
+        environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else no dump tells which device has not begun
     with (folder / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
         began_s = time.monotonic()

@@ -23,8 +23,10 @@ _ENTRIES = "2000"
 _RENAMED_IN = (2, 9)
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-#: NCCL's watchdog writes the recorder's dump before it ends the process; states of collectives need start events.
-_OF_NCCL = (("TORCH_NCCL_DUMP_ON_TIMEOUT",), ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"))
+#: NCCL's watchdog writes the recorder's dump before it ends the process. TORCH_NCCL_ENABLE_TIMING, which tells a
+#: collective that a device has begun from one that waits, is left to the user: it costs an event a collective, and
+#: torch warns that its watchdog may hang on it.
+_DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -35,9 +37,8 @@ def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
     for names, value in ((_SIZE, _ENTRIES), (_DUMP_FILE, dump_prefix)):
         if not any(name in environment for name in names):
             environment[names[0 if is_new else 1]] = value
-    for aliases in _OF_NCCL:
-        if not any(name in environment for name in aliases):
-            environment[aliases[0]] = "1"
+    if _DUMP_ON_TIMEOUT not in environment:
+        environment[_DUMP_ON_TIMEOUT] = "1"
 
 
 def dump_recorder() -> dict[str, bytes]:

@@ -135,7 +135,10 @@ class WatchOptions:
         ),
     ] = None
     anomalies_per_day: Annotated[
-        int, typer.Option(min=1, max=100, help="Windows of --on-anomaly a day, at most.", rich_help_panel=_WATCH_PANEL)
+        int,
+        typer.Option(
+            min=1, max=100, help="Most windows of --on-anomaly in a day, of 3 steps each.", rich_help_panel=_WATCH_PANEL
+        ),
     ] = 2
 
 
