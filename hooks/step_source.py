@@ -44,11 +44,6 @@ class StepSource:
         self._said: bool | None = None
 
     @property
-    def thread(self) -> int | None:
-        """The thread that trains; None before that is known."""
-        return self._thread
-
-    @property
     def is_settled(self) -> bool:
         """Whether it is clear what ends the next steps, so that a profiler window may begin."""
         return self.chosen is not None or self._rounds.is_settled
