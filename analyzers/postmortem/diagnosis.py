@@ -86,7 +86,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
     """Find the ranks to look at, and why."""
     matching = match_calls(evidence.ranks, evidence.world_size)
     case = _Case(evidence, matching)
-    found = (
+    answer = (
         case.find_failure()
         or case.find_difference()
         or case.find_deviation()
@@ -96,7 +96,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         or case.find_never_started()
         or case.find_failure(with_libraries=True)
     )
-    if found is None:
+    if answer is None:
         has_ended = all(_has_ended_well(state) for state in evidence.ranks.values())
         text = (
             "the training ended by itself, and no rank stalled"
@@ -104,7 +104,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
             else "what the ranks left behind does not tell which of them is to blame"
         )
         return Diagnosis(Reason.NOTHING if has_ended else Reason.UNKNOWN, (), text)
-    return found
+    return answer
 
 
 def _has_ended_well(state: RankState) -> bool:
@@ -210,12 +210,12 @@ class _Case:
         for event in self.matching.unfinished:
             if event.not_started:
                 call = event.calls[event.not_started[0]]
-                place = self.places.get(event.not_started[0])
+                spot = self.places.get(event.not_started[0])
                 text = (
                     f"all ranks called {signature_of(call)} as collective {event.sequence} of group {event.group}, and "
                     f"the device of {_ranks(event.not_started)} has not begun it: an earlier kernel there does not end"
                 )
-                line = place.line if place is not None else own_line(call.frames)
+                line = spot.line if spot is not None else own_line(call.frames)
                 return self._answer(Reason.DEVICE, event.not_started, text, line=line, event=event)
         return None
 
@@ -236,18 +236,18 @@ class _Case:
         ]
         for absence, ranks in waiting_elsewhere:
             if ranks and len(ranks) < self.evidence.world_size:
-                place = self.places[ranks[0]]
+                spot = self.places[ranks[0]]
                 text = (
-                    f"{_ranks(ranks)} went on to {place} without {signature_of(next(iter(absence.calls.values())))}, "
+                    f"{_ranks(ranks)} went on to {spot} without {signature_of(next(iter(absence.calls.values())))}, "
                     f"collective {absence.sequence} of group {absence.group}, in which the others wait"
                 )
                 reason = self._reason_elsewhere(ranks[0])
-                return self._answer(reason, ranks, text, line=place.line if place else None, event=absence)
+                return self._answer(reason, ranks, text, line=spot.line if spot else None, event=absence)
         return None
 
     def _reason_elsewhere(self, rank: int) -> Reason:
-        place = self.places[rank]
-        if place is not None and place.activity is Activity.DEVICE:
+        spot = self.places[rank]
+        if spot is not None and spot.activity is Activity.DEVICE:
             return Reason.DEVICE
         return Reason.SKIPPED
 
@@ -258,9 +258,9 @@ class _Case:
             state = self.ranks.get(rank)
             if state is None:
                 continue
-            place = self.places.get(rank)
-            has_left = place is None and (state.has_ended or state.death is not None)
-            if has_left or (place is not None and not place.waits):
+            spot = self.places.get(rank)
+            has_left = spot is None and (state.has_ended or state.death is not None)
+            if has_left or (spot is not None and not spot.waits):
                 busy.append(rank)
         return tuple(busy)
 
@@ -270,28 +270,28 @@ class _Case:
         return self._explain_busy(ranks, what, absence)
 
     def _explain_busy(self, ranks: tuple[int, ...], what: str, event: Absence | None) -> Diagnosis:
-        place = self.places.get(ranks[0])
-        if place is None:
+        spot = self.places.get(ranks[0])
+        if spot is None:
             text = f"{_ranks(ranks)} {what}: its process has ended"
             return self._answer(Reason.LEFT, ranks, text, event=event)
-        reason = _OF_ACTIVITIES.get(place.activity, Reason.HOST)
-        return self._answer(reason, ranks, f"{_ranks(ranks)} {what}: it is in {place}", line=place.line, event=event)
+        reason = _OF_ACTIVITIES.get(spot.activity, Reason.HOST)
+        return self._answer(reason, ranks, f"{_ranks(ranks)} {what}: it is in {spot}", line=spot.line, event=event)
 
     def find_idle(self) -> Diagnosis | None:
         """No dump tells, but some ranks stand in their own code or a data loader while all others wait."""
         if not self._has_stopped():
             return None
-        known = {rank: place for rank, place in self.places.items() if place is not None}
-        busy = tuple(rank for rank, place in known.items() if not place.waits)
-        if busy and (len(busy) < len(known) or len(self.ranks) == 1):
-            others = "while the others wait" if len(known) > 1 else "and goes no further"
-            place = known[busy[0]]
-            reason = _OF_ACTIVITIES.get(place.activity, Reason.HOST)
-            return self._answer(reason, busy, f"{_ranks(busy)} is in {place} {others}", line=place.line)
-        devices = tuple(rank for rank, place in known.items() if place.activity is Activity.DEVICE)
-        if devices and len(devices) < len(known):
-            place = known[devices[0]]
-            return self._answer(Reason.DEVICE, devices, f"{_ranks(devices)} is in {place}", line=place.line)
+        located = {rank: spot for rank, spot in self.places.items() if spot is not None}
+        busy = tuple(rank for rank, spot in located.items() if not spot.waits)
+        if busy and (len(busy) < len(located) or len(self.ranks) == 1):
+            rest = "while the others wait" if len(located) > 1 else "and goes no further"
+            spot = located[busy[0]]
+            reason = _OF_ACTIVITIES.get(spot.activity, Reason.HOST)
+            return self._answer(reason, busy, f"{_ranks(busy)} is in {spot} {rest}", line=spot.line)
+        devices = tuple(rank for rank, spot in located.items() if spot.activity is Activity.DEVICE)
+        if devices and len(devices) < len(located):
+            spot = located[devices[0]]
+            return self._answer(Reason.DEVICE, devices, f"{_ranks(devices)} is in {spot}", line=spot.line)
         return None
 
     def find_never_started(self) -> Diagnosis | None:
@@ -322,9 +322,7 @@ class _Case:
         usual: Token | None = None,
     ) -> Diagnosis:
         waiting = tuple(
-            rank
-            for rank, place in sorted(self.places.items())
-            if rank not in ranks and place is not None and place.waits
+            rank for rank, spot in sorted(self.places.items()) if rank not in ranks and spot is not None and spot.waits
         )
         expected = usual or (Token(right.group, signature_of(right)) if right is not None else None)
         actual = None if wrong is None else Token(wrong.group, signature_of(wrong))

@@ -71,10 +71,10 @@ def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailur
             text = f"the driver reported Xid {error.xid} of GPU {error.uuid}"
             yield FirstFailure(state.rank, FailureKind.KERNEL, error.wall_ns, text)
     if failure is not None:
-        said = f"{failure.error}: {failure.message}"
-        kind = _kind_of(said)
-        if kind is not FailureKind.CRASH or not _OF_OTHERS.search(said):
-            yield FirstFailure(state.rank, kind, failure.wall_ns, _shorten(said))
+        text = f"{failure.error}: {failure.message}"
+        kind = _kind_of(text)
+        if kind is not FailureKind.CRASH or not _OF_OTHERS.search(text):
+            yield FirstFailure(state.rank, kind, failure.wall_ns, _shorten(text))
         return
     if death is None:
         return
@@ -89,17 +89,17 @@ def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailur
         yield FirstFailure(state.rank, FailureKind.CRASH, death.wall_ns, text)
 
 
-def _kind_of(said: str) -> FailureKind:
-    if _OUT_OF_MEMORY.search(said):
+def _kind_of(text: str) -> FailureKind:
+    if _OUT_OF_MEMORY.search(text):
         return FailureKind.MEMORY
-    return FailureKind.KERNEL if _KERNEL_FAILURE.search(said) else FailureKind.CRASH
+    return FailureKind.KERNEL if _KERNEL_FAILURE.search(text) else FailureKind.CRASH
 
 
 def _is_abort_of_library(state: RankState) -> bool:
     """Whether a library gave up, in a thread of its own or inside a collective."""
-    place = None if state.stack is None else locate(state.stack.frames)
+    spot = None if state.stack is None else locate(state.stack.frames)
     is_aborted = state.death is not None and state.death.signal == signal.SIGABRT
-    return state.failure is None and is_aborted and (state.is_library_abort or (place is not None and place.waits))
+    return state.failure is None and is_aborted and (state.is_library_abort or (spot is not None and spot.waits))
 
 
 def _name(number: int) -> str:

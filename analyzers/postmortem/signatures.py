@@ -85,13 +85,13 @@ class History:
 
     def index_of(self, call: CollectiveCall) -> int | None:
         """The position of a call."""
-        return next((index for index, other in enumerate(self.calls) if other is call), None)
+        return next((index for index, earlier in enumerate(self.calls) if earlier is call), None)
 
     def has_usual_line(self, index: int) -> bool:
         """Whether such a call came from the same lines of code before."""
         places = {
-            other.frames
-            for other, token in zip(self.calls[:index], self.tokens, strict=False)
+            earlier.frames
+            for earlier, token in zip(self.calls[:index], self.tokens, strict=False)
             if token == self.tokens[index]
         }
         return not places or self.calls[index].frames in places

@@ -103,7 +103,7 @@ class Summary:
 
     def _rank_row(self, state: RankState) -> Row:
         last = None if state.dump is None or not state.dump.calls else state.dump.calls[-1]
-        place = _place_of(state)
+        spot = _place_of(state)
         idle_s: Cell = None if state.stalled_ns is None else state.stalled_ns / NS_PER_S
         return (
             state.rank,
@@ -111,7 +111,7 @@ class Summary:
             state.step,
             idle_s,
             None if last is None else f"{last.sequence} {signature_of(last)}",
-            None if place is None else str(place),
+            None if spot is None else str(spot),
             _describe_end(state.death, state),
         )
 
@@ -156,15 +156,15 @@ def _line_data(line: CodeLine | None) -> Json:
 
 
 def _rank_data(state: RankState) -> dict[str, Json]:
-    place, death, failure = _place_of(state), state.death, state.failure
+    spot, death, failure = _place_of(state), state.death, state.failure
     return {
         "rank": state.rank,
         "host": state.host or None,
         "steps": state.step,
         "stalled_ns": state.stalled_ns,
         "resumed": state.has_resumed,
-        "activity": None if place is None else str(place.activity),
-        "line": _line_data(None if place is None else place.line),
+        "activity": None if spot is None else str(spot.activity),
+        "line": _line_data(None if spot is None else spot.line),
         "error": None if failure is None else failure.error,
         "message": None if failure is None else failure.message,
         "exit_code": None if death is None else death.exit_code,
