@@ -44,6 +44,7 @@ COMMANDS = (
     "compare",
     "whatif",
     "stragglers",
+    "goodput",
     "merge",
     "page",
     "tflops",

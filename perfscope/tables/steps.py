@@ -70,6 +70,7 @@ class Steps:
         device_allocs: How often it asked the device for memory so far; masked where unknown.
         host: What the host did; absent where the run did not record it.
         probes: Steps that were timed on the device.
+        iteration: The framework's own number of each step; masked where it has none.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Steps:
     device_allocs: MaskedInt64
     host: HostTimes | None = None
     probes: tuple[DeviceProbe, ...] = ()
+    iteration: MaskedInt64 | None = None
 
     def __len__(self) -> int:
         return len(self.step)

@@ -41,6 +41,7 @@ class Timeline:
         ended_ns: When it was about to end by itself; absent where it was killed, or where that was not recorded.
         spans: What it did besides training.
         records_spans: Whether it recorded validation and the like at all.
+        offset_ns: What its monotonic clock is behind the wall clock; absent where unknown.
     """
 
     rank: int
@@ -52,3 +53,4 @@ class Timeline:
     ended_ns: int | None
     spans: ProcessSpans
     records_spans: bool
+    offset_ns: int | None = None

@@ -44,6 +44,7 @@ def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord]) -> Ste
         alloc_retries=masked([record.alloc_retries for record in records]),
         device_allocs=masked([record.device_allocs for record in records]),
         host=_to_host_times(records),
+        iteration=masked([record.iteration for record in records]),
         probes=tuple(record.probe for record in records if record.probe is not None),
     )
 

@@ -44,6 +44,7 @@ def to_timeline(
         ended_ns=None if end is None else end.end_ns,
         spans=_to_spans(spans),
         records_spans=record is not None and record.hooked_ns is not None,
+        offset_ns=None if record is None else record.wall_ns - record.monotonic_ns,
     )
 
 

@@ -1,0 +1,70 @@
+"""What the time of a whole job went to, over all of its restarts: every nanosecond in one place.
+
+A step is useful where its result was kept. Where a later start of the job went on from before it, it was redone: the
+first time was lost. Between two starts the job is down. What a start needs before its first step is its start-up, or
+the cost of a restart from the second one on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfscope.analyzers.goodput.lives import Life, Spent, number_steps
+from perfscope.analyzers.goodput.result import Goodput, Start
+from perfscope.errors import MissingInput
+
+
+def account(
+    lives: Sequence[Life], *, resumed_at: Sequence[int] = (), gpus: int | None = None, price: float | None = None
+) -> Goodput:
+    """Add up the lives of one job.
+
+    Args:
+        lives: Every start of it.
+        resumed_at: The step after which the second start went on, the third one and so on, where nothing says it.
+        gpus: How many GPUs it used; where it is None, one for each rank.
+        price: What a GPU costs in an hour.
+
+    Raises:
+        MissingInput: No step was recorded.
+    """
+    lives = sorted(lives, key=lambda life: life.start_ns)
+    if not any(len(life.iteration) for life in lives):
+        raise MissingInput("no training step was recorded")
+    numbers, resumed = number_steps(lives, resumed_at)
+    spent = dict.fromkeys(Spent, 0)
+    starts: list[Start] = []
+    overlap_ns = 0
+    last_end_ns: int | None = None
+    for index, (life, iteration) in enumerate(zip(lives, numbers, strict=True)):
+        later = [int(other[0]) for other in numbers[index + 1 :] if len(other)]
+        is_redone = iteration >= min(later) if later else np.zeros(len(iteration), np.bool_)
+        redone_ns = int(life.step_ns[is_redone].sum())
+        skipped_ns = int(life.step_ns[~is_redone & life.is_skipped].sum())
+        spent[Spent.REDONE] += redone_ns
+        spent[Spent.SKIPPED] += skipped_ns
+        spent[Spent.USEFUL] += int(life.step_ns.sum()) - redone_ns - skipped_ns
+        is_last = index == len(lives) - 1
+        for place, place_ns in life.other_ns.items():
+            spent[_place(place, is_first=index == 0, is_last=is_last)] += place_ns
+        down_ns = 0 if last_end_ns is None else life.start_ns - last_end_ns
+        overlap_ns += max(-down_ns, 0)
+        spent[Spent.DOWN] += max(down_ns, 0)
+        starts.append(
+            Start(life.name, life.end_ns - life.start_ns, max(down_ns, 0), len(iteration), int(is_redone.sum()),
+                  resumed[index], redone_ns, life.ends_by_itself)
+        )  # fmt: skip
+        last_end_ns = life.end_ns if last_end_ns is None else max(last_end_ns, life.end_ns)
+    wall_ns = sum(start.wall_ns + start.down_ns for start in starts)
+    assert sum(spent.values()) == wall_ns, "the parts do not add up to the wall time"
+    ranks = gpus if gpus is not None else max((life.ranks or 0 for life in lives), default=0) or None
+    is_assumed = len(lives) > len(resumed_at) + 1 and not all(life.is_numbered for life in lives)
+    return Goodput(wall_ns, spent, tuple(starts), ranks, price, overlap_ns, is_assumed)
+
+
+def _place(place: Spent, *, is_first: bool, is_last: bool) -> Spent:
+    if place is Spent.START and not is_first:
+        return Spent.RESTARTS
+    return Spent.RESTARTS if place is Spent.END and not is_last else place

@@ -1,0 +1,85 @@
+"""The lives of a job: each start of its processes, with its steps and what else its time went to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.tables.columns import Int64
+
+
+class Spent(StrEnum):
+    """What the time of a job went to; the value is its key in JSON."""
+
+    USEFUL = "useful_steps"
+    REDONE = "redone_steps"
+    SKIPPED = "skipped_steps"
+    START = "start_up"
+    COMPILATION = "compilation"
+    SAVES = "saves"
+    VALIDATION = "validation"
+    STALLS = "stalls"
+    PROFILING = "profiling"
+    END = "end"
+    RESTARTS = "restarts"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Life:
+    """One start of a job, on the wall clock.
+
+    Attributes:
+        name: The run or log, and which start of it.
+        start_ns, end_ns: When its processes began and ended, as far as that was recorded.
+        iteration: The number of each step in the whole job.
+        step_ns: The time of each step alone.
+        is_skipped: Which steps did not update the weights.
+        other_ns: What the rest of its time went to; with the steps it adds up to the whole life exactly.
+        saved_steps: The iterations after which checkpoints were saved.
+        ranks: How many ranks trained; absent where unknown.
+        is_numbered: Whether a framework numbers its iterations through restarts.
+        ends_by_itself: Whether its end was recorded.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    iteration: Int64
+    step_ns: Int64
+    is_skipped: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    other_ns: dict[Spent, int]
+    saved_steps: tuple[int, ...] = ()
+    ranks: int | None = None
+    is_numbered: bool = True
+    ends_by_itself: bool = False
+
+    def __post_init__(self) -> None:
+        """Every nanosecond is in one place."""
+        parts_ns = int(self.step_ns.sum()) + sum(self.other_ns.values())
+        assert parts_ns == self.end_ns - self.start_ns, "the parts of a life do not add up to it"
+
+
+def number_steps(lives: Sequence[Life], resumed_at: Sequence[int]) -> tuple[list[Int64], list[int | None]]:
+    """The number of each step in the whole job, and the step after which each life went on; None for the first.
+
+    A life whose framework does not number iterations is taken to go on from the last checkpoint that was saved before,
+    or after the step that ``resumed_at`` has for it, and from the beginning where nothing was saved.
+    """
+    numbers: list[Int64] = []
+    resumed: list[int | None] = []
+    saved = 0
+    for index, life in enumerate(lives):
+        if life.is_numbered:
+            offset = 0
+            base = int(life.iteration[0]) - 1 if len(life.iteration) else saved
+        else:
+            offset = base = resumed_at[index - 1] if 0 < index <= len(resumed_at) else (saved if index else 0)
+        numbers.append(life.iteration + offset)
+        resumed.append(base if index else None)
+        for step in life.saved_steps:
+            saved = step + offset
+    return numbers, resumed

@@ -1,0 +1,94 @@
+"""``perfscope goodput``: what the time of a job went to, over all of its restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.goodput import account
+from perfscope.analyzers.goodput.from_log import find_logged_lives
+from perfscope.analyzers.goodput.from_run import find_lives
+from perfscope.analyzers.goodput.lives import Life
+from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.errors import ExitCode, MissingInput, SourceError, UsageError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.report import Report
+from perfscope.sources.joblog import find_logs
+from perfscope.sources.joblog.moments import read_moments
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.run import read_run
+
+SCHEMA = "perfscope/goodput/1"
+
+
+def goodput(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR | LOG...", help="All runs of one job, a folder of them, or its logs."),
+    ],
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="one for each rank")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Price of a GPU for an hour.", show_default="no money")
+    ] = None,
+    resumed_at: Annotated[
+        str | None,
+        typer.Option(
+            help="The last step before the second start, the third one and so on: 40,90.",
+            show_default="the framework's number, or the last checkpoint",
+        ),
+    ] = None,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Say what the time of a whole job went to, over all of its restarts.
+
+    Useful steps, redone steps, start-up, compilation, saves, validation, stalls, restarts and down time add up to the
+    wall time exactly.
+    """
+    lives, damage = _read_lives(paths)
+    steps = _parse_steps(resumed_at) if resumed_at is not None else ()
+    try:
+        answer = account(
+            lives, resumed_at=steps, gpus=None if gpus is None else require_positive("--gpus", gpus), price=price
+        )
+    except MissingInput as error:
+        raise SourceError(paths[0], str(error)) from None
+    data = answer.data()
+    assert isinstance(data, dict)
+    report = Report(answer.headline(), {"schema": SCHEMA, **data}, answer.sections(), tuple(damage))
+    return Outcome(
+        report,
+        format,
+        notes=tuple(f"warning: {line}" for line in report.warnings),
+        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
+    )
+
+
+def _parse_steps(text: str) -> tuple[int, ...]:
+    if not all(word.strip().isdigit() for word in text.split(",")):
+        raise UsageError(f"--resumed-at {text}: not numbers of steps", hint="--resumed-at 40,90")
+    return tuple(int(word) for word in text.split(","))
+
+
+def _read_lives(paths: list[Path]) -> tuple[list[Life], list[str]]:
+    """Every start of the job, and what could not be read."""
+    lives: list[Life] = []
+    damage: list[str] = []
+    for path in paths:
+        folders = [path] if is_run(path) else _runs_in(path)
+        for folder in folders:
+            run = read_run(folder)
+            damage += run.damage
+            lives += find_lives(run)
+        if not folders:
+            for log in find_logs([path]):
+                lives += find_logged_lives(read_moments(log))
+    return lives, damage
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if not path.exists():
+        raise SourceError(path, "does not exist")
+    return sorted(child for child in path.iterdir() if is_run(child)) if path.is_dir() else []

@@ -1,0 +1,164 @@
+"""The parts of a job's time add up exactly, over restarts, and each step is useful once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.goodput import account
+from perfscope.analyzers.goodput.from_log import find_logged_lives
+from perfscope.analyzers.goodput.lives import Life, Spent
+from perfscope.constants import NS_PER_S as S
+from perfscope.errors import MissingInput, SourceError
+from perfscope.sources.joblog.moments import read_moments
+
+
+def make_life(start_s: int, first: int, steps: int, *, numbered: bool = True, **other: int) -> Life:
+    """A life whose steps take a second each, with other parts in seconds."""
+    parts = {Spent(name): seconds * S for name, seconds in other.items() if name != "saved"}
+    wall_ns = steps * S + sum(parts.values())
+    return Life(
+        name=f"start at {start_s}",
+        start_ns=start_s * S,
+        end_ns=start_s * S + wall_ns,
+        iteration=np.arange(first, first + steps),
+        step_ns=np.full(steps, S),
+        is_skipped=np.zeros(steps, np.bool_),
+        other_ns=parts,
+        saved_steps=(other["saved"],) if "saved" in other else (),
+        ranks=8,
+        is_numbered=numbered,
+    )
+
+
+def seconds(lives: list[Life], **options: object) -> dict[str, float]:
+    spent = account(lives, **options).spent_ns  # type: ignore[arg-type]
+    return {str(place): place_ns / S for place, place_ns in spent.items() if place_ns}
+
+
+def test_a_job_that_resumes_redoes_the_steps_behind_its_checkpoint() -> None:
+    first = make_life(0, 1, 25, start_up=10, saves=5)  # ends at 40
+    second = make_life(55, 21, 30, start_up=12, end=1)
+    assert seconds([second, first]) == {
+        "useful_steps": 50,
+        "redone_steps": 5,
+        "start_up": 10,
+        "saves": 5,
+        "restarts": 12,
+        "down": 15,
+        "end": 1,
+    }
+
+
+def test_steps_are_numbered_from_the_last_checkpoint_where_no_framework_does() -> None:
+    first = make_life(0, 1, 25, numbered=False, saved=20)
+    second = make_life(30, 1, 10, numbered=False)
+    third = make_life(50, 1, 4, numbered=False)
+    answer = account([first, second, third])
+    assert [start.resumed_at for start in answer.starts] == [None, 20, 20]
+    assert [start.redone for start in answer.starts] == [5, 10, 0]
+    assert answer.is_resumption_assumed
+    stated = account([first, second, third], resumed_at=(25, 30))
+    assert [start.redone for start in stated.starts] == [0, 5, 0]
+    assert not stated.is_resumption_assumed
+
+
+def test_money_is_lost_where_no_useful_step_ran() -> None:
+    answer = account([make_life(0, 1, 1800, start_up=1800)], price=3.0)
+    assert answer.goodput == 0.5
+    assert answer.lost_gpu_hours == 4.0
+    data = answer.data()
+    assert isinstance(data, dict)
+    assert data["lost_money"] == 12.0
+
+
+def test_starts_that_overlap_are_told_and_the_parts_still_add_up() -> None:
+    answer = account([make_life(0, 1, 20), make_life(15, 21, 20)])
+    assert answer.overlap_ns == 5 * S
+    assert sum(answer.spent_ns.values()) == answer.wall_ns == 40 * S
+    assert any("overlap by 5.000 s" in note for note in answer.sections()[0].notes)
+
+
+def test_random_jobs_add_up_and_each_iteration_is_useful_once() -> None:
+    source = random.Random(7)
+    for _ in range(100):
+        lives: list[Life] = []
+        now_s = reached = 0
+        for _ in range(source.randint(1, 6)):
+            first = source.randint(max(reached - 8, 0), reached) + 1 if lives else 1
+            steps = source.randint(1, 20)
+            parts = {place: source.randint(0, 9) for place in ("start_up", "saves", "validation", "stalls", "end")}
+            lives.append(make_life(now_s, first, steps, **parts))  # type: ignore[arg-type]
+            now_s = lives[-1].end_ns // S + source.randint(0, 30)
+            reached = first + steps - 1
+        answer = account(lives)
+        # the slow way: walk through all steps, and keep the last of each number that nothing rolled back
+        kept: dict[int, tuple[int, int]] = {}
+        for number, life in enumerate(lives):
+            kept = {step: owner for step, owner in kept.items() if step < int(life.iteration[0])}
+            kept.update({int(step): (number, row) for row, step in enumerate(life.iteration)})
+        assert answer.spent_ns[Spent.USEFUL] == len(kept) * S
+        assert answer.wall_ns == lives[-1].end_ns - lives[0].start_ns
+        assert sum(answer.spent_ns.values()) == answer.wall_ns
+
+
+def test_a_job_without_steps_says_so() -> None:
+    with pytest.raises(MissingInput, match="no training step"):
+        account([])
+
+
+MEGATRON = """\
+[2026-11-20 10:00:00] using world size: 8, data-parallel size: 8
+[2026-11-20 10:00:30] iteration       10/     100 | elapsed time per iteration (ms): 1000.0 |
+[2026-11-20 10:00:40] iteration       20/     100 | elapsed time per iteration (ms): 1000.0 |
+saving checkpoint at iteration      20 to /checkpoints
+    save-checkpoint ................................: (4000.00, 5000.00)
+[2026-11-20 10:00:55] iteration       30/     100 | elapsed time per iteration (ms): 1000.0 |
+ validation loss at iteration 30 | lm loss value: 3.1
+[2026-11-20 10:01:12] iteration       40/     100 | elapsed time per iteration (ms): 1000.0 |
+[2026-11-20 10:01:15] killed
+"""
+RESUMED = """\
+[2026-11-20 10:02:00] restarted
+[2026-11-20 10:02:40] iteration       30/     100 | elapsed time per iteration (ms): 1000.0 |
+[2026-11-20 10:02:50] iteration       40/     100 | elapsed time per iteration (ms): 1000.0 |
+"""
+
+
+def test_logs_of_megatron_with_times(tmp_path: Path) -> None:
+    for name, text in (("one.log", MEGATRON), ("two.log", RESUMED)):
+        (tmp_path / name).write_text(text)
+    logs = [read_moments(tmp_path / name) for name in ("one.log", "two.log")]
+    assert logs[0].ranks == 8
+    lives = [life for log in logs for life in find_logged_lives(log)]
+    expected = {
+        "useful_steps": 40,
+        "redone_steps": 20,
+        "start_up": 20,
+        "saves": 5,
+        "validation": 7,
+        "restarts": 33,  # 3 s at the end of the first start, 30 s before the steps of the second
+        "down": 45,
+    }
+    assert seconds(lives) == expected
+    (tmp_path / "both.log").write_text(MEGATRON + RESUMED)
+    both = seconds(find_logged_lives(read_moments(tmp_path / "both.log")))
+    assert sum(both.values()) == sum(expected.values())
+    assert (both["useful_steps"], both["redone_steps"]) == (40, 20)
+
+
+def test_a_log_whose_clock_goes_back_has_no_negative_part(tmp_path: Path) -> None:
+    text = MEGATRON.replace("10:00:55", "09:00:55")
+    (tmp_path / "one.log").write_text(text)
+    answer = account(find_logged_lives(read_moments(tmp_path / "one.log")))
+    assert min(answer.spent_ns.values()) >= 0
+    assert sum(answer.spent_ns.values()) == answer.wall_ns
+
+
+def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text("iteration 10/ 100 | elapsed time per iteration (ms): 1000.0 |\n")
+    with pytest.raises(SourceError, match="no line with a time"):
+        read_moments(tmp_path / "one.log")
