@@ -62,6 +62,11 @@ class Config:
     slowdown: float | None = None
     slowdown_windows: int = 2
 
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The options of the profiler that are on, by their names."""
+        return tuple(name for name in ("shapes", "stack", "memory", "flops", "modules") if getattr(self, name))
+
     def to_json(self) -> str:
         """Write the configuration for another process."""
         fields = asdict(self)

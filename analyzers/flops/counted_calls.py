@@ -54,7 +54,7 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     calls, launches = products.calls, find_launches(trace, products)
     runs = launches.runs
     own = _count_own(trace, products)
-    tree = _Tree(own, calls.parent)
+    tree = CallTree(own, calls.parent)
     total_ns = tree.add_up(launches.kernel_ns)
     # A call around others that count may itself launch kernels of which nothing is known.
     is_between = tree.is_around & (own == _UNKNOWN) & (launches.multiplying_ns > 0)
@@ -107,7 +107,7 @@ class CallFlops:
 def count_each(trace: Trace, products: Products) -> CallFlops:
     """The operations of each call, whether it ran or was recorded."""
     own = _count_own(trace, products)
-    tree = _Tree(own, products.calls.parent)
+    tree = CallTree(own, products.calls.parent)
     is_engine = np.array([needs_engine(product.operator) for product in products.products], np.bool_)
     of_engine = is_engine[products.calls.product]
     return CallFlops(np.where(tree.counts, own, 0), tree.is_open & of_engine, tree.is_open & ~of_engine)
@@ -130,7 +130,7 @@ def _count_own(trace: Trace, products: Products) -> Int64:
     return own
 
 
-class _Tree:
+class CallTree:
     """Which of nested calls count.
 
     Attributes:

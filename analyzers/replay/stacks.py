@@ -59,7 +59,7 @@ def find_stacks(trace: Trace, calls: Int64) -> tuple[tuple[tuple[str, ...], ...]
     """
     is_module = np.array([name.startswith(MODULE) for name in trace.names], np.bool_)
     modules = trace.annotations.take(is_module[trace.annotations.name])
-    sequence = trace.sequence if trace.sequence is not None else np.full(len(trace.operators), ABSENT, np.int64)
+    sequence = np.full(len(trace.operators), ABSENT, np.int64) if trace.details is None else trace.details.sequence
     name = np.concatenate([trace.operators.name, modules.name])
     start_ns = np.concatenate([trace.operators.start_ns, modules.start_ns])
     end_ns = np.concatenate([trace.operators.end_ns, modules.end_ns])

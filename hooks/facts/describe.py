@@ -35,7 +35,10 @@ _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def describe_run(
-    command: Sequence[str], environment: Mapping[str, str], windows: Sequence[StepWindow]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    windows: Sequence[StepWindow],
+    recorded: Sequence[str] = (),
 ) -> dict[str, object]:
     """Describe a run with the standard library alone, as inside a training job."""
     return {
@@ -44,6 +47,7 @@ def describe_run(
         "command": redact_arguments(command),
         "working_directory": value_or_none(os.getcwd),  # it may be deleted
         "windows": [(window.first, window.last) for window in windows],
+        "recorded": list(recorded),
         "started_ns": time.time_ns(),
         "host": socket.gethostname(),
         "system": platform.platform(),

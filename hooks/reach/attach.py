@@ -61,7 +61,7 @@ def attach_process(
         return
     start_capture(
         Config(
-            run_dir=make_run_dir(run_dir, windows),
+            run_dir=make_run_dir(run_dir, windows, tuple(name for name, is_on in record.items() if is_on)),
             windows=windows,
             ranks=profiled_ranks,
             window=choice,
@@ -88,7 +88,7 @@ def start_capture(config: Config) -> None:
     capture.adopt_process_group()
 
 
-def make_run_dir(run_dir: str, windows: Sequence[StepWindow]) -> str:
+def make_run_dir(run_dir: str, windows: Sequence[StepWindow], recorded: Sequence[str] = ()) -> str:
     """Create the run's folder and describe the run, unless another rank has done so.
 
     Raises:
@@ -97,7 +97,7 @@ def make_run_dir(run_dir: str, windows: Sequence[StepWindow]) -> str:
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
         os.makedirs(os.path.join(path, folder), exist_ok=True)
-    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ, windows))
+    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ, windows, recorded))
     with contextlib.suppress(FileExistsError), open(os.path.join(path, wire.RUN_FILE), "xb") as file:
         file.write(description)
     return path

@@ -29,6 +29,7 @@ from perfscope.api.schema.device import OptimizerData as OptimizerRow
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import ConventionData, GpuData, GpuEnergyData, GpuThrottlingData
 from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCountData, OperatorData, TermData
+from perfscope.api.schema.modules import ModuleData
 from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
 from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
 from perfscope.api.schema.steps import CorrectedRankData, RankStepsData, SaveData, WindowCostData
@@ -85,6 +86,7 @@ _ENTRIES = {
     "idle_gaps": Entries("idle", ("ranks", "longest"), GapData, _RANK),
     "calls": Entries("calls", ("ranks", "callers"), CallerData, _RANK),
     "optimizer": Entries("optimizer", ("ranks",), OptimizerRow),
+    "modules": Entries("modules", ("ranks", "modules"), ModuleData, ("rank",)),
     "kernels": Entries("kernels", ("names",), KernelData),
     "operations": Entries("operations", ("ranks", "operators"), OperatorCountData, ("rank",)),
     "collectives": Entries("collectives", ("operations",), CollectiveData),

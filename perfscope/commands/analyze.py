@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from perfscope.api.opening import open_each
 from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.peaks import Dtype
 from perfscope.engine.analysis_report import to_reports
 from perfscope.engine.execution import Backend, Execution, available_processors
+from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
@@ -84,12 +86,32 @@ Scheduler = Annotated[
 ]
 
 
+class TableOptions(NamedTuple):
+    """What tables show.
+
+    Attributes:
+        operators: Whether kernels are broken down by operator, too.
+        depth: Levels that tables of modules show; the default ones where it is None.
+    """
+
+    operators: Operators = False
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of levels that tables of modules show.",
+            show_default=str(DEFAULT_DEPTH),
+            rich_help_panel=_TRACES,
+        ),
+    ] = None
+
+
+@expand_groups
 def analyze(
     context: typer.Context,
     paths: Paths,
+    tables: TableOptions,
     format: FormatOption = Format.MARKDOWN,
     only: Only = None,
-    operators: Operators = False,
     rank: Rank = None,
     engine: EngineOption = None,
     workers: Workers = None,
@@ -100,11 +122,14 @@ def analyze(
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces."""
     require_positive("--max-files", most_files)
+    if tables.depth is not None:
+        require_positive("--depth", tables.depth)
     is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
         execution=_execution(engine, workers, scheduler, shows_progress=not is_quiet),
         only=frozenset(only.split(",")) if only else frozenset(),
-        with_operators=operators,
+        with_operators=tables.operators,
+        depth=tables.depth,
         rank_rule=_rank_rule(rank),
         stated=_stated(precision, peak),
         most_files=most_files,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
+#: How many levels of a tree a result's tables show unless more are asked for.
+DEFAULT_DEPTH = 3
 #: What finds installed distributions takes longer to import than all analyzers to find that there are none.
 _EXTENSIONS = "perfscope.engine.extensions"
 
@@ -45,6 +47,15 @@ class StatesSlowdown(Protocol):
 
     def largest_distortion(self, activities: str) -> float | None:
         """The largest slowdown that makes windows of some activities unrepresentative; None where there is none."""
+        ...
+
+
+@runtime_checkable
+class ShowsLevels(Protocol):
+    """A result whose tables show as many levels of a tree as are asked for."""
+
+    def with_depth(self, depth: int) -> Result:
+        """The same with as many levels in its tables."""
         ...
 
 
@@ -77,7 +88,9 @@ class Analyzer:
         wants: Events that it can do without, but not where it is chosen.
         needs_without_device: The events that it needs besides, of a trace without device events.
         partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
-        is_default: Whether it runs where no analyzer is named; one with large partials runs only where it is named.
+        is_default: Whether it runs where no analyzer is named; one with large partials, or that reads much more of a
+            trace, runs only where it is named.
+        recorded_by: The option of `perfscope profile` with which a run records what it needs: there it runs, too.
         measure_module: The module with its ``measure`` where that is another one, which imports less.
     """
 
@@ -89,6 +102,7 @@ class Analyzer:
     needs_without_device: Events = NO_EVENTS
     partials_of: str | None = None
     is_default: bool = True
+    recorded_by: str | None = None
     measure_module: str = ""
 
     @property
@@ -185,6 +199,14 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
+    Analyzer(
+        "modules",
+        "perfscope.analyzers.modules",
+        Reads.TRACES,
+        needs=BASIC_EVENTS | Events.OPERATORS | Events.SEQUENCES | Events.SHAPES,
+        is_default=False,
+        recorded_by="modules",
+    ),
     Analyzer(
         "whatif",
         "perfscope.analyzers.whatif",

@@ -19,7 +19,17 @@ from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
-from perfscope.engine.registry import DERIVATIONS, FINDINGS, Analyzer, Derivation, Partial, Reads, Result, analyzers
+from perfscope.engine.registry import (
+    DERIVATIONS,
+    FINDINGS,
+    Analyzer,
+    Derivation,
+    Partial,
+    Reads,
+    Result,
+    ShowsLevels,
+    analyzers,
+)
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
@@ -81,6 +91,7 @@ class Plan:
         besides: Names of analyzers to run besides those that run where none is named.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         with_sequences: Whether what joins operators with their backward passes is read, too.
+        depth: Levels that tables of trees show; the default ones where it is None.
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
         most_files: How many files may be read; a folder that holds more is an error.
@@ -91,6 +102,7 @@ class Plan:
     besides: frozenset[str] = frozenset()
     with_operators: bool = False
     with_sequences: bool = False
+    depth: int | None = None
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
     most_files: int = MOST_FILES
@@ -150,7 +162,8 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         SourceError: No input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
-    chosen = _choose(plan.only, plan.besides)
+    recorded = inputs.run.recorded if inputs.run else frozenset()
+    chosen = _choose(plan.only, plan.besides, recorded)
     measurements = _measure(inputs, plan, chosen, _needed_by_derivations(plan.only, chosen, len(inputs.traces)))
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
@@ -168,6 +181,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
     results = _with_derived(results, plan.only, measurements.partials)
+    results = {name: _with_depth(result, plan.depth) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
         inputs=inputs.paths,
@@ -178,6 +192,10 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
     )
+
+
+def _with_depth(result: Result, depth: int | None) -> Result:
+    return result if depth is None or not isinstance(result, ShowsLevels) else result.with_depth(depth)
 
 
 def _derivations(only: frozenset[str]) -> list[Derivation]:
@@ -241,7 +259,10 @@ def require_analyzers(names: frozenset[str]) -> None:
     _choose(names)
 
 
-def _choose(only: frozenset[str], besides: frozenset[str] = frozenset()) -> list[Analyzer]:
+def _choose(
+    only: frozenset[str], besides: frozenset[str] = frozenset(), recorded: frozenset[str] = frozenset()
+) -> list[Analyzer]:
+    """The analyzers to run: those that are named, else the default ones and those whose input a run has recorded."""
     unknown = sorted(only - {FINDINGS} - {analyzer.name for analyzer in analyzers()})
     if unknown:
         names = ", ".join((FINDINGS, *(analyzer.name for analyzer in analyzers())))
@@ -250,7 +271,8 @@ def _choose(only: frozenset[str], besides: frozenset[str] = frozenset()) -> list
     return [
         analyzer
         for analyzer in analyzers()
-        if analyzer.name in only | besides or (takes_default and analyzer.is_default)
+        if analyzer.name in only | besides
+        or (takes_default and (analyzer.is_default or analyzer.recorded_by in recorded))
     ]
 
 

@@ -84,6 +84,7 @@ class Run:
         timelines: The life of each process that completed a step.
         setups: How each rank trains, of its last process; empty where that was not recorded.
         planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
+        recorded: The profiler's options that were on: ``shapes``, ``modules`` and so on.
     """
 
     path: str
@@ -102,3 +103,4 @@ class Run:
     timelines: tuple[Timeline, ...] = ()
     setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()
+    recorded: frozenset[str] = frozenset()

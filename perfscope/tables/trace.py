@@ -18,6 +18,7 @@ import numpy.typing as npt
 from perfscope.tables.activity import ThreadSpans
 from perfscope.tables.columns import Bool, Int64, to_frame
 from perfscope.tables.device_waits import DeviceWaits
+from perfscope.tables.operator_details import OperatorDetails
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,7 @@ class Events(Flag):
         FRAMES: Python functions, where the profiler recorded stacks.
         WAITS: What streams and the host wait for, where the profiler recorded it.
         SEQUENCES: With OPERATORS, the numbers by which autograd joins an operator with its backward pass.
+        SHAPES: With OPERATORS, their inputs, where the profiler recorded shapes.
         CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
         GRIDS: The grids of kernels, also in the trace of a single rank; traces of several ranks have them anyway.
@@ -61,6 +63,7 @@ class Events(Flag):
     SEQUENCES = auto()
     CALLERS = auto()
     GRIDS = auto()
+    SHAPES = auto()
 
 
 NO_EVENTS = Events(0)
@@ -242,8 +245,8 @@ class Trace:
             kernels and their launches alone), or ``""`` where the trace does not say so.
         processors: Multiprocessors of a GPU; 0 where not stated.
         waits: What streams and the host waited for; absent unless requested, empty where it was not recorded.
-        sequence: For each operator the number that it shares with its node of autograd, or ABSENT; absent unless these
-            numbers were requested.
+        details: What joins operators with their backward passes, and their inputs, row by row; absent unless the one
+            or the other was requested.
         exporter: What wrote it, where that is not torch.profiler; ``""`` else.
         damage: What is lost or doubtful, as sentences.
     """
@@ -268,7 +271,7 @@ class Trace:
     products: Products | None = None
     activities: str = ""
     processors: int = 0
-    sequence: Int64 | None = None
+    details: OperatorDetails | None = None
     waits: DeviceWaits | None = None
     exporter: str = ""
     damage: tuple[str, ...] = ()

@@ -69,7 +69,7 @@ def _prepare(config: Config, typed_run_dir: Path | None, command: Sequence[str])
     else:
         config = replace(config, run_dir=str(typed_run_dir.absolute()))
         boot = _create_typed_folder(config)
-    facts = describe_run(command, os.environ, config.windows)
+    facts = describe_run(command, os.environ, config.windows, config.recorded)
     description = {**facts, **describe_machine(), "run_id": config.run_id}
     replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
     for obstacle in value_or_none(lambda: launch.find_obstacles(command, os.environ)) or ():

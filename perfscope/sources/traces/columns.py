@@ -20,10 +20,12 @@ from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.device_work import classify_work, is_work
 from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
+from perfscope.sources.traces.operator_inputs import InputTexts
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
+from perfscope.tables.operator_details import OperatorDetails
 from perfscope.tables.trace import (
     ABSENT,
     STEP_MARK,
@@ -47,6 +49,7 @@ _STREAM_WAIT = "Stream Wait Event"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
+_DETAILS = Events.SEQUENCES | Events.SHAPES
 _NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 
@@ -84,6 +87,7 @@ class Columns:
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
         self._grids: dict[bytes, int] = {}
+        self._inputs = InputTexts()
         self._needs_grids = needs_grids
         self._tables: dict[Events, HostSpans] = {}
         self._device: list[_Block] = []
@@ -158,11 +162,11 @@ class Columns:
             self._tables[kind] = HostSpans(names.astype(np.int32, copy=False), *columns[:6])
         return self._tables[kind]
 
-    def sequence(self) -> Int64 | None:
-        """For each operator the number that it shares with its node of autograd, where these are requested."""
-        if Events.SEQUENCES not in self.requested:
+    def operator_details(self) -> OperatorDetails | None:
+        """What is known of the operators besides their times, where it is requested."""
+        if not self.requested & _DETAILS:
             return None
-        return _in_order(self._host[Events.OPERATORS], width=8, by=1)[7]
+        return self._inputs.details(*_in_order(self._host[Events.OPERATORS], width=10, by=1)[7:])
 
     def waits(self) -> DeviceWaits | None:
         """What streams and the host waited for, where this is requested."""
@@ -214,8 +218,9 @@ class Columns:
             _integers(args, "correlation"),
             _external_ids(args),
         )
-        if kind is Events.OPERATORS and Events.SEQUENCES in self.requested:
-            block = (*block, _integers(args, "number"))
+        if kind is Events.OPERATORS and self.requested & _DETAILS:
+            numbers = (_integers(args, "number"), _integers(args, "forward_thread"))
+            block = (*block, *numbers, self._inputs.number(events))
         elif kind is Events.WAITS:
             block = (*block, _integers(args, "record"), _integers(args, "record_stream"))
         self._host[kind].append(block)

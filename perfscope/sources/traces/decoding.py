@@ -10,7 +10,7 @@ import msgspec
 
 from perfscope.sources.traces.plausibility import is_damaged
 from perfscope.sources.traces.products import ProductFinder
-from perfscope.sources.traces.records import KIND, AnyEvent, Event, EventInDigits
+from perfscope.sources.traces.records import KIND, AnyEvent
 from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event
 from perfscope.sources.traces.scan import DoesNotFit
 
@@ -66,7 +66,7 @@ class OddEvents:
         lost: How many have lost their phase or their category.
     """
 
-    def __init__(self, kind: type[Event] | type[EventInDigits]) -> None:
+    def __init__(self, kind: type[AnyEvent]) -> None:
         self._decode: Callable[[bytes], AnyEvent] = msgspec.json.Decoder(kind, strict=False).decode
         self.lost = 0
 

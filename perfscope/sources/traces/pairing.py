@@ -15,7 +15,8 @@ import numpy as np
 from perfscope.sources.traces.matching import MatchedStep, match_steps
 from perfscope.sources.traces.timeline import Timeline
 from perfscope.tables.activity import ThreadSpans, join_spans
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.operator_details import OperatorDetails, join_details, no_details
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ABSENT, STEP_MARK, DeviceEvents, HostSpans, Int32, Trace, joined
@@ -33,6 +34,9 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
     stretches = list(_find_stretches(operators, light, matched))
     largest_id = max(int(table.external_id.max(initial=0)) for table in (operators.device, operators.operators))
     annotations = operators.annotations.take(_is_no_step(operators))
+    moved_operators, details = _join_operators(
+        [(light.operators, None), *(stretch.move_operators(operators, number_of, largest_id) for stretch in stretches)]
+    )
     return replace(
         light,
         rank=operators.rank if light.rank is None else light.rank,
@@ -40,9 +44,8 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
         names=tuple(names),
         device=_attribute(operators, light, stretches, largest_id),
         annotations=joined(light.steps, *(stretch.move(annotations, number_of, largest_id) for stretch in stretches)),
-        operators=joined(
-            light.operators, *(stretch.move(operators.operators, number_of, largest_id) for stretch in stretches)
-        ),
+        operators=moved_operators,
+        details=details,
         callers=joined(
             light.callers, *(stretch.move(operators.callers, number_of, largest_id) for stretch in stretches)
         ),
@@ -73,7 +76,7 @@ class _Stretch:
 
     def move(self, spans: HostSpans, number_of: Int32, largest_id: int) -> HostSpans:
         """The spans that begin in these steps, where they are in the light window; they end with the last step."""
-        inside = spans.take((spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns))
+        inside = spans.take(self._begins_inside(spans))
         start_ns = self.timeline.at(inside.start_ns)
         end_ns = self.timeline.at(np.minimum(inside.end_ns, self.end_ns))
         return replace(
@@ -84,6 +87,16 @@ class _Stretch:
             correlation=np.full(len(inside), ABSENT, np.int64),
             external_id=self.move_ids(inside.external_id, largest_id),
         )
+
+    def _begins_inside(self, spans: HostSpans) -> Bool:
+        return np.asarray((spans.start_ns >= self.start_ns) & (spans.start_ns < self.end_ns))
+
+    def move_operators(
+        self, trace: Trace, number_of: Int32, largest_id: int
+    ) -> tuple[HostSpans, OperatorDetails | None]:
+        """The operators that begin in these steps, where they are in the light window, and their details."""
+        moved = self.move(trace.operators, number_of, largest_id)
+        return moved, trace.details and trace.details.take(self._begins_inside(trace.operators))
 
     def move_times(self, spans: ThreadSpans) -> ThreadSpans:
         """The stretches of time that begin in these steps, where they are in the light window."""
@@ -155,6 +168,19 @@ def _products_of(operators: Trace) -> Products | None:
     if products is None:
         return None
     return replace(products, steps=len(operators.steps), launches=find_launches(operators, products))
+
+
+def _join_operators(
+    parts: Sequence[tuple[HostSpans, OperatorDetails | None]],
+) -> tuple[HostSpans, OperatorDetails | None]:
+    """The rows of several tables of operators with their details, in the order of their start."""
+    columns = [np.concatenate([getattr(spans, name) for spans, _ in parts]) for name in HostSpans.__slots__]
+    spans = HostSpans(*columns)
+    order = np.argsort(spans.start_ns, kind="stable")
+    if all(details is None for _, details in parts):
+        return spans.take(order), None
+    details = join_details([details or no_details(len(of)) for of, details in parts])
+    return spans.take(order), details.take(order)
 
 
 def _is_no_step(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -34,6 +34,7 @@ from perfscope.sources.traces.records import (
     Event,
     EventInDigits,
     HostEvent,
+    ShapedEvent,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import DoesNotFit, Scanner
@@ -55,6 +56,7 @@ _IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
+_Plain = TypeVar("_Plain", Event, HostEvent)
 _ABSENT = msgspec.Raw(b"")
 
 
@@ -136,9 +138,9 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
             Event if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )
         of_host: EventDecoder[AnyEvent] = EventDecoder(
-            HostEvent if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
+            _kind_of_event(events, HostEvent) if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
         )
-        odd = OddEvents(Event if fits else EventInDigits)
+        odd = OddEvents(_kind_of_event(events, Event) if fits else EventInDigits)
         for texts in scanner.scan(chain((head[first:],), blocks)):
             columns.add(of_device.decode(texts.device))
             columns.add(of_host.decode(texts.host))
@@ -162,6 +164,11 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
             raise DoesNotFit
     products = finder.products() if finder else None
     return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
+
+
+def _kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
+    """The record of an event: with inputs where they are requested."""
+    return ShapedEvent if Events.SHAPES in events else plain
 
 
 def _refuse_merged(path: str, head: bytes) -> None:
@@ -188,12 +195,12 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
 def _parse(path: str, events: Events) -> _Content:
     """Read the events of a file of whatever layout, block by block."""
     try:
-        return _stream(path, events, Event)
+        return _stream(path, events, _kind_of_event(events, Event))
     except TimesDoNotFit:
         return _stream(path, events, EventInDigits)
 
 
-def _stream(path: str, events: Events, kind: type[Event] | type[EventInDigits]) -> _Content:
+def _stream(path: str, events: Events, kind: type[Event] | type[ShapedEvent] | type[EventInDigits]) -> _Content:
     """Decode all events, and collect the requested ones.
 
     Raises:
@@ -272,7 +279,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         calls=calls,
         annotations=annotations,
         operators=columns.operators(),
-        sequence=columns.sequence(),
+        details=columns.operator_details(),
         waits=columns.waits(),
         callers=columns.callers(),
         in_operators=None if hooks.activities == LIGHT else columns.in_operators(),

@@ -43,7 +43,7 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     "description": "Process Group Description", "ranks": "Process Group Ranks", "group_size": "Group size",
     "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
     "destination": "Dst Rank", "old_external_id": "external id", "in_split": "In split size",
-    "out_split": "Out split size", "number": "Sequence number",
+    "out_split": "Out split size", "number": "Sequence number", "forward_thread": "Fwd thread id",
     "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
     """The arguments of an event that an analysis may need."""
@@ -69,13 +69,25 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     grid: msgspec.Raw = msgspec.Raw(b"")
     old_external_id: int | None = ABSENT
     number: int | None = ABSENT
+    forward_thread: int | None = ABSENT
     record: int | None = ABSENT
     record_stream: int | None = ABSENT
 
 
+class ShapedArgs(Args, gc=False, frozen=True, rename={
+    "dims": "Input Dims", "strides": "Input Strides", "types": "Input type", "values": "Concrete Inputs",
+}):  # fmt: skip
+    """The arguments of an event with the inputs of an operator, as they are written."""
+
+    dims: msgspec.Raw = msgspec.Raw(b"")
+    strides: msgspec.Raw = msgspec.Raw(b"")
+    types: msgspec.Raw = msgspec.Raw(b"")
+    values: msgspec.Raw = msgspec.Raw(b"")
+
+
 class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "old_external_id": "external id", "number": "Sequence number",
-    "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
+    "forward_thread": "Fwd thread id", "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
     """The arguments of an event on the host."""
 
@@ -83,6 +95,7 @@ class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
     correlation: int | None = ABSENT
     old_external_id: int | None = ABSENT
     number: int | None = ABSENT
+    forward_thread: int | None = ABSENT
     record: int | None = ABSENT
     record_stream: int | None = ABSENT
 
@@ -113,6 +126,19 @@ class HostEvent(msgspec.Struct, gc=False):
     args: HostArgs | None = HostArgs()
 
 
+class ShapedEvent(msgspec.Struct, gc=False):
+    """One event with the inputs of an operator."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = ABSENT
+    tid: int | str | None = ABSENT
+    ts: float | None = None
+    dur: float | None = None
+    args: ShapedArgs | None = ShapedArgs()
+
+
 class EventInDigits(msgspec.Struct, gc=False):
     """One event of an exporter whose microseconds do not fit a double."""
 
@@ -126,7 +152,7 @@ class EventInDigits(msgspec.Struct, gc=False):
     args: Args | None = Args()
 
 
-AnyEvent: TypeAlias = Event | HostEvent | EventInDigits
+AnyEvent: TypeAlias = Event | HostEvent | ShapedEvent | EventInDigits
 
 
 class Group(msgspec.Struct):

@@ -306,7 +306,7 @@ class Scanner:
         """Operators without the shapes and types that follow their external ids, and with all where those count."""
         before, braces = self.layout.before_external_id, block.braces
         starts = braces[rows]
-        if not before or Events.SEQUENCES in self.requested:
+        if not before or self.requested & (Events.SEQUENCES | Events.SHAPES):
             return block.cut(starts, stops)
         # The next brace opens the arguments, unless a name holds one.
         inner = braces[np.minimum(rows + 1, len(braces) - 1)] - before.index(b"{")

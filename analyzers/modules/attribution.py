@@ -1,0 +1,316 @@
+"""Who owns each device event of a trace: a module in a phase, or something outside of all modules.
+
+A launch inside the mark of a module's forward (``nn.Module: PATH``) is of the innermost marked module. A launch of the
+backward pass stands inside a node of autograd, which has the sequence number and the thread of the operator that made
+it: it belongs to the module of that operator. A node that accumulates a gradient has no number, and belongs to the
+module of the node before it, which computed the gradient. A forward inside a node is recomputation. Threads count
+sequence numbers apart: the forward that a checkpoint repeats runs in the thread of the backward pass, with numbers of
+its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from perfscope.analyzers.shared.nesting import Nesting
+from perfscope.tables.activity import merge_spans
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.operator_details import no_details
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
+
+MODULE, REGION, NODE = "nn.Module: ", "Torch-Compiled Region: ", "autograd::engine::evaluate_function: "
+#: FSDP's marks name the module whose parameters they gather, and whose gradients they reduce.
+_SHARDING = re.compile(r"^FSDP::\w+(?: \((?P<module>.*)\)| for (?P<next>\S+))?$")
+_BACKWARD_FUNCTION = re.compile(r"Backward\d*$")
+_OF_INPUTS = "FSDP::cast_forward_inputs"
+#: The module that torch.compile makes of a graph: what it runs backward is no forward.
+_GRAPH, _COMPILED_BACKWARD = MODULE + "GraphModule", "CompiledFunctionBackward"
+
+
+class Phase(IntEnum):
+    """What a device event is for. COMMUNICATION includes the copies that prepare and take up what is exchanged."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    RECOMPUTATION = 2
+    OPTIMIZER = 3
+    COMMUNICATION = 4
+
+
+class Owner(IntEnum):
+    """What owns a device event that belongs to no module.
+
+    Attributes:
+        OPTIMIZER: The optimizer's step, and its ``zero_grad``.
+        DATA: A data loader.
+        COMMUNICATION: Collectives that belong to no module, such as DDP's reductions of gradients.
+        COPIES: Copies and fills.
+        OUTSIDE: Kernels outside of modules: a loss function, the clipping of gradients.
+        GRAPH: A CUDA graph that was launched outside of modules.
+        NOT_LAUNCHED: Its launch is not in the trace.
+    """
+
+    OPTIMIZER = 0
+    DATA = 1
+    COMMUNICATION = 2
+    COPIES = 3
+    OUTSIDE = 4
+    GRAPH = 5
+    NOT_LAUNCHED = 6
+
+
+_OWNER_MARKS = (
+    ("Optimizer.step#", Owner.OPTIMIZER),
+    ("Optimizer.zero_grad#", Owner.OPTIMIZER),
+    ("enumerate(DataLoader)", Owner.DATA),
+)
+_GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where moments of threads are in the model.
+
+    Attributes:
+        module: Index into the names of modules, or ABSENT.
+        phase: A value of Phase: FORWARD, BACKWARD, RECOMPUTATION or, in FSDP's marks, COMMUNICATION.
+        is_numberless: Whether the innermost range is a node of autograd without a sequence number.
+    """
+
+    module: Int64
+    phase: Int64
+    is_numberless: Bool
+
+
+class ModuleMap:
+    """The marks of modules and the nodes of autograd of one trace.
+
+    Attributes:
+        names: The modules: paths, and ``PATH::compiled N`` for what torch.compile made of one.
+        calls: For each how often it was called forward.
+        around: For each the module around its first forward, or ABSENT.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.names: list[str] = []
+        self.calls: list[int] = []
+        self.around: list[int] = []
+        self._numbers: dict[str, int] = {}
+        self._trace = trace
+        self._find_scopes()
+        self._link_nodes()
+        self._resolve()
+
+    def _find_scopes(self) -> None:
+        """Collect the ranges that decide: marks of modules, compiled regions, nodes, FSDP's marks."""
+        trace = self._trace
+        kinds = np.array([_kind_of(name) for name in trace.names] or [0], np.int64)
+        rows = np.flatnonzero(kinds[trace.annotations.name])
+        operators = np.flatnonzero(kinds[trace.operators.name])
+        details = trace.details or no_details(len(trace.operators))
+        tables = (trace.annotations.take(rows), trace.operators.take(operators))
+        self._name = np.concatenate([table.name for table in tables]).astype(np.int64)
+        self._start = np.concatenate([table.start_ns for table in tables])
+        end = np.concatenate([table.end_ns for table in tables])
+        self._thread = np.concatenate([table.thread for table in tables])
+        absent = np.full(len(rows), ABSENT, np.int64)
+        self._sequence = np.concatenate([absent, details.sequence[operators]])
+        self._forward_thread = np.concatenate([absent, details.forward_thread[operators]])
+        self._kind = kinds[self._name] if len(self._name) else self._name
+        self._nesting = Nesting(self._start, end, self._thread)
+        is_function = np.array([bool(_BACKWARD_FUNCTION.search(name)) for name in trace.names] or [False], np.bool_)
+        is_forward = (details.sequence != ABSENT) & (details.forward_thread <= 0) & (kinds[trace.operators.name] == 0)
+        is_forward &= ~is_function[trace.operators.name]
+        forward = np.flatnonzero(is_forward)
+        self._forward = trace.operators.take(forward)
+        self._forward_sequence = details.sequence[forward]
+
+    def _link_nodes(self) -> None:
+        """For each node the scope of the operator that made it: the last one of its thread with its number."""
+        self._link = np.full(len(self._name), ABSENT, np.int64)
+        nodes = np.flatnonzero((self._kind == _NODE_KIND) & (self._sequence != ABSENT))
+        if not len(nodes) or not len(self._forward):
+            return
+        scope = self._nesting.innermost(self._forward.start_ns, self._forward.thread)
+        threads = _match_threads(
+            self._forward_thread[nodes], self._sequence[nodes], self._forward.thread, self._forward_sequence
+        )
+        for number, thread in threads.items():
+            mine = nodes[self._forward_thread[nodes] == number]
+            rows = np.flatnonzero(self._forward.thread == thread)
+            order = rows[np.lexsort((self._forward.start_ns[rows], self._forward_sequence[rows]))]
+            sequences = self._forward_sequence[order]
+            last = np.searchsorted(sequences, self._sequence[mine], side="right") - 1
+            is_same = (last >= 0) & (sequences[np.maximum(last, 0)] == self._sequence[mine])
+            self._link[mine[is_same]] = scope[order[last[is_same]]]
+
+    def _resolve(self) -> None:
+        """The module and the phase of each scope, in the order in which they began."""
+        count = len(self._name)
+        self._module, self._phase = np.full(count + 1, ABSENT, np.int64), np.zeros(count + 1, np.int64)
+        module: list[int] = [ABSENT] * (count + 1)
+        phase: list[int] = [Phase.FORWARD] * (count + 1)
+        is_backward = [False] * (count + 1)
+        before: dict[int, int] = {}
+        names = self._trace.names
+        parents, links = self._nesting.parent.tolist(), self._link.tolist()
+        kinds, name_of, threads = self._kind.tolist(), self._name.tolist(), self._thread.tolist()
+        sequences = self._sequence.tolist()
+        outermost_first = np.lexsort((np.argsort(self._nesting.order), self._start))
+        for row in outermost_first.tolist():
+            parent, name = parents[row], names[name_of[row]]
+            is_backward[row] = is_backward[parent]
+            kind = kinds[row]
+            if kind == _NODE_KIND:
+                link = links[row]
+                if sequences[row] == ABSENT:
+                    module[row] = before.get(threads[row], ABSENT)
+                else:
+                    module[row] = before[threads[row]] = module[link] if link != ABSENT else ABSENT
+                phase[row], is_backward[row] = Phase.BACKWARD, True
+                continue
+            phase[row] = Phase.RECOMPUTATION if is_backward[row] else Phase.FORWARD
+            if kind == _SHARDING_KIND:
+                module[row] = self._sharded(name, module[parent])
+                phase[row] = Phase.COMMUNICATION
+            elif name == _GRAPH and is_backward[row] and self._is_compiled_backward(parent):
+                module[row], phase[row] = module[parent], Phase.BACKWARD
+            else:
+                module[row] = self._number(self._path(kind, name, module[parent]), module[parent])
+                self.calls[module[row]] += not is_backward[row]
+        self._module[:], self._phase[:] = module, phase
+        self._numberless = np.append((self._kind == _NODE_KIND) & (self._sequence == ABSENT), False)
+        # Where forward operators run, by thread: inside a node they repeat the forward pass.
+        self._repeats = {
+            thread: merge_spans(self._forward.start_ns[rows], self._forward.end_ns[rows])
+            for thread in distinct(self._forward.thread)
+            for rows in (self._forward.thread == thread,)
+        }
+
+    def _is_compiled_backward(self, scope: int) -> bool:
+        while scope != ABSENT:
+            if self._kind[scope] == _NODE_KIND:
+                return _COMPILED_BACKWARD in self._trace.names[self._name[scope]]
+            scope = int(self._nesting.parent[scope])
+        return False
+
+    def _path(self, kind: int, name: str, around: int) -> str:
+        if kind == _REGION_KIND:
+            outer = "" if around == ABSENT else self.names[around]
+            return f"{outer}::compiled {name.removeprefix(REGION)}"
+        return name.removeprefix(MODULE)
+
+    def _number(self, path: str, around: int) -> int:
+        number = self._numbers.setdefault(path, len(self.names))
+        if number == len(self.names):
+            self.names.append(path)
+            self.calls.append(0)
+            self.around.append(around if around != number else ABSENT)
+        return number
+
+    def _sharded(self, name: str, around: int) -> int:
+        """The module that a mark of FSDP names; the outermost one where it names none."""
+        match = _SHARDING.match(name)
+        path = (match["module"] or match["next"] or "") if match else ""
+        if path:
+            return self._number(path, 0 if self.names else ABSENT)
+        return around if around != ABSENT else (0 if self.names else ABSENT)
+
+    def find(self, moments_ns: Int64, threads: Int64) -> Places:
+        """Where moments of threads are."""
+        scope = self._nesting.innermost(moments_ns, threads)
+        phase = self._phase[scope].copy()
+        for thread, (starts, ends) in self._repeats.items():
+            mine = np.flatnonzero((phase == Phase.BACKWARD) & (threads == thread) & (scope != ABSENT))
+            if not len(mine) or not len(starts):
+                continue
+            span = np.searchsorted(starts, moments_ns[mine], side="right") - 1
+            covers = (span >= 0) & (moments_ns[mine] < ends[np.maximum(span, 0)])
+            begins_inside = starts[np.maximum(span, 0)] >= self._start[scope[mine]]
+            phase[mine[covers & begins_inside]] = Phase.RECOMPUTATION
+        return Places(self._module[scope], phase, self._numberless[scope])
+
+
+_MODULE_KIND, _REGION_KIND, _NODE_KIND, _SHARDING_KIND = 1, 2, 3, 4
+
+
+def _kind_of(name: str) -> int:
+    for prefix, kind in ((MODULE, _MODULE_KIND), (REGION, _REGION_KIND), (NODE, _NODE_KIND)):
+        if name.startswith(prefix):
+            return kind
+    return _SHARDING_KIND if name.startswith("FSDP::") and name != _OF_INPUTS and _SHARDING.match(name) else 0
+
+
+def _match_threads(of_node: Int64, sequence: Int64, thread: Int64, forward_sequence: Int64) -> dict[int, int]:
+    """The thread that each number of a forward thread means: the one that ran most of these sequence numbers.
+
+    No two numbers mean one thread; that of the most nodes chooses first.
+    """
+    threads: dict[int, int] = {}
+    own = {of: np.unique(forward_sequence[thread == of]) for of in distinct(thread)}
+    wanted = {number: np.unique(sequence[of_node == number]) for number in distinct(of_node)}
+    for number in sorted(wanted, key=lambda number: -len(wanted[number])):
+        matches = {
+            of: int(np.isin(wanted[number], numbers, assume_unique=True).sum())
+            for of, numbers in own.items()
+            if of not in threads.values()
+        }
+        best = max(matches, key=lambda of: (matches[of], len(own[of])), default=ABSENT)
+        if best != ABSENT and matches[best]:
+            threads[number] = best
+    return threads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owners:
+    """The owner of each device event.
+
+    Attributes:
+        modules: The modules of the trace.
+        module: For each event its module as an index into ``modules.names``, or ABSENT.
+        phase: Its phase in the module.
+        owner: Its owner where it has no module, or ABSENT.
+    """
+
+    modules: ModuleMap
+    module: Int64
+    phase: Int64
+    owner: Int64
+
+
+def find_owners(trace: Trace, modules: ModuleMap) -> Owners:
+    """Who owns each device event of a trace."""
+    device, launch = trace.device, trace.launch
+    is_launched = launch != ABSENT
+    module = np.full(len(device), ABSENT, np.int64)
+    phase = np.zeros(len(device), np.int64)
+    owner = np.full(len(device), int(Owner.NOT_LAUNCHED), np.int64)
+    rows = np.flatnonzero(is_launched)
+    if not len(rows):
+        return Owners(modules, module, phase, owner)
+    moments, threads = trace.calls.start_ns[launch[rows]], trace.calls.thread[launch[rows]]
+    places = modules.find(moments, threads)
+    communicates = device.is_work(Work.COMMUNICATION, Work.FUSED)[rows]
+    copies = device.is_work(Work.COPY)[rows]
+    # DDP reduces a bucket of gradients of several modules where the last of them is accumulated.
+    is_of_bucket = communicates & places.is_numberless
+    module[rows] = np.where(is_of_bucket, ABSENT, places.module)
+    phase[rows] = np.where(communicates, int(Phase.COMMUNICATION), places.phase)
+    is_graph = np.array([bool(_GRAPH_LAUNCH.match(name)) for name in trace.names], np.bool_)
+    of_rows = np.where(copies, int(Owner.COPIES), int(Owner.OUTSIDE))
+    of_rows = np.where(is_graph[trace.calls.name[launch[rows]]], int(Owner.GRAPH), of_rows)
+    for prefix, marked in _OWNER_MARKS:
+        spans = trace.annotated(prefix)
+        marks = Nesting(spans.start_ns, spans.end_ns, spans.thread)
+        inside = marks.innermost(moments, threads) != ABSENT
+        of_rows = np.where(inside, int(marked), of_rows)
+        if marked is Owner.OPTIMIZER:
+            # An optimizer that steps inside the backward pass, parameter by parameter.
+            phase[rows] = np.where(inside & ~communicates, int(Phase.OPTIMIZER), phase[rows])
+    owner[rows] = np.where(communicates, int(Owner.COMMUNICATION), of_rows)
+    owner[module != ABSENT] = ABSENT
+    return Owners(modules, module, phase, owner)

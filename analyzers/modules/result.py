@@ -1,0 +1,185 @@
+"""The time of every module, as data and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from perfscope.analyzers.modules.attribution import Owner, Phase
+from perfscope.analyzers.modules.measurement import ModuleTimes, RankModules
+from perfscope.analyzers.modules.tree import ModuleNode, build_tree, fold
+from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
+from perfscope.report import Cell, Column, Json, Row, Section, in_unit, percent, percent_of
+
+_DEFAULT_DEPTH = 3
+_MOST_TABLES = 4
+_INDENT = "· "
+_OWNER_TITLES = {
+    Owner.OPTIMIZER: "(optimizer)",
+    Owner.DATA: "(data loading)",
+    Owner.COMMUNICATION: "(communication of no module)",
+    Owner.COPIES: "(copies outside of modules)",
+    Owner.OUTSIDE: "(kernels outside of modules)",
+    Owner.GRAPH: "(CUDA graphs)",
+    Owner.NOT_LAUNCHED: "(launched before the trace)",
+}
+_COLUMNS = (
+    Column("Module"),
+    Column("Layers"),
+    Column("Total (ms)", 3),
+    Column("Share (%)", 1),
+    Column("Self (ms)", 3),
+    Column("Forward (ms)", 3),
+    Column("Backward (ms)", 3),
+    Column("Recomputed (ms)", 3),
+    Column("Optimizer (ms)", 3),
+    Column("Comm. (ms)", 3),
+    Column("Kernels", 0),
+    Column("GFLOP", 1),
+    Column("TFLOP/s", 1),
+    Column("Layer min-max (ms)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTree:
+    """The modules of every rank.
+
+    Attributes:
+        ranks: The ranks, in order.
+        depth: How many levels of modules the tables show.
+    """
+
+    ranks: tuple[RankModules, ...]
+    depth: int = _DEFAULT_DEPTH
+
+    def with_depth(self, depth: int) -> ModuleTree:
+        """The same with as many levels in its tables."""
+        return replace(self, depth=depth)
+
+    def data(self) -> Json:
+        """The value of ``results.modules``; times are of a mean step, or of the whole trace where it marks none."""
+        return {"ranks": [self._rank_data(rank) for rank in self.ranks]}
+
+    def _rank_data(self, rank: RankModules) -> Json:
+        steps = max(1, rank.steps)
+        return {
+            "rank": rank.rank,
+            "steps": rank.steps,
+            "total_us": rank.total_ns / steps / NS_PER_US,
+            "modules_us": rank.modules_ns / steps / NS_PER_US,
+            "owned": rank.owned,
+            "joins_backward": rank.has_numbers,
+            "owners": {
+                owner.name.lower(): {"device_us": time / steps / NS_PER_US, "kernels": kernels / steps}
+                for owner, (time, kernels) in rank.owners.items()
+            },
+            "outside": [{"operator": name, "device_us": time / steps / NS_PER_US} for name, time in rank.outside],
+            "modules": [
+                _module_data(node, module, steps)
+                for node, module in _with_nodes(build_tree(rank.modules), rank.modules)
+            ],
+        }
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table for each kind of rank, of the one with the most time."""
+        kinds: dict[frozenset[str], list[RankModules]] = {}
+        for rank in self.ranks:
+            kinds.setdefault(frozenset(module.path for module in rank.modules), []).append(rank)
+        groups = list(kinds.values())
+        sections = [self._section(ranks, is_alone=len(groups) == 1) for ranks in groups[:_MOST_TABLES]]
+        if len(groups) > _MOST_TABLES:
+            left_out = len(groups) - _MOST_TABLES
+            note = f"{left_out} more kinds of ranks, with other modules, are in --format json."
+            sections[-1] = replace(sections[-1], notes=(*sections[-1].notes, note))
+        return tuple(sections)
+
+    def _section(self, ranks: Sequence[RankModules], *, is_alone: bool) -> Section:
+        shown = max(ranks, key=lambda rank: rank.total_ns / max(1, rank.steps))
+        title = "Time by module" if is_alone or shown.rank is None else f"Time by module: rank {shown.rank}"
+        return Section(title, _COLUMNS, tuple(self._rows(shown)), tuple(self._notes(shown, ranks)))
+
+    def _rows(self, rank: RankModules) -> Iterator[Row]:
+        steps, whole = max(1, rank.steps), rank.total_ns
+        for root in sorted(fold(build_tree(rank.modules)), key=lambda node: -node.total_ns):
+            for depth, node in root.walk():
+                if depth < self.depth:
+                    yield _row(node, depth, steps, whole)
+        for owner, (time, kernels) in sorted(rank.owners.items(), key=lambda item: -item[1][0]):
+            cells: tuple[Cell, ...] = (_OWNER_TITLES[owner], None, time / steps / NS_PER_MS, percent_of(time, whole))
+            yield (*cells, *(None,) * 6, kernels / steps, None, None, None)
+
+    def _notes(self, rank: RankModules, ranks: Sequence[RankModules]) -> Iterator[str]:
+        of_step = f"a mean of {rank.steps} steps" if rank.steps else "the whole trace, which marks no step"
+        owned = "" if rank.owned is None else f" {percent(rank.owned):.1f} % of it has a module or a named owner."
+        yield (
+            f"Time of device events, of {of_step}; events that overlap each count in full.{owned} A module's total "
+            "includes the modules inside it."
+        )
+        if not rank.has_numbers:
+            yield "The trace has no numbers that join backward passes: these stand outside of modules."
+        if len(ranks) > 1:
+            totals = [each.total_ns / max(1, each.steps) / NS_PER_MS for each in ranks]
+            yield (
+                f"Of rank {rank.rank}, which has the most of {len(ranks)} ranks with these modules: "
+                f"{min(totals):.3f} to {max(totals):.3f} ms a step."
+            )
+        if rank.outside:
+            steps = max(1, rank.steps)
+            listed = ", ".join(f"{name} ({time / steps / NS_PER_MS:.3f} ms)" for name, time in rank.outside[:4])
+            yield f"Outside of modules: {listed}."
+        deepest = max((depth for root in build_tree(rank.modules) for depth, _ in root.walk()), default=0) + 1
+        if deepest > self.depth:
+            yield f"{self.depth} of {deepest} levels are shown: --depth shows more, and --format json all."
+
+
+def _with_nodes(
+    roots: Sequence[ModuleNode], modules: Sequence[ModuleTimes]
+) -> Iterator[tuple[ModuleNode, ModuleTimes]]:
+    by_path = {module.path: module for module in modules}
+    for root in roots:
+        for _, node in root.walk():
+            yield node, by_path[node.path]
+
+
+def _module_data(node: ModuleNode, module: ModuleTimes, steps: int) -> Json:
+    """One module, by itself and with the modules inside it."""
+    totals, flops = node.totals_ns(), node.total_flops()
+    return {
+        "path": node.path,
+        "calls": module.calls / steps,
+        "self_us": node.self_ns / steps / NS_PER_US,
+        "total_us": node.total_ns / steps / NS_PER_US,
+        "self_by_phase_us": {phase.name.lower(): module.device_ns[phase] / steps / NS_PER_US for phase in Phase},
+        "total_by_phase_us": {phase.name.lower(): totals[phase] / steps / NS_PER_US for phase in Phase},
+        "self_kernels": sum(module.kernels) / steps,
+        "total_kernels": node.total_kernels() / steps,
+        "self_flops": None if module.flops is None else sum(module.flops) / steps,
+        "total_flops": None if flops is None else flops / steps,
+    }
+
+
+def _row(node: ModuleNode, depth: int, steps: int, whole: int) -> Row:
+    totals, flops, folded = node.totals_ns(), node.total_flops(), len(node.instances_ns)
+    computing = sum(totals) - totals[Phase.COMMUNICATION] - totals[Phase.OPTIMIZER]
+    spread = None
+    if folded > 1:
+        times = [time / steps / NS_PER_MS for time in node.instances_ns]
+        spread = f"{min(times):.3f} - {max(times):.3f}, median {median(times):.3f}"
+    return (
+        _INDENT * depth + node.path,
+        f"x{folded}" if folded > 1 else None,
+        node.total_ns / steps / NS_PER_MS,
+        percent_of(node.total_ns, whole),
+        node.self_ns / steps / NS_PER_MS,
+        *(_shown(totals[phase] / steps / NS_PER_MS) for phase in Phase),
+        node.total_kernels() / steps,
+        in_unit(flops / steps, GIGA) if flops else None,
+        flops / TERA / (computing / (NS_PER_MS * 1000)) if flops and computing else None,
+        spread,
+    )
+
+
+def _shown(time_ms: float) -> float | None:
+    return time_ms or None

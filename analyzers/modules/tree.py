@@ -1,0 +1,190 @@
+"""The modules of a rank as a tree, in which equal siblings with numbers fold: ``blocks.0`` to ``blocks.11``.
+
+A module's parent is the module whose path its own begins with; one without such a path, as the first one below the
+root has, belongs to the module around its first forward. Siblings whose last name is a number fold where all modules
+inside them have the same names, calls, kernels and operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from perfscope.analyzers.modules.attribution import Phase
+from perfscope.analyzers.modules.measurement import ModuleTimes
+
+#: A layer without modules inside folds only among as many siblings: in a sequence of three, the first and the last one
+#: may be equal by chance.
+_FEWEST_LEAVES = 3
+#: Kernels of equal layers may differ by as many: a library may split a product in one layer, and not in the next.
+_SAME = 0.1
+_COMPILED = "::"
+
+
+@dataclass(slots=True)
+class ModuleNode:
+    """A module with those inside it, or several folded ones.
+
+    Attributes:
+        path: Its path; a folded number is ``*``.
+        calls: Forward calls of all that are folded.
+        device_ns: Own time by Phase, of all that are folded, without the modules inside.
+        kernels: Own device events by Phase, likewise.
+        flops: Own operations by Phase, likewise; absent where the trace states no inputs.
+        children: The modules inside.
+        instances_ns: The total time of each module that is folded here.
+    """
+
+    path: str
+    calls: int = 0
+    device_ns: tuple[int, ...] = (0,) * len(Phase)
+    kernels: tuple[int, ...] = (0,) * len(Phase)
+    flops: tuple[int, ...] | None = None
+    children: list[ModuleNode] = field(default_factory=list)
+    instances_ns: tuple[int, ...] = ()
+
+    @property
+    def self_ns(self) -> int:
+        """Own time, without the modules inside."""
+        return sum(self.device_ns)
+
+    @property
+    def total_ns(self) -> int:
+        """Time with the modules inside."""
+        return sum(self.totals_ns())
+
+    def totals_ns(self) -> tuple[int, ...]:
+        """Time with the modules inside, by Phase."""
+        return _add(self.device_ns, *(child.totals_ns() for child in self.children))
+
+    def total_kernels(self) -> int:
+        """Device events with those of the modules inside."""
+        return sum(self.kernels) + sum(child.total_kernels() for child in self.children)
+
+    def total_flops(self) -> int | None:
+        """Operations with those of the modules inside; None where the trace states no inputs."""
+        inside = [child.total_flops() for child in self.children]
+        own = [] if self.flops is None else [sum(self.flops)]
+        counts = own + [count for count in inside if count is not None]
+        return sum(counts) if counts else None
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, ModuleNode]]:
+        """This node and those inside, with their depths; the most time first."""
+        yield depth, self
+        for child in sorted(self.children, key=lambda child: -child.total_ns):
+            yield from child.walk(depth + 1)
+
+
+def _add(*rows: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*rows, strict=True)))
+
+
+def build_tree(modules: Sequence[ModuleTimes]) -> list[ModuleNode]:
+    """The outermost modules, with those inside them; nothing is folded."""
+    nodes = {
+        module.path: ModuleNode(module.path, module.calls, module.device_ns, module.kernels, module.flops)
+        for module in modules
+    }
+    parents = {module.path: _parent(module, nodes) for module in modules}
+    roots = []
+    for path, node in nodes.items():
+        parent = parents[path]
+        if parent is None or _leads_to(parents, parent, path):
+            roots.append(node)
+        else:
+            nodes[parent].children.append(node)
+    return roots
+
+
+def _parent(module: ModuleTimes, nodes: dict[str, ModuleNode]) -> str | None:
+    base, _, region = module.path.rpartition(_COMPILED)
+    if region and base in nodes:
+        return base
+    parts = module.path.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        prefix = ".".join(parts[:length])
+        if prefix in nodes and prefix != module.path:
+            return prefix
+    around = module.around
+    return around if around in nodes and around != module.path else None
+
+
+def _leads_to(parents: dict[str, str | None], start: str, goal: str) -> bool:
+    """Whether the chain of parents from one module reaches another: a circle, which marks that overlap can make."""
+    step: str | None = start
+    for _ in range(len(parents)):
+        if step is None:
+            return False
+        if step == goal:
+            return True
+        step = parents[step]
+    return True
+
+
+def fold(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
+    """The nodes with equal siblings folded, from the leaves up."""
+    for node in nodes:
+        node.children = fold(node.children)
+        node.instances_ns = node.instances_ns or (node.total_ns,)
+    groups: dict[str, list[ModuleNode]] = {}
+    for node in nodes:
+        groups.setdefault(_stem(node.path) or node.path, []).append(node)
+    folded: list[ModuleNode] = []
+    for stem, members in groups.items():
+        for alike in _alike(members) if len(members) > 1 else [members]:
+            fewest = 2 if alike[0].children else _FEWEST_LEAVES
+            folded.extend([_merge(stem, alike)] if len(alike) >= fewest else alike)
+    return folded
+
+
+def _stem(path: str) -> str | None:
+    """The path with its last part, which is a number, as ``*``; None where it is none."""
+    head, _, last = path.rpartition(".")
+    return f"{head}.*" if head and last.isdigit() else ("*" if last.isdigit() else None)
+
+
+def _alike(members: Sequence[ModuleNode]) -> list[list[ModuleNode]]:
+    """The members in groups of equal ones, in their order."""
+    groups: list[list[ModuleNode]] = []
+    for member in members:
+        group = next((group for group in groups if _are_alike(group[0], member)), None)
+        if group is None:
+            groups.append([member])
+        else:
+            group.append(member)
+    return groups
+
+
+def _are_alike(first: ModuleNode, second: ModuleNode) -> bool:
+    counts = ((first.calls, second.calls), (sum(first.flops or ()), sum(second.flops or ())))
+    if any(one != other for one, other in counts) or len(first.children) != len(second.children):
+        return False
+    kernels = sum(first.kernels), sum(second.kernels)
+    if abs(kernels[0] - kernels[1]) > _SAME * max(kernels):
+        return False
+    pairs = zip(_sorted(first), _sorted(second), strict=True)
+    return all(_relative(one, first) == _relative(other, second) and _are_alike(one, other) for one, other in pairs)
+
+
+def _sorted(node: ModuleNode) -> list[ModuleNode]:
+    return sorted(node.children, key=lambda child: child.path)
+
+
+def _relative(child: ModuleNode, parent: ModuleNode) -> str:
+    return child.path.removeprefix(parent.path)
+
+
+def _merge(path: str, members: Sequence[ModuleNode]) -> ModuleNode:
+    """One node for equal ones; what is inside them is merged name by name."""
+    inside = zip(*(_sorted(member) for member in members), strict=True)
+    children = [_merge(path + _relative(group[0], members[0]), group) for group in inside]
+    counted = [member.flops for member in members if member.flops is not None]
+    return ModuleNode(
+        path=path,
+        calls=sum(member.calls for member in members),
+        device_ns=_add(*(member.device_ns for member in members)),
+        kernels=_add(*(member.kernels for member in members)),
+        flops=_add(*counted) if counted else None,
+        children=children,
+        instances_ns=tuple(time for member in members for time in member.instances_ns),
+    )
