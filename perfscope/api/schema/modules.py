@@ -83,8 +83,8 @@ class RankModulesData(TypedDict):
         modules_us: The part of it that belongs to modules.
         owned: The share of it that has a module or a named owner.
         joins_backward: Whether the trace has the numbers that join backward passes with modules.
-        owners: What belongs to no module: ``optimizer``, ``data``, ``communication``, ``copies``, ``outside``, ``graph``,
-            ``not_launched``.
+        owners: What belongs to no module: ``optimizer``, ``data``, ``communication``, ``copies``, ``outside``,
+            ``graph``, ``not_launched``.
         outside: The operators with the most time among ``outside``.
         modules: Every module, each after the one that it is in.
     """
