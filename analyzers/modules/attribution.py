@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.operator_details import no_details
+from perfscope.tables.operator_details import OperatorDetails, no_details
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 MODULE, REGION, NODE = "nn.Module: ", "Torch-Compiled Region: ", "autograd::engine::evaluate_function: "
@@ -122,12 +122,22 @@ class ModuleMap:
         self._forward_thread = np.concatenate([absent, details.forward_thread[operators]])
         self._kind = kinds[self._name] if len(self._name) else self._name
         self._nesting = Nesting(self._start, end, self._thread)
+        self._number_nodes(details)
         is_function = np.array([bool(_BACKWARD_FUNCTION.search(name)) for name in trace.names] or [False], np.bool_)
         is_forward = (details.sequence != ABSENT) & (details.forward_thread <= 0) & (kinds[trace.operators.name] == 0)
         is_forward &= ~is_function[trace.operators.name]
         forward = np.flatnonzero(is_forward)
         self._forward = trace.operators.take(forward)
         self._forward_sequence = details.sequence[forward]
+
+    def _number_nodes(self, details: OperatorDetails) -> None:
+        """Take the number of a node that states none, as those of functions in Python, from the function inside it."""
+        functions = np.flatnonzero((details.sequence != ABSENT) & (details.forward_thread > 0))
+        inside = self._trace.operators.take(functions)
+        scope = self._nesting.innermost(inside.start_ns, inside.thread)
+        is_new = (scope != ABSENT) & (self._kind[scope] == _NODE_KIND) & (self._sequence[scope] == ABSENT)
+        self._sequence[scope[is_new]] = details.sequence[functions[is_new]]
+        self._forward_thread[scope[is_new]] = details.forward_thread[functions[is_new]]
 
     def _link_nodes(self) -> None:
         """For each node the scope of the operator that made it: the last one of its thread with its number."""

@@ -68,6 +68,12 @@ class RankModules:
         return self.modules_ns + sum(time for time, _ in self.owners.values())
 
     @property
+    def computing_ns(self) -> int:
+        """Time of all device events but communication, which lasts as long as a rank waits for others."""
+        of_modules = sum(module.device_ns[Phase.COMMUNICATION] for module in self.modules)
+        return self.total_ns - of_modules - self.owners.get(Owner.COMMUNICATION, (0, 0))[0]
+
+    @property
     def owned(self) -> float | None:
         """The share of the time that has a module, or an owner other than a launch that is not in the trace."""
         lost = self.owners.get(Owner.NOT_LAUNCHED, (0, 0))[0]

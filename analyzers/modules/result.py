@@ -96,7 +96,7 @@ class ModuleTree:
         return tuple(sections)
 
     def _section(self, ranks: Sequence[RankModules], *, is_alone: bool) -> Section:
-        shown = max(ranks, key=lambda rank: rank.total_ns / max(1, rank.steps))
+        shown = max(ranks, key=lambda rank: rank.computing_ns / max(1, rank.steps))
         title = "Time by module" if is_alone or shown.rank is None else f"Time by module: rank {shown.rank}"
         return Section(title, _COLUMNS, tuple(self._rows(shown)), tuple(self._notes(shown, ranks)))
 
@@ -120,10 +120,10 @@ class ModuleTree:
         if not rank.has_numbers:
             yield "The trace has no numbers that join backward passes: these stand outside of modules."
         if len(ranks) > 1:
-            totals = [each.total_ns / max(1, each.steps) / NS_PER_MS for each in ranks]
+            computing = [each.computing_ns / max(1, each.steps) / NS_PER_MS for each in ranks]
             yield (
-                f"Of rank {rank.rank}, which has the most of {len(ranks)} ranks with these modules: "
-                f"{min(totals):.3f} to {max(totals):.3f} ms a step."
+                f"Of rank {rank.rank}, which has the most time beside communication of {len(ranks)} ranks with these "
+                f"modules: {min(computing):.3f} to {max(computing):.3f} ms a step. Communication includes waiting."
             )
         if rank.outside:
             steps = max(1, rank.steps)

@@ -53,6 +53,8 @@ def walk(events: Sequence[Event], threads: Mapping[int, int], root: str) -> Tota
             continue
         arguments = event.get("args", {})
         if event["name"].startswith(NODE):
+            if "Sequence number" not in arguments:
+                arguments |= _function_inside(event, ranges)
             number = arguments.get("Sequence number")
             if number is None:
                 event["module"] = before.get(thread)
@@ -62,6 +64,16 @@ def walk(events: Sequence[Event], threads: Mapping[int, int], root: str) -> Tota
             made[thread, arguments["Sequence number"]] = _place(stack, root)[0]
         stack.append(event)
     return _add_up(events, answers)
+
+
+def _function_inside(node: Event, ranges: Sequence[Event]) -> dict[str, int]:
+    """The numbers of the function that a node without numbers calls."""
+    name, start, end = node["name"].removeprefix(NODE), _ns(node, "ts"), _ns(node, "ts") + _ns(node, "dur")
+    for event in ranges:
+        if event["name"] == name and event["tid"] == node["tid"] and start <= _ns(event, "ts") < end:
+            numbers = event.get("args", {})
+            return {key: numbers[key] for key in ("Sequence number", "Fwd thread id") if key in numbers}
+    return {}
 
 
 def _is_forward(event: Event) -> bool:

@@ -226,7 +226,10 @@ def test_what_torch_compile_made_of_a_module_owns_its_time_forward_and_backward(
         mark("Net", 90, 300),
         operator("Torch-Compiled Region: 0/0", 100, 200),
         operator("CompiledFunction", 110, 150, number=5),
-        operator(NODE + "CompiledFunctionBackward", 1000, 1100, number=5, of=1, tid=AUTOGRAD),
+        operator("aten::mm", 210, 220, number=6),
+        operator(NODE + "MmBackward0", 950, 960, number=6, of=1, tid=AUTOGRAD),
+        operator(NODE + "CompiledFunctionBackward", 1000, 1100, tid=AUTOGRAD),
+        operator("CompiledFunctionBackward", 1005, 1100, number=5, of=1, tid=AUTOGRAD),
         mark("GraphModule", 1010, 1050, tid=AUTOGRAD),
         *launches.events,
     ]
