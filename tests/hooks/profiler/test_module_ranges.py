@@ -1,0 +1,169 @@
+"""Marks of modules: on every forward while a window is open, compiled ones included, and nothing behind it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from perfscope.hooks.profiler.module_ranges import ModuleRanges
+
+
+class Layer(nn.Module):
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.fails = fails
+
+    def forward(self, states: Tensor) -> Tensor:
+        if self.fails:
+            raise ValueError("no forward")
+        output: Tensor = torch.relu(self.inner(states))
+        return output
+
+
+class Net(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, states: Tensor) -> Tensor:
+        for layer in self.layers:
+            states = layer(states)
+        return states
+
+
+def marks(path: Path, run: Callable[[], object]) -> list[tuple[str, str]]:
+    """Category and name of the marks that a run leaves in a window, in the order of their start."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run()
+    profiler.export_chrome_trace(str(path / "trace.json"))
+    events = json.loads((path / "trace.json").read_text())["traceEvents"]
+    named = [event for event in events if event.get("name", "").startswith("nn.Module: ")]
+    return [(event["cat"], event["name"].removeprefix("nn.Module: ")) for event in sorted(named, key=_start)]
+
+
+def _start(event: dict[str, float]) -> tuple[float, float]:
+    return event["ts"], -event["dur"]
+
+
+def test_every_forward_is_marked_with_its_path_as_an_annotation(tmp_path: Path) -> None:
+    net, states = Net(Layer(), Layer()), torch.ones(2, 4)
+    ranges = ModuleRanges()
+    ranges.start()
+    try:
+        found = marks(tmp_path, lambda: net(states))
+    finally:
+        ranges.stop()
+    names = ["Net", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
+    assert found == [("user_annotation", name) for name in names]
+    assert marks(tmp_path, lambda: net(states)) == []
+
+
+def test_an_exception_in_a_forward_closes_its_marks_and_reaches_the_caller(tmp_path: Path) -> None:
+    net, states = Net(Layer(), Layer(fails=True)), torch.ones(2, 4)
+    ranges = ModuleRanges()
+
+    def run() -> None:
+        with pytest.raises(ValueError, match="no forward"):
+            net(states)
+        net.layers[0](states)
+
+    ranges.start()
+    try:
+        found = marks(tmp_path, run)
+    finally:
+        ranges.stop()
+    assert [name for _, name in found] == [
+        "Net", "layers.0", "layers.0.inner", "layers.1", "layers.0", "layers.0.inner",
+    ]  # fmt: skip
+
+
+def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() -> None:
+    original = nn.Module.__call__
+    ranges = ModuleRanges()
+    ranges.start()
+    ours = nn.Module.__call__
+    assert ours is not original
+
+    def of_another(module: nn.Module, *inputs: object) -> object:
+        return ours(module, *inputs)
+
+    nn.Module.__call__ = of_another
+    try:
+        ranges.stop()
+        assert nn.Module.__call__ is of_another
+        assert nn.Identity()(5) == 5
+    finally:
+        nn.Module.__call__ = original
+
+
+def test_a_compiled_module_is_marked_and_not_compiled_again(tmp_path: Path) -> None:
+    compiled = 0
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., object]:
+        nonlocal compiled
+        compiled += 1
+        forward: Callable[..., object] = graph.forward
+        return forward
+
+    layer, states = Layer(), torch.ones(2, 4)
+    layer.compile(backend=backend)
+    net = Net(layer)
+    net(states)
+    ranges = ModuleRanges()
+    ranges.start()
+    try:
+        found = marks(tmp_path, lambda: net(states))
+        late = Layer()
+        late.compile(backend=backend)
+        late(states)
+        in_window = compiled
+    finally:
+        ranges.stop()
+    net(states)
+    late(states)
+    assert [name for _, name in found] == ["Net", "layers.0"]
+    assert compiled == in_window
+
+
+def test_a_mark_takes_less_than_half_of_what_torchs_hooks_and_ranges_take() -> None:
+    class Hooks:
+        def start(self) -> None:
+            modules = nn.modules.module
+            self.spans: list[torch.autograd.profiler.record_function] = []
+            self.handles = [
+                modules.register_module_forward_pre_hook(self.open),
+                modules.register_module_forward_hook(self.close, always_call=True),
+            ]
+
+        def open(self, _module: nn.Module, _inputs: object) -> None:
+            self.spans.append(torch.autograd.profiler.record_function("nn.Module: x"))
+            self.spans[-1].__enter__()
+
+        def close(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+            self.spans.pop().__exit__(None, None, None)
+
+        def stop(self) -> None:
+            for handle in self.handles:
+                handle.remove()
+
+    net = Net(*(nn.Identity() for _ in range(500)))
+    states = torch.ones(1)
+    best: dict[str, float] = {}
+    with profile(activities=[ProfilerActivity.CPU]):
+        for _ in range(5):
+            for name, kind in (("ours", ModuleRanges()), ("hooks", Hooks())):
+                kind.start()
+                net(states)
+                began = time.process_time()
+                net(states)
+                best[name] = min(best.get(name, 1.0), time.process_time() - began)
+                kind.stop()
+    assert best["ours"] < best["hooks"] / 2
