@@ -38,6 +38,7 @@ Parameter: TypeAlias = Any
 COMMANDS = (
     "demo",
     "profile",
+    "trigger",
     "collect",
     "analyze",
     "postmortem",

@@ -129,7 +129,7 @@ class RemotePart:
 
     def list_files(self) -> dict[str, int]:
         """See ``Part``."""
-        command = f"cd {self._quoted()} && find . -type f -printf '%s %P\\0'"
+        command = f"cd {self.quoted_path()} && find . -type f -printf '%s %P\\0'"
         try:
             answer = subprocess.run(
                 [*self.ssh, self.host, command], capture_output=True, timeout=_LIST_TIMEOUT_S, check=False
@@ -146,7 +146,7 @@ class RemotePart:
 
     def copy(self, files: Sequence[str], folder: Path) -> None:
         """See ``Part``."""
-        command = f"cd {self._quoted()} && tar --no-recursion --null -T - -cf -"
+        command = f"cd {self.quoted_path()} && tar --no-recursion --null -T - -cf -"
         with subprocess.Popen(
             [*self.ssh, self.host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
@@ -171,7 +171,7 @@ class RemotePart:
                 if source is not None and ".." not in PurePosixPath(name).parts and not name.startswith("/"):
                     _write_atomically(source, folder / name)
 
-    def _quoted(self) -> str:
+    def quoted_path(self) -> str:
         """The path for the other host's shell, which expands a leading ``~`` and nothing else."""
         home, slash, rest = self.path.partition("/")
         if re.fullmatch(r"~[\w.-]*", home):

@@ -1,0 +1,224 @@
+"""A running job, looked at and asked from outside: through its folder, or over ssh where hosts share none.
+
+One small shell command reads the ends of the ranks' files, here and on other hosts alike, so that a look costs the same
+after a million steps.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from perfscope import wire
+from perfscope.collect.parts import LocalPart, Part, RemotePart, Unreachable
+from perfscope.constants import NS_PER_S
+from perfscope.errors import SourceError
+from perfscope.wire import incidents, requests
+
+_STEPS = 40
+_TIMEOUT_S = 60
+_MARK = "@perfscope "
+_LOOK = f"""
+cd {{folder}} || exit 9
+printf '{_MARK}now %s\\n' "$(date +%s%N)"
+printf '{_MARK}run\\n'; cat {wire.RUN_FILE} 2>/dev/null; echo
+for rank in {wire.RANKS_FOLDER}/*/; do
+  printf '{_MARK}rank %s\\n' "$rank"; cat "$rank/{wire.RANK_FILE}" 2>/dev/null; echo
+  printf '{_MARK}steps\\n'; tail -n {_STEPS} "$rank/{wire.STEPS_FILE}" 2>/dev/null
+  printf '{_MARK}events\\n'; tail -n 1 "$rank/{wire.EVENTS_FILE}" 2>/dev/null
+  printf '{_MARK}answers\\n'; cat "$rank/{requests.ANSWERS_FILE}" 2>/dev/null
+done
+printf '{_MARK}deaths\\n'; cat {incidents.DEATHS_FOLDER}/*.jsonl 2>/dev/null
+printf '{_MARK}requests\\n'
+for request in {incidents.CONTROL_FOLDER}/{requests.WINDOW_PREFIX}*; do
+  [ -f "$request" ] && printf '%s ' "${{{{request##*/}}}}" && cat "$request"
+done
+exit 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRank:
+    """One rank of a running job.
+
+    Attributes:
+        rank: Its number.
+        host: Its host.
+        world_size: How many ranks there are.
+        steps: Training steps that it had completed by its last record.
+        step_ns: The median of its last steps; None before the second one.
+        age_ns: How long ago its last step ended.
+        has_ended: Whether its process is gone.
+        answers: What it does about requests, by the name of the request.
+    """
+
+    rank: int
+    host: str
+    world_size: int
+    steps: int
+    step_ns: float | None
+    age_ns: int
+    has_ended: bool
+    answers: Mapping[str, requests.Answer] = field(default_factory=dict)
+
+    @property
+    def steps_by_now(self) -> int:
+        """Steps that it has probably completed: records are half a second old."""
+        return self.steps + (int(self.age_ns / self.step_ns) if self.step_ns and self.age_ns > 0 else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPart:
+    """The ranks in one folder of a running job, and the windows that were asked for.
+
+    Attributes:
+        part: The folder, here or on another host.
+        ranks: Its ranks.
+        requests: The requests for windows, by the names of their files.
+        exit_status: How the command ended, where it has.
+    """
+
+    part: Part
+    ranks: tuple[RunningRank, ...]
+    requests: Mapping[str, requests.WindowRequest]
+    exit_status: str | None
+
+
+def look_at(part: Part) -> RunningPart:
+    """Look at the ranks of one folder.
+
+    Raises:
+        Unreachable: The other host does not answer.
+        SourceError: The folder is not a run.
+    """
+    output = _execute(part, _LOOK, b"").decode(errors="replace")
+    sections = [section.split("\n", 1) for section in output.split(_MARK)[1:]]
+    contents = [(*heading.split(" ", 1), body) for heading, body in sections]
+    now_ns = next((int(words[1]) for words in contents if words[0] == "now"), 0)
+    deaths = {_key(fields) for words in contents if words[0] == "deaths" for fields in _lines(words[-1])}
+    run = next((_object(words[-1]) for words in contents if words[0] == "run"), {})
+    latest: dict[int, tuple[int, RunningRank]] = {}
+    for index, words in enumerate(contents):
+        if words[0] != "rank":
+            continue
+        parsed = wire.parse_rank_folder(words[1].rstrip("/").rsplit("/", 1)[-1])
+        if parsed is not None and parsed[1] >= latest.get(parsed[0], (0, None))[0]:
+            files = {words[0]: words[-1] for words in contents[index + 1 : index + 4]}
+            record = _object(words[-1])
+            latest[parsed[0]] = parsed[1], _to_rank(parsed[0], record, files, now_ns, is_dead=parsed in deaths)
+    if not latest and not run:
+        raise SourceError(part.name, "is not a run", hint="it has neither run.json nor ranks/")
+    asked = next((words[-1] for words in contents if words[0] == "requests"), "")
+    status = run.get("exit_status")
+    ranks = tuple(rank for _, (_, rank) in sorted(latest.items()))
+    return RunningPart(part, ranks, _read_requests(asked), status if isinstance(status, str) else None)
+
+
+def publish(part: Part, name: str, request: requests.WindowRequest) -> bool:
+    """Write a request, which appears with its whole content; False where there is one of that name.
+
+    Raises:
+        Unreachable: The other host does not answer, or the folder cannot be written to.
+    """
+    control, hidden = incidents.CONTROL_FOLDER, f".{name}.$$.tmp"
+    command = (
+        f"cd {{folder}} && mkdir -p {control} && cat > {control}/{hidden} || exit 9\n"
+        f"if ln {control}/{hidden} {control}/{name} 2>/dev/null; then echo done; fi\nrm -f {control}/{hidden}"
+    )
+    return _execute(part, command, request.to_json()).strip() == b"done"
+
+
+def _execute(part: Part, command: str, content: bytes) -> bytes:
+    if isinstance(part, RemotePart):
+        words = [*part.ssh, part.host, command.format(folder=part.quoted_path())]
+    else:
+        assert isinstance(part, LocalPart)
+        words = ["/bin/sh", "-c", command.format(folder=shlex.quote(part.name))]
+    try:
+        answer = subprocess.run(words, input=content, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{part.name}: no answer in {_TIMEOUT_S} s") from None
+    except OSError as error:
+        raise Unreachable(f"{words[0]} cannot be started: {error.strerror}") from None
+    if answer.returncode != 0:
+        lines = answer.stderr.decode(errors="replace").strip().splitlines()
+        raise Unreachable(f"{part.name}: {lines[-1] if lines else f'status {answer.returncode}'}")
+    return answer.stdout
+
+
+def _to_rank(
+    rank: int, record: Mapping[str, object], files: Mapping[str, str], now_ns: int, *, is_dead: bool
+) -> RunningRank:
+    ends = [(fields["step"], fields["end_ns"]) for fields in _lines(files.get("steps", "")) if "end_ns" in fields]
+    steps = [(step, end_ns) for step, end_ns in ends if isinstance(step, int) and isinstance(end_ns, int)]
+    times_ns = [
+        (end_ns - begin_ns) / (step - first) for (first, begin_ns), (step, end_ns) in pairwise(steps) if step > first
+    ]
+    wall_ns, monotonic_ns = record.get("wall_ns"), record.get("monotonic_ns")
+    age_ns = 0
+    if steps and isinstance(wall_ns, int) and isinstance(monotonic_ns, int):
+        age_ns = max(0, now_ns - (steps[-1][1] - monotonic_ns + wall_ns))
+    has_ended = is_dead or any(fields.get("kind") == "end" for fields in _lines(files.get("events", "")))
+    world_size = record.get("world_size")
+    return RunningRank(
+        rank=rank,
+        host=str(record.get("host", "")),
+        world_size=world_size if isinstance(world_size, int) else 1,
+        steps=steps[-1][0] if steps else 0,
+        step_ns=statistics.median(times_ns) if times_ns else None,
+        age_ns=age_ns,
+        has_ended=has_ended,
+        answers={answer.request: answer for answer in _answers(files.get("answers", ""))},
+    )
+
+
+def _answers(text: str) -> Sequence[requests.Answer]:
+    answers = []
+    for fields in _lines(text):
+        reason, step = fields.get("reason"), fields.get("step")
+        answers.append(
+            requests.Answer(
+                str(fields.get("request")),
+                str(fields.get("status")),
+                step if isinstance(step, int) else 0,
+                reason if isinstance(reason, str) else None,
+            )
+        )
+    return answers
+
+
+def _read_requests(text: str) -> dict[str, requests.WindowRequest]:
+    asked = {}
+    for line in text.splitlines():
+        name, _, content = line.partition(" ")
+        try:
+            asked[name] = requests.WindowRequest.from_json(content.encode())
+        except ValueError:
+            continue  # ranks say so
+    return asked
+
+
+def _key(fields: Mapping[str, object]) -> tuple[object, object]:
+    return fields.get("rank"), fields.get("attempt")
+
+
+def _object(text: str) -> Mapping[str, object]:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _lines(text: str) -> Sequence[Mapping[str, object]]:
+    return [fields for line in text.splitlines() if (fields := _object(line))]
+
+
+def is_stalled(rank: RunningRank) -> bool:
+    """Whether a rank has finished no step for so long that it may answer nothing."""
+    return rank.age_ns > max(60 * NS_PER_S, 20 * (rank.step_ns or 0))
