@@ -43,7 +43,9 @@ FAULTS = {
     "clean": Reason.NOTHING,
 }
 _NEEDS_DEVICE = ("device",)
-_STALL_S = 2
+_STALL_S = 3
+#: A stall before this step is a slow start, on a machine that does much else.
+_FIRST_STEP = 5
 _LONGEST_S = 100
 _AFTER_STALL_S = 1.5
 
@@ -117,7 +119,9 @@ def _inherited_path() -> list[str]:
 
 
 def _have_stalled(run: Path) -> bool:
-    return all('"kind":"stall"' in path.read_text() for path in run.glob("ranks/*/incidents.jsonl"))
+    """Whether the last thing that each rank has noticed is a stall in the midst of the training."""
+    records = [json.loads(path.read_text().splitlines()[-1]) for path in run.glob("ranks/*/incidents.jsonl")]
+    return all(record["kind"] == "stall" and record["step"] >= _FIRST_STEP for record in records)
 
 
 def _end_ranks(run: Path) -> None:

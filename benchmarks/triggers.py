@@ -22,6 +22,7 @@ from perfscope.collect.running import look_at
 ROOT = Path(__file__).resolve().parent.parent
 _STEPS = 10**6
 _LONGEST_START_S = 90
+_FIRST_STEPS = 20
 
 
 def start(run: Path, ranks: int) -> subprocess.Popen[bytes]:
@@ -68,7 +69,7 @@ def main() -> None:
     asked = []
     try:
         due_s = time.monotonic() + _LONGEST_START_S
-        while time.monotonic() < due_s and (not (run / "ranks").is_dir() or steps_by_now(run) < 20):
+        while time.monotonic() < due_s and (not (run / "run.json").is_file() or steps_by_now(run) < _FIRST_STEPS):
             time.sleep(0.5)
         for _ in range(arguments.tries):
             window = ask(run)

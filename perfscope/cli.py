@@ -39,6 +39,7 @@ COMMANDS = (
     "demo",
     "profile",
     "trigger",
+    "watch",
     "collect",
     "analyze",
     "postmortem",

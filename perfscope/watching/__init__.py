@@ -1,0 +1,1 @@
+"""A running job, seen live: the ends of its files, a view for terminals, metrics for Prometheus."""

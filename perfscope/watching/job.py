@@ -1,0 +1,248 @@
+"""The state of a running job: its ranks, their last steps, its GPUs; each look reads what is new.
+
+A rank that makes others wait waits least itself. The hooks record the host's waits for other ranks where collectives
+block the host, as on CPUs; on GPUs the device waits, and who is late is for `perfscope analyze`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from perfscope import wire
+from perfscope.constants import NS_PER_S
+from perfscope.errors import SourceError
+from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.records import decode_step, read_rank_record
+from perfscope.watching.tails import Tail
+from perfscope.wire import incidents
+
+#: Steps that figures are of.
+RECENT = 100
+#: Ranks that appear later, and the GPUs' names, are looked for in each so many looks.
+_SCAN_EVERY = 8
+#: A rank is late where others wait for it this share of a step longer than it does.
+_LATE_SHARE = 0.05
+_STALL_NS = 60 * NS_PER_S
+_STALL_STEPS = 20
+
+
+class GpuValues(msgspec.Struct):
+    """The last sample of one GPU, or its description in the first line; absent values are None."""
+
+    uuid: str = ""
+    name: str = ""
+    index: int | None = None
+    power_mw: int | None = None
+    gpu_util_percent: int | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+
+
+class _SampleLine(msgspec.Struct):
+    gpus: list[GpuValues] = []
+
+
+_decode_sample = msgspec.json.Decoder(_SampleLine).decode
+
+
+@dataclass
+class WatchedRank:
+    """One rank; times are in nanoseconds.
+
+    Attributes:
+        rank: Its number.
+        record: Who it is.
+        steps: Its last steps, the oldest first.
+        has_ended: Whether its process is gone.
+        is_stalled: Whether its own watchdog has noticed a stall.
+    """
+
+    rank: int
+    record: wire.RankRecord
+    steps: deque[wire.StepRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
+    has_ended: bool = False
+    is_stalled: bool = False
+
+    @property
+    def step(self) -> int:
+        """Completed training steps."""
+        return self.steps[-1].step if self.steps else 0
+
+    def step_ns(self) -> float | None:
+        """The median of its last steps outside profiler windows."""
+        times = [step.wall_ns for step in self.steps if step.wall_ns is not None and step.window is None]
+        return statistics.median(times) if times else None
+
+    def age_ns(self, wall_ns: int) -> int | None:
+        """How long ago its last step ended."""
+        if not self.steps:
+            return None
+        return max(0, wall_ns - (self.steps[-1].end_ns - self.record.monotonic_ns + self.record.wall_ns))
+
+    def wait_ns(self) -> float | None:
+        """The median of its waits for other ranks in a step."""
+        waits = [sum(step.waits) for step in self.steps if step.waits is not None]
+        return statistics.median(waits) if waits else None
+
+
+@dataclass(frozen=True)
+class WatchedGpu:
+    """One GPU of a host."""
+
+    host: str
+    values: GpuValues
+
+
+class _RankFiles:
+    def __init__(self, folder: Path, rank: WatchedRank) -> None:
+        self.rank = rank
+        self._steps = Tail(folder / wire.STEPS_FILE)
+        self._events = Tail(folder / wire.EVENTS_FILE)
+        self._incidents = Tail(folder / incidents.INCIDENTS_FILE)
+
+    def read(self) -> None:
+        for line in self._steps.read_lines()[-RECENT:]:
+            try:
+                self.rank.steps.append(decode_step(line))
+            except msgspec.MsgspecError:
+                continue  # a line of a version that is not known
+        self.rank.has_ended |= any(b'"kind":"end"' in line for line in self._events.read_lines())
+        for line in self._incidents.read_lines():
+            self.rank.is_stalled = b'"kind":"resumed"' not in line
+
+
+class _GpuFile:
+    def __init__(self, path: Path) -> None:
+        self._host = path.name.split(".jsonl")[0]
+        self._tail = Tail(path)
+        self._described = _first_gpus(path)
+        self.gpus: list[WatchedGpu] = [WatchedGpu(self._host, gpu) for gpu in self._described]
+
+    def read(self) -> None:
+        for line in reversed(self._tail.read_lines()):
+            try:
+                values = _decode_sample(line).gpus
+            except msgspec.MsgspecError:
+                continue
+            if len(values) == len(self._described) and b'"uuid"' not in line:
+                self.gpus = [
+                    WatchedGpu(self._host, _with_names(value, described))
+                    for value, described in zip(values, self._described, strict=True)
+                ]
+                return
+
+
+def _with_names(values: GpuValues, described: GpuValues) -> GpuValues:
+    named = {"uuid": described.uuid, "name": described.name, "index": described.index}
+    return msgspec.structs.replace(values, **named, memory_total_bytes=described.memory_total_bytes)
+
+
+def _first_gpus(path: Path) -> list[GpuValues]:
+    try:
+        with path.open("rb") as file:
+            return _decode_sample(file.readline()).gpus
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+class WatchedJob:
+    """A running job.
+
+    Attributes:
+        path: The run's folder.
+        ranks: Its ranks, by number; of restarted ones the last process.
+        gpus: Its GPUs.
+        exit_status: How the command ended, once it has.
+        wall_ns: When it was last looked at.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not is_run(path):
+            raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
+        self.path = path
+        self.exit_status: str | None = None
+        self.wall_ns = time.time_ns()
+        self._files: dict[str, _RankFiles] = {}
+        self._samples: dict[str, _GpuFile] = {}
+        self._looks = 0
+
+    @property
+    def ranks(self) -> dict[int, WatchedRank]:
+        """The ranks, by number."""
+        return {files.rank.rank: files.rank for _, files in sorted(self._files.items())}
+
+    @property
+    def gpus(self) -> list[WatchedGpu]:
+        """The GPUs, by host."""
+        return [gpu for _, samples in sorted(self._samples.items()) for gpu in samples.gpus]
+
+    def look(self) -> None:
+        """Read what is new."""
+        if self._looks % _SCAN_EVERY == 0:
+            self._scan()
+        self._looks += 1
+        self.wall_ns = time.time_ns()
+        for files in self._files.values():
+            files.read()
+        for samples in self._samples.values():
+            samples.read()
+
+    def _scan(self) -> None:
+        for folder in sorted((self.path / wire.RANKS_FOLDER).glob("*")):
+            parsed = wire.parse_rank_folder(folder.name)
+            if parsed is None or folder.name in self._files:
+                continue
+            record = read_rank_record(folder)
+            if record is not None:
+                self._files[folder.name] = _RankFiles(folder, WatchedRank(parsed[0], record))
+        for path in sorted((self.path / wire.NVML_FOLDER).glob("*.jsonl")):
+            if path.name not in self._samples:
+                self._samples[path.name] = _GpuFile(path)
+        try:
+            status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
+            self.exit_status = status if isinstance(status, str) else None
+        except (OSError, msgspec.MsgspecError, AttributeError):
+            return
+
+    def step_ns(self) -> float | None:
+        """The median step of the slowest rank."""
+        return max((time_ns for rank in self.ranks.values() if (time_ns := rank.step_ns())), default=None)
+
+    def per_second(self, count: str) -> float | None:
+        """``samples`` or ``tokens`` of all ranks per second, over the last steps."""
+        step_ns = self.step_ns()
+        counts = [_median_count(rank.steps, count) for rank in self.ranks.values()]
+        known = [number for number in counts if number is not None]
+        return sum(known) * NS_PER_S / step_ns if step_ns and known else None
+
+    def late_ranks(self) -> list[tuple[int, float]]:
+        """The ranks that others wait for, and how much of a step: the longest wait less their own, in nanoseconds."""
+        waits = {rank.rank: wait for rank in self.ranks.values() if (wait := rank.wait_ns()) is not None}
+        step_ns = self.step_ns()
+        if len(waits) < 2 or not step_ns:  # noqa: PLR2004 - one rank waits for nobody
+            return []
+        longest = max(waits.values())
+        late = [(rank, longest - wait) for rank, wait in waits.items() if longest - wait > _LATE_SHARE * step_ns]
+        usual = statistics.median(waits.values())
+        return sorted(((rank, wait) for rank, wait in late if waits[rank] < usual), key=lambda item: -item[1])
+
+    def is_stalled(self, rank: WatchedRank) -> bool:
+        """Whether a rank that has not ended finishes no steps."""
+        age_ns = rank.age_ns(self.wall_ns)
+        if rank.has_ended or age_ns is None or self.exit_status is not None:
+            return False
+        return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (rank.step_ns() or 0))
+
+
+def _median_count(steps: Sequence[wire.StepRecord], count: str) -> float | None:
+    numbers = [number for step in steps if (number := getattr(step, count)) is not None]
+    return statistics.median(numbers) if numbers else None

@@ -1,0 +1,183 @@
+"""The state of a running job in the text format of OpenMetrics, for Prometheus: a file, or a port of this host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from perfscope.constants import NS_PER_S
+from perfscope.errors import UsageError
+from perfscope.files import replace_file
+from perfscope.watching.job import WatchedGpu, WatchedJob
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_LOOPBACK = "127.0.0.1"
+_LARGEST_PORT = 65535
+_MW_PER_W = 1000
+_PERCENT = 100
+_Sample = tuple[dict[str, str], float | int | None]
+
+
+def to_openmetrics(job: WatchedJob, mfu: float | None) -> str:
+    """Write the metrics; what is not known is left out."""
+    ranks = [(rank, {"rank": str(number), "host": rank.record.host}) for number, rank in sorted(job.ranks.items())]
+    step_ns = job.step_ns()
+    late = dict(job.late_ranks())
+    lines = [
+        *_metric("perfscope_steps", "counter", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
+        *_metric("perfscope_step_seconds", "gauge", "Median step.", [({}, _seconds(step_ns))], unit="seconds"),
+        *_metric("perfscope_samples_per_second", "gauge", "Samples of all ranks.", [({}, job.per_second("samples"))]),
+        *_metric("perfscope_tokens_per_second", "gauge", "Tokens of all ranks.", [({}, job.per_second("tokens"))]),
+        *_metric("perfscope_mfu_ratio", "gauge", "Model FLOPs utilisation.", [({}, mfu)], unit="ratio"),
+        *_metric(
+            "perfscope_step_age_seconds",
+            "gauge",
+            "Time since the last completed step.",
+            [(at, _seconds(rank.age_ns(job.wall_ns))) for rank, at in ranks if not rank.has_ended],
+            unit="seconds",
+        ),
+        *_metric(
+            "perfscope_late_seconds",
+            "gauge",
+            "How long others wait for the rank in a step.",
+            [(at, _seconds(late.get(rank.rank, 0))) for rank, at in ranks],
+            unit="seconds",
+        ),
+        *_metric(
+            "perfscope_rank_running", "gauge", "1 while it runs.", [(at, int(not r.has_ended)) for r, at in ranks]
+        ),
+        *_metric(
+            "perfscope_rank_stalled", "gauge", "1 while stalled.", [(at, int(job.is_stalled(r))) for r, at in ranks]
+        ),
+        *_gpu_metrics(job.gpus),
+        "# EOF",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _gpu_metrics(gpus: Iterable[WatchedGpu]) -> list[str]:
+    rows = [
+        (gpu.values, {"host": gpu.host, "gpu": str(gpu.values.index), "uuid": gpu.values.uuid, "name": gpu.values.name})
+        for gpu in gpus
+    ]
+    used = [(at, gpu.memory_used_bytes) for gpu, at in rows]
+    utilisation = [(at, _share(gpu.gpu_util_percent)) for gpu, at in rows]
+    power = [(at, None if gpu.power_mw is None else gpu.power_mw / _MW_PER_W) for gpu, at in rows]
+    heat = [(at, gpu.temperature_c) for gpu, at in rows]
+    return [
+        *_metric("perfscope_gpu_utilization_ratio", "gauge", "Share of time with a kernel.", utilisation, unit="ratio"),
+        *_metric("perfscope_gpu_memory_used_bytes", "gauge", "Memory in use.", used, unit="bytes"),
+        *_metric("perfscope_gpu_power_watts", "gauge", "Power.", power, unit="watts"),
+        *_metric("perfscope_gpu_temperature_celsius", "gauge", "Temperature.", heat, unit="celsius"),
+    ]
+
+
+def _metric(name: str, kind: str, text: str, samples: Iterable[_Sample], unit: str = "") -> list[str]:
+    known = [(labels, value) for labels, value in samples if value is not None]
+    if not known:
+        return []
+    suffix = "_total" if kind == "counter" else ""
+    return [
+        f"# TYPE {name} {kind}",
+        *([f"# UNIT {name} {unit}"] if unit else []),
+        f"# HELP {name} {text}",
+        *(f"{name}{suffix}{_labels(labels)} {value!r}" for labels, value in known),
+    ]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _seconds(time_ns: float | None) -> float | None:
+    return None if time_ns is None else time_ns / NS_PER_S
+
+
+def _share(value: int | None) -> float | None:
+    return None if value is None else value / _PERCENT
+
+
+class FileTarget:
+    """Metrics in a file, as node_exporter's textfile collector reads it; it is replaced at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def publish(self, text: str) -> None:
+        """Replace the file.
+
+        Raises:
+            SourceError: It cannot be written.
+        """
+        replace_file(self._path, text.encode())
+
+    def close(self) -> None:
+        """Leave the file."""
+
+
+class PortTarget:
+    """Metrics on a port of the loopback interface, at any path."""
+
+    def __init__(self, port: int) -> None:
+        self._text = b"# EOF\n"
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(target.text)))
+                self.end_headers()
+                self.wfile.write(target.text)
+
+            def log_message(self, *_args: object) -> None:
+                """Requests are not logged: they come every few seconds."""
+
+        try:
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
+        except OSError as error:
+            raise UsageError(f"--openmetrics: port {port} cannot be used: {error.strerror}") from None
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def text(self) -> bytes:
+        """What a request is answered."""
+        return self._text
+
+    @property
+    def port(self) -> int:
+        """The port, also where 0 asked for a free one."""
+        return int(self._server.server_address[1])
+
+    def publish(self, text: str) -> None:
+        """Answer this from now on."""
+        self._text = text.encode()
+
+    def close(self) -> None:
+        """Free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def open_target(word: str) -> FileTarget | PortTarget:
+    """A port, where the word is a number, else a file.
+
+    Raises:
+        UsageError: The port cannot be used, or the file's folder does not exist.
+    """
+    if word.isdecimal():
+        if int(word) > _LARGEST_PORT:
+            raise UsageError(f"--openmetrics: there is no port {word}")
+        return PortTarget(int(word))
+    path = Path(word)
+    if not path.parent.is_dir():
+        raise UsageError(f"--openmetrics: {path.parent} is not a folder")
+    return FileTarget(path)

@@ -1,0 +1,118 @@
+"""The view of a running job for terminals."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from perfscope.constants import GB, NS_PER_S
+from perfscope.report import escape_control_characters
+from perfscope.units import format_ranges, format_seconds
+from perfscope.watching.job import WatchedGpu, WatchedJob, WatchedRank
+
+_MOST_RANKS = 16
+_MOST_GPUS = 16
+_MW_PER_W = 1000
+_WIDTH = 100
+
+
+def draw(job: WatchedJob, mfu: float | None, mfu_reason: str) -> Group:
+    """One frame: the job in a few lines, its ranks, its GPUs."""
+    parts: list[RenderableType] = [Text(line, style=style) for line, style in _headlines(job, mfu, mfu_reason)]
+    parts.append(_draw_ranks(job))
+    if job.gpus:
+        parts.append(_draw_gpus(job.gpus))
+    return Group(*parts)
+
+
+def print_once(job: WatchedJob, mfu: float | None, mfu_reason: str) -> str:
+    """One frame as plain text."""
+    console = Console(width=_WIDTH, color_system=None, highlight=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(draw(job, mfu, mfu_reason))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tuple[str, str]]:
+    ranks = list(job.ranks.values())
+    running = sum(not rank.has_ended for rank in ranks)
+    world_size = max((rank.record.world_size for rank in ranks), default=0)
+    state = f"the command {job.exit_status}" if job.exit_status else f"{running} of {world_size} ranks run"
+    lines = [(f"{escape_control_characters(str(job.path))}: {state}", "bold")]
+    step_ns = job.step_ns()
+    steps = max((rank.step for rank in ranks), default=0)
+    rates = [f"step {steps:,}"]
+    if step_ns:
+        rates.append(f"{format_seconds(step_ns / NS_PER_S)} a step")
+    for count in ("samples", "tokens"):
+        rate = job.per_second(count)
+        rates += [f"{rate:,.0f} {count}/s"] if rate is not None else []
+    rates.append(f"MFU {100 * mfu:.1f} %" if mfu is not None else f"MFU n/a ({mfu_reason})")
+    lines.append((", ".join(rates), ""))
+    stalled = [rank.rank for rank in ranks if job.is_stalled(rank)]
+    if stalled:
+        idle_s = max(rank.age_ns(job.wall_ns) or 0 for rank in ranks) / NS_PER_S
+        text = f"ranks {format_ranges(stalled)} finish no step for {idle_s:.0f} s: perfscope postmortem {job.path}"
+        lines.append((text, "bold red"))
+    late = job.late_ranks()
+    if late and step_ns:
+        texts = [f"{rank} ({format_seconds(wait / NS_PER_S)}, {100 * wait / step_ns:.0f} %)" for rank, wait in late[:4]]
+        lines.append((f"late ranks, and how long the others wait for them in a step: {', '.join(texts)}", "yellow"))
+    return lines
+
+
+def _draw_ranks(job: WatchedJob) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("Rank", "Host", "Step", "Step time", "Data wait", "Waits for others", "Last step"):
+        table.add_column(heading, justify="left" if heading == "Host" else "right")
+    ranks = list(job.ranks.values())
+    for rank in ranks[:_MOST_RANKS]:
+        table.add_row(*_rank_cells(rank, job.wall_ns))
+    if len(ranks) > _MOST_RANKS:
+        table.add_row("", f"{len(ranks) - _MOST_RANKS} more ranks", "", "", "", "", "")
+    return table
+
+
+def _rank_cells(rank: WatchedRank, wall_ns: int) -> tuple[str, ...]:
+    waits = [step.data_wait_ns for step in rank.steps if step.data_wait_ns is not None]
+    age_ns = rank.age_ns(wall_ns)
+    last = "ended" if rank.has_ended else "n/a" if age_ns is None else f"{age_ns / NS_PER_S:.0f} s ago"
+    return (
+        str(rank.rank),
+        escape_control_characters(rank.record.host),
+        f"{rank.step:,}",
+        _time(rank.step_ns()),
+        _time(sorted(waits)[len(waits) // 2] if waits else None),
+        _time(rank.wait_ns()),
+        last,
+    )
+
+
+def _draw_gpus(gpus: list[WatchedGpu]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("GPU", "Host", "Name", "Busy", "Memory", "Power", "Clock", "Temp."):
+        table.add_column(heading, justify="left" if heading in ("Host", "Name") else "right")
+    for gpu in gpus[:_MOST_GPUS]:
+        values = gpu.values
+        table.add_row(
+            _text(values.index, "{}"),
+            escape_control_characters(gpu.host),
+            escape_control_characters(values.name),
+            _text(values.gpu_util_percent, "{} %"),
+            _text(None if values.memory_used_bytes is None else values.memory_used_bytes / GB, "{:.1f} GB"),
+            _text(None if values.power_mw is None else values.power_mw / _MW_PER_W, "{:.0f} W"),
+            _text(values.sm_clock_mhz, "{} MHz"),
+            _text(values.temperature_c, "{} C"),
+        )
+    if len(gpus) > _MOST_GPUS:
+        table.add_row("", f"{len(gpus) - _MOST_GPUS} more GPUs", "", "", "", "", "", "")
+    return table
+
+
+def _time(time_ns: float | None) -> str:
+    return "n/a" if time_ns is None else format_seconds(time_ns / NS_PER_S)
+
+
+def _text(value: float | None, pattern: str) -> str:
+    return "n/a" if value is None else pattern.format(value)
