@@ -57,7 +57,7 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, while it runs or later.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     interval: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Time from one look at the run to the next (s).")
+        float, typer.Option(min=0.2, max=3600, help="Time from one look at the run to the next, in seconds.")
     ] = 2.0,
     openmetrics: Annotated[
         str | None,

@@ -121,7 +121,7 @@ class WatchOptions:
         float,
         typer.Option(
             min=1,
-            help="No stall is shorter (s); ten times as long before the second step.",
+            help="No stall is shorter, in seconds; ten times as long before the second step.",
             rich_help_panel=_WATCH_PANEL,
         ),
     ] = 60.0
