@@ -17,8 +17,8 @@ from tests.conftest import run
 #: What a number counts or is measured in.
 UNITS = re.compile(
     r"\b(GPUs?|tokens?|sequences?|layers?|heads?|dimensions?|size|steps?|iterations?|stages?|micro-batches|degree|ranks?"
-    r"|processes|workers|files|experts?|modules|rows|columns|days|hours|TFLOPs?|TFLOP/s|samples/s|seconds?|stage of ZeRO"
-    r"|ZeRO stage|chunks|top-k|characters)\b",
+    r"|processes|workers|files|experts?|modules|rows|columns|days|hours|TFLOPs?|TFLOP/s|samples/s|seconds?"
+    r"|stage of ZeRO|ZeRO stage|chunks|top-k|characters)\b",
     re.IGNORECASE,
 )
 #: Texts that are quantities: an example shows how to write the unit.
