@@ -47,6 +47,7 @@ class LateWriter:
         self,
         read_beside: Callable[[], Mapping[str, object]] | None = None,
         look_beside: Callable[[], None] | None = None,
+        on_written: Callable[[int, int], None] | None = None,
     ) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
@@ -54,6 +55,8 @@ class LateWriter:
         self.has_news = False
         self._read_beside = read_beside
         self._look_beside = look_beside
+        #: Told the file and the number of lines after each write.
+        self._on_written = on_written
         self._values: Mapping[str, object] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -93,6 +96,8 @@ class LateWriter:
                 lines.setdefault(descriptor, []).append(make_line(*arguments))
             for descriptor, content in lines.items():
                 write_whole(descriptor, b"".join(content))
+                if self._on_written is not None:
+                    self._on_written(descriptor, len(content))
 
     def close(self) -> None:
         """Write what waits, and let the thread end.

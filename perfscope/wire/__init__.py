@@ -8,7 +8,8 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine
-    RUN/ranks/00000/steps.jsonl      one StepRecord per training step
+    RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones
+    RUN/ranks/00000/steps.000001.columns  those before, in columns; see hooks/pack_steps.py
     RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
@@ -48,6 +49,9 @@ PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 SETUP_FILE = "setup.json"
 STEPS_FILE = "steps.jsonl"
+#: What the names of step records in columns end in, and what their first line states.
+PACKED_SUFFIX = ".columns"
+PACKED_SCHEMA = "perfscope/steps/1"
 PENDING_STEPS_FILE = "pending_steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"

@@ -16,6 +16,7 @@ from perfscope.sources.postmortem.recorder import read_dump
 from perfscope.sources.postmortem.stacks import find_training_stack, parse_stacks
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_rank_record, read_records
+from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.tables.postmortem import (
     CodeLine,
     Death,
@@ -219,7 +220,8 @@ def _last_step(folder: Path) -> int:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
-    return 0
+    steps = read_step_columns(folder, damage=[])  # the last lines were just put aside
+    return int(steps.whole("step")[-1]) if steps.rows else 0
 
 
 def _tail(path: Path) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfscope import wire
-from perfscope.sources.runs.records import decode_micro_batch, read_records
+from perfscope.sources.runs.records import decode_micro_batch, list_segments, read_records
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
 
 
@@ -16,7 +16,8 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
     """
     passes: list[MicroBatches] = []
     order: tuple[str, ...] = ()
-    for record in read_records(folder / wire.MICRO_BATCHES_FILE, decode_micro_batch, damage):
+    segments = list_segments(folder, wire.MICRO_BATCHES_FILE)
+    for record in (record for path in segments for record in read_records(path, decode_micro_batch, damage)):
         order = record.order or order
         passes.append(
             MicroBatches(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope import wire
-from perfscope.sources.runs.records import decode_step, read_rank_record, read_records
+from perfscope.sources.runs.records import read_rank_record
+from perfscope.sources.runs.step_columns import read_step_columns
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def read_rank_process(folder: Path) -> RankProcess | None:
     if record is None:
         return None
     wall_offset_ns = record.wall_ns - record.monotonic_ns
-    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage=[])
-    step_ends_ns = {step.step: step.end_ns + wall_offset_ns for step in steps}
+    columns = read_step_columns(folder, damage=[])
+    ends_ns = (columns.whole("end_ns") + wall_offset_ns).tolist()
+    step_ends_ns = dict(zip(columns.whole("step").tolist(), ends_ns, strict=True))
     times_ns = [record.wall_ns, *step_ends_ns.values()]
     return RankProcess(folder, record, step_ends_ns, min(times_ns), max(times_ns))
 

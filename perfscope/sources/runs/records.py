@@ -5,7 +5,9 @@ Hooks write full lines, but a killed process or a full disk can leave half a lin
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +17,7 @@ import msgspec
 from perfscope import wire
 from perfscope.wire.passes import MicroBatchRecord
 
+_COMPRESSED = ".gz"
 _Record = TypeVar("_Record")
 _EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord | wire.EndRecord]] = {
     "window": wire.WindowRecord,
@@ -50,7 +53,14 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
     if not path.is_file():
         return []
     records = []
-    lines = path.read_bytes().split(b"\n")
+    content = path.read_bytes()
+    if path.suffix == _COMPRESSED:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error):
+            damage.append(f"{path.parent.name}/{path.name}: cannot be read")
+            return []
+    lines = content.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line:
             continue
@@ -60,6 +70,17 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
             problem = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
             damage.append(f"{path.parent.name}/{path.name}: {problem}")
     return records
+
+
+def list_segments(folder: Path, name: str) -> list[Path]:
+    """The files of a rank that were put aside because they were full, the oldest first, and the one in use.
+
+    A file that is compressed already counts in place of the plain one.
+    """
+    stem, suffix = name.split(".")
+    segments = {path.name: path for path in folder.glob(f"{stem}.*.{suffix}")}
+    segments |= {path.stem: path for path in folder.glob(f"{stem}.*.{suffix}{_COMPRESSED}")}
+    return [*(segments[key] for key in sorted(segments)), folder / name]
 
 
 def read_rank_record(folder: Path) -> wire.RankRecord | None:

@@ -14,13 +14,13 @@ from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.records import (
     decode_event,
-    decode_step,
     read_object,
     read_rank_record,
     read_records,
 )
 from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
 from perfscope.sources.runs.setup_record import read_setup
+from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.sources.runs.timeline import to_timeline
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
@@ -153,31 +153,25 @@ def _rank_folders(ranks: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSamples], damage: list[str]) -> _Process:
-    steps = _read_steps(folder, damage)
+    columns = read_step_columns(folder, damage)
     saves = read_process_saves(folder, rank, attempt, damage)
     micro_batches = read_micro_batches(folder, rank, attempt, damage)
     events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
     notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
-    timeline = to_timeline((rank, attempt), read_rank_record(folder), steps, events, saves.records)
+    timeline = to_timeline(
+        (rank, attempt), read_rank_record(folder), [span for _, span in columns.spans], events, saves.records
+    )
     return _Process(
         number=rank,
         rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
-        steps=to_steps(rank, attempt, steps) if steps else None,
+        steps=to_steps(rank, attempt, columns) if columns.rows else None,
         windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
         micro_batches=micro_batches,
-        timeline=timeline if steps else None,
+        timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
         setup=read_setup(folder, damage),
     )
-
-
-def _read_steps(folder: Path, damage: list[str]) -> list[wire.StepRecord]:
-    """The steps of a process, and those that waited as it was killed, each of which counts then."""
-    steps = read_records(folder / wire.STEPS_FILE, decode_step, damage)
-    last_ns = steps[-1].end_ns if steps else 0
-    pending = read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage)
-    return [*steps, *(step for step in pending if step.end_ns > last_ns)]
 
 
 def _read_rank(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ SAVE = "save"
 def to_timeline(
     number: tuple[int, int],
     record: wire.RankRecord | None,
-    steps: Sequence[wire.StepRecord],
+    step_spans: Iterable[wire.Span],
     events: Sequence[object],
     saves: Sequence[wire.CheckpointRecord],
 ) -> Timeline:
@@ -24,12 +24,12 @@ def to_timeline(
     Args:
         number: The rank, and which of its processes it is.
         record: Who the rank is; None where that cannot be read.
-        steps: Its completed steps.
+        step_spans: What happened besides training in its completed steps.
         events: Its windows, its notes and its end.
         saves: Its checkpoint saves.
     """
     end = next((event for event in reversed(events) if isinstance(event, wire.EndRecord)), None)
-    spans = [span for step in steps for span in step.spans or ()]
+    spans = list(step_spans)
     spans += end.spans or () if end is not None else ()
     for save in saves:
         stalls = ((save.start_ns, save.end_ns), *(save.waits or ()))

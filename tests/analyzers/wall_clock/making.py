@@ -37,7 +37,9 @@ def life(
     last = max([records[-1].end_ns, *(end for _, _, end, _ in spans)])
     events = [wire.EndRecord(last if ended is None else ended, tuple(wire.Span(*span) for span in spans))]
     checkpoints = [wire.CheckpointRecord(start, end, "torch.save") for start, end in saves]
-    timeline = to_timeline((0, 0), rank, records, events, checkpoints)
+    timeline = to_timeline(
+        (0, 0), rank, [span for record in records for span in record.spans or ()], events, checkpoints
+    )
     return timeline, to_steps(0, 0, records)
 
 

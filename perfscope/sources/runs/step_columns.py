@@ -1,0 +1,200 @@
+"""The step records of one process in columns: files of packed columns, then lines of JSON.
+
+A week has a million steps: columns are never made into records.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from perfscope import wire
+from perfscope.sources.runs.records import decode_step, read_records
+from perfscope.tables.columns import Bool, Int64, MaskedInt64
+from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
+
+_BYTES = 8
+_LISTS = {"host": len(HostWork._fields), "waits": len(HostWaits._fields)}
+_NUMBERS = (
+    "step", "end_ns", "wall_ns", "micro_batches", "samples", "tokens", "global_samples", "data_wait_ns", "save_ns",
+    "no_grad_ns", "gap_ns", "hook_ns", "iteration", "memory_peak_bytes", "alloc_retries", "device_allocs",
+)  # fmt: skip
+_TEXTS = ("source", "window")
+_FLAGS = ("skipped", "draining")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepColumns:
+    """The steps of one process, in their order; fields of ``StepRecord``.
+
+    Attributes:
+        rows: How many there are.
+        numbers: Columns of numbers by name; those of lists are ``host.0`` and so on.
+        texts: Columns of texts, empty where absent.
+        flags: Columns of flags, false where absent.
+        spans: What happened besides training, with the row that it was written with.
+        probes: Steps that were timed on the device.
+    """
+
+    rows: int
+    numbers: Mapping[str, MaskedInt64]
+    texts: Mapping[str, npt.NDArray[np.str_]]
+    flags: Mapping[str, Bool]
+    spans: tuple[tuple[int, wire.Span], ...] = ()
+    probes: tuple[DeviceProbe, ...] = field(default=())
+
+    def number(self, name: str) -> MaskedInt64:
+        """A column of numbers; all masked where no step has them."""
+        column = self.numbers.get(name)
+        if column is None:
+            return np.ma.MaskedArray(np.zeros(self.rows, np.int64), mask=np.ones(self.rows, np.bool_))
+        return column
+
+    def whole(self, name: str) -> Int64:
+        """A column of numbers that every step has."""
+        return np.asarray(np.ma.getdata(self.number(name)), np.int64)
+
+
+def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
+    """All steps of a process, those that waited as it was killed included.
+
+    Args:
+        folder: The folder of a rank.
+        damage: Gets a text for each file and line that cannot be read.
+    """
+    parts = list(_read_parts(folder, damage))
+    last_ns = max((int(part.whole("end_ns")[-1]) for part in parts), default=0)
+    pending = read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage)
+    parts.append(from_records([step for step in pending if step.end_ns > last_ns]))
+    return _join(parts)
+
+
+def _read_parts(folder: Path, damage: list[str]) -> Iterator[StepColumns]:
+    stem, suffix = wire.STEPS_FILE.split(".")
+    packed = sorted(folder.glob(f"{stem}.*{wire.PACKED_SUFFIX}"))
+    plain = sorted(folder.glob(f"{stem}.*.{suffix}"))
+    names = {path.name.removesuffix(wire.PACKED_SUFFIX): path for path in packed}
+    files = {path.name.removesuffix(f".{suffix}"): path for path in plain} | names
+    for path in (*(files[name] for name in sorted(files)), folder / wire.STEPS_FILE):
+        part = None
+        if path.suffix == wire.PACKED_SUFFIX:
+            try:
+                part = unpack(path.read_bytes())
+            except (OSError, ValueError, KeyError, TypeError, zlib.error, msgspec.MsgspecError):
+                damage.append(f"{folder.name}/{path.name}: cannot be read")
+        else:
+            part = from_records(read_records(path, decode_step, damage))
+        if part is not None and part.rows:
+            yield part
+
+
+def unpack(content: bytes) -> StepColumns:
+    """The steps of a packed file, as ``perfscope.hooks.pack_steps`` describes it.
+
+    Raises:
+        ValueError, KeyError, TypeError, zlib.error: It is damaged.
+    """
+    line, _, packed = content.partition(b"\n")
+    header = json.loads(line)
+    if header["schema"] != wire.PACKED_SCHEMA:
+        raise ValueError("unknown schema")
+    rows, body, at = int(header["rows"]), zlib.decompress(packed), 0
+    numbers: dict[str, MaskedInt64] = {}
+    for column in header["columns"]:
+        planes = np.frombuffer(body, np.uint8, rows * _BYTES, at).reshape(_BYTES, rows)
+        values = np.ascontiguousarray(planes.T).view("<i8").reshape(rows).astype(np.int64, copy=False)
+        at += rows * _BYTES
+        absent = np.zeros(rows, np.bool_)
+        if column["absent"]:
+            absent = np.frombuffer(body, np.uint8, rows, at) != 0
+            at += rows
+        numbers[column["name"]] = np.ma.MaskedArray(np.cumsum(values) if column["delta"] else values, mask=absent)
+    texts: dict[str, npt.NDArray[np.str_]] = {}
+    flags: dict[str, Bool] = {}
+    for code in header["codes"]:
+        places = np.frombuffer(body, np.uint8, rows, at)
+        at += rows
+        if code["name"] in _TEXTS:
+            texts[code["name"]] = np.asarray(["", *map(str, code["values"])], np.str_)[places]
+        elif code["name"] in _FLAGS:
+            flags[code["name"]] = np.asarray([False, *map(bool, code["values"])], np.bool_)[places]
+    others = json.loads(body[at:])
+    spans = [
+        (int(row), msgspec.convert(span, wire.Span))
+        for row, fields in others.items()
+        for span in fields.get("spans", ())
+    ]
+    return StepColumns(rows, numbers, texts, flags, tuple(spans), _probes(numbers))
+
+
+def _probes(numbers: Mapping[str, MaskedInt64]) -> tuple[DeviceProbe, ...]:
+    columns = [numbers.get(f"probe.{place}") for place in range(len(DeviceProbe._fields))]
+    if columns[0] is None:
+        return ()
+    rows = np.flatnonzero(~np.ma.getmaskarray(columns[0]))
+    values: list[list[Any]] = [[None] * len(rows) if column is None else column[rows].tolist() for column in columns]
+    return tuple(DeviceProbe(*row) for row in zip(*values, strict=True))
+
+
+def from_records(records: Sequence[wire.StepRecord]) -> StepColumns:
+    """Records as columns."""
+    numbers = {name: _masked([getattr(record, name) for record in records]) for name in _NUMBERS}
+    for name, places in _LISTS.items():
+        lists = [getattr(record, name) for record in records]
+        if any(values is not None for values in lists):
+            for place in range(places):
+                numbers[f"{name}.{place}"] = _masked([None if values is None else values[place] for values in lists])
+    return StepColumns(
+        rows=len(records),
+        numbers=numbers,
+        texts={name: np.asarray([getattr(record, name) or "" for record in records], np.str_) for name in _TEXTS},
+        flags={name: np.asarray([bool(getattr(record, name)) for record in records], np.bool_) for name in _FLAGS},
+        spans=tuple((row, span) for row, record in enumerate(records) for span in record.spans or ()),
+        probes=tuple(record.probe for record in records if record.probe is not None),
+    )
+
+
+def _masked(values: Sequence[int | None]) -> MaskedInt64:
+    absent = np.asarray([value is None for value in values], np.bool_)
+    return np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), mask=absent)
+
+
+def _join(parts: Sequence[StepColumns]) -> StepColumns:
+    """One after the other."""
+    filled = [part for part in parts if part.rows]
+    if len(filled) <= 1:
+        return filled[0] if filled else from_records([])
+    first_rows = np.cumsum([0, *(part.rows for part in filled)]).tolist()
+    numbers = {
+        name: np.ma.MaskedArray(
+            np.concatenate([np.ma.getdata(part.number(name)) for part in filled]),
+            mask=np.concatenate([np.ma.getmaskarray(part.number(name)) for part in filled]),
+        )
+        for name in dict.fromkeys(name for part in filled for name in part.numbers)
+    }
+    return StepColumns(
+        rows=first_rows[-1],
+        numbers=numbers,
+        texts={name: np.concatenate([_text(part, name) for part in filled]) for name in _TEXTS},
+        flags={name: np.concatenate([_flag(part, name) for part in filled]) for name in _FLAGS},
+        spans=tuple(
+            (first + row, span) for first, part in zip(first_rows, filled, strict=False) for row, span in part.spans
+        ),
+        probes=tuple(probe for part in filled for probe in part.probes),
+    )
+
+
+def _text(columns: StepColumns, name: str) -> npt.NDArray[np.str_]:
+    return columns.texts.get(name, np.zeros(columns.rows, "<U1"))
+
+
+def _flag(columns: StepColumns, name: str) -> Bool:
+    return columns.flags.get(name, np.zeros(columns.rows, np.bool_))

@@ -1,0 +1,169 @@
+"""Full files of step records are put aside and packed, and read as if they were lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope import wire
+from perfscope.hooks import pack_steps, rotation
+from perfscope.hooks.recorder import Recorder
+from perfscope.sources.runs.micro_batches import read_micro_batches
+from perfscope.sources.runs.records import decode_step
+from perfscope.sources.runs.step_columns import StepColumns, from_records, read_step_columns, unpack
+from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
+from perfscope.wire.passes import MicroBatchRecord
+
+
+def random_records(count: int, seed: int = 3) -> list[wire.StepRecord]:
+    source = random.Random(seed)
+    end_ns = 10**12
+    records = []
+    for step in range(1, count + 1):
+        end_ns += source.randint(10**6, 10**9)
+        optional = {
+            "window": source.choice([None, None, "profiled"]),
+            "skipped": source.choice([None, None, True]),
+            "data_wait_ns": source.choice([None, source.randint(0, 10**8)]),
+            "save_ns": source.choice([None, None, 10**9]),
+            "loss_scale": source.choice([None, 65536.0]),
+            "iteration": step + 400,
+            "host": HostWork(*(source.randint(0, 10**7) for _ in range(5))) if step > 1 else None,
+            "waits": HostWaits(source.randint(0, 10**7), 0),
+            "probe": source.choice([None, DeviceProbe(step, 1, None, 3, source.randint(1, 10**6))]),
+            "spans": source.choice([None, (wire.Span(wire.GARBAGE, end_ns - 500, end_ns - 100),)]),
+        }
+        records.append(wire.StepRecord(step, end_ns, "optimizer", wall_ns=source.randint(1, 10**6), **optional))  # type: ignore[arg-type]
+    return records
+
+
+def assert_same(ours: StepColumns, expected: StepColumns) -> None:
+    assert ours.rows == expected.rows
+    for name in {*ours.numbers, *expected.numbers}:
+        mine, theirs = ours.number(name), expected.number(name)
+        assert np.array_equal(np.ma.getmaskarray(mine), np.ma.getmaskarray(theirs)), name
+        assert np.array_equal(np.ma.filled(mine, 0), np.ma.filled(theirs, 0)), name
+    for name in ("source", "window"):
+        assert ours.texts[name].tolist() == expected.texts[name].tolist()
+    for name in ("skipped", "draining"):
+        mine_flags = ours.flags.get(name, np.zeros(ours.rows, np.bool_))
+        assert mine_flags.tolist() == expected.flags[name].tolist()
+    assert ours.spans == expected.spans
+    assert ours.probes == expected.probes
+
+
+def without_probes(columns: StepColumns) -> StepColumns:
+    numbers = {name: column for name, column in columns.numbers.items() if not name.startswith("probe")}
+    return StepColumns(columns.rows, numbers, columns.texts, columns.flags, columns.spans, columns.probes)
+
+
+def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
+    records = random_records(500)
+    path = tmp_path / "steps.000001.jsonl"
+    path.write_bytes(b"".join(wire.to_line(record) for record in records))
+    size = path.stat().st_size
+    pack_steps.pack(str(path))
+    assert [file.name for file in tmp_path.iterdir()] == ["steps.000001.columns"]
+    packed = (tmp_path / "steps.000001.columns").read_bytes()
+    assert len(packed) < size / 3
+    assert_same(without_probes(unpack(packed)), from_records(records))
+
+
+def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:
+    records = random_records(30)
+    lines = [wire.to_line(record) for record in records]
+    (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))
+    pack_steps.pack(str(tmp_path / "steps.000001.jsonl"))
+    (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))  # it was killed before it removed the lines
+    (tmp_path / "steps.000002.jsonl").write_bytes(b"".join(lines[10:20]))  # not packed yet
+    (tmp_path / "steps.jsonl").write_bytes(b"".join(lines[20:]))
+    (tmp_path / "steps.000002.columns.tmp").write_bytes(b"half")
+    damage: list[str] = []
+    columns = read_step_columns(tmp_path, damage)
+    assert not damage
+    assert_same(without_probes(columns), from_records(records))
+
+
+def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    records = random_records(20)
+    path = tmp_path / "steps.000001.jsonl"
+    path.write_bytes(b"".join(wire.to_line(record) for record in records))
+    pack_steps.pack(str(path))
+    packed = tmp_path / "steps.000001.columns"
+    packed.write_bytes(packed.read_bytes()[:-40])
+    (tmp_path / "steps.jsonl").write_bytes(wire.to_line(wire.StepRecord(21, 10**15, "optimizer")))
+    damage: list[str] = []
+    assert read_step_columns(tmp_path, damage).whole("step").tolist() == [21]
+    assert damage == [f"{tmp_path.name}/steps.000001.columns: cannot be read"]
+
+
+def test_half_a_line_is_not_packed(tmp_path: Path) -> None:
+    path = tmp_path / "steps.000001.jsonl"
+    path.write_bytes(b'{"step":1,"end')
+    with pytest.raises(ValueError, match="Unterminated"):
+        pack_steps.pack(str(path))
+    assert path.exists()
+
+
+def test_a_recorder_puts_full_files_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "LINES", 100)
+    recorder = Recorder(str(tmp_path), 0)
+    descriptor = recorder.steps_file
+    for step in range(1, 351):
+        recorder.late.append((descriptor, wire.to_line, (wire.StepRecord(step, step * 10**6, "optimizer"),)))
+        if step % 10 == 0:
+            recorder.late.flush()
+    recorder.close()
+    assert recorder.steps_file == descriptor
+    until_s = time.monotonic() + 30
+    while list(Path(recorder.folder).glob("*.0*.jsonl")) and time.monotonic() < until_s:
+        pack_steps.start_packing(str(tmp_path / "none"))  # what waits for the one process
+        time.sleep(0.1)
+    names = sorted(path.name for path in Path(recorder.folder).glob("steps*"))
+    assert names == [*(f"steps.00000{number}.columns" for number in (1, 2, 3)), "steps.jsonl"]
+    assert read_step_columns(Path(recorder.folder), []).whole("step").tolist() == list(range(1, 351))
+
+
+def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "LINES", 5)
+    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    recorder = Recorder(str(tmp_path), 0)
+    for step in range(1, 21):
+        recorder.late.append((recorder.steps_file, wire.to_line, (wire.StepRecord(step, step, "optimizer"),)))
+        recorder.late.flush()
+    recorder.close()
+    lines = (tmp_path / "ranks/00000/steps.jsonl").read_bytes().splitlines()
+    assert [decode_step(line).step for line in lines] == list(range(1, 21))
+
+
+def test_the_packer_runs_by_itself_without_site_packages(tmp_path: Path) -> None:
+    path = tmp_path / "steps.000001.jsonl"
+    path.write_bytes(wire.to_line(wire.StepRecord(1, 1, "optimizer")))
+    command = ["python3", "-I", "-S", str(Path(pack_steps.__file__)), str(path)]
+    subprocess.run(command, check=True, env={"PATH": os.environ["PATH"]})
+    header = json.loads((tmp_path / "steps.000001.columns").read_bytes().split(b"\n", 1)[0])
+    assert header["schema"] == wire.PACKED_SCHEMA == pack_steps.SCHEMA
+    assert wire.PACKED_SUFFIX == pack_steps.PACKED_SUFFIX
+
+
+def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "LINES", 10)
+    recorder = Recorder(str(tmp_path), 0)
+    for step in range(1, 26):
+        order = ("F0.0",) if step == 1 else None
+        recorder.write_micro_batches(MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),), order))
+        recorder.late.flush()
+    recorder.close()
+    until_s = time.monotonic() + 30
+    while not list(Path(recorder.folder).glob("micro_batches.*.gz")) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    passes = read_micro_batches(Path(recorder.folder), 0, 0, [])
+    assert [record.step for record in passes] == list(range(1, 26))
+    assert passes[-1].order == ("F0.0",)
