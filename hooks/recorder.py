@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from perfscope import wire
 from perfscope.hooks.late_writer import LateWriter, write_whole
-from perfscope.hooks.pack_steps import start_packing
-from perfscope.hooks.profiler.compress import start_compressing
 from perfscope.hooks.rotation import RotatedFile
 from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord, requests
 from perfscope.wire.model import ModelRecord
@@ -44,7 +42,7 @@ class Recorder:
         self.rank = rank
         self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._rotated: dict[int, RotatedFile] = {}
-        self.steps_file = self._open_rotated(wire.STEPS_FILE, start_packing)
+        self.steps_file = self._open_rotated(wire.STEPS_FILE)
         self._events = _open_to_append(os.path.join(self.folder, wire.EVENTS_FILE))
         self.late = LateWriter(read_beside, look_beside, self._on_written)
         self._pending_steps: int | None = None
@@ -100,13 +98,13 @@ class Recorder:
             Exception: An earlier record could not be written, because the disk is full or gone.
         """
         if self._micro_batches is None:
-            self._micro_batches = self._open_rotated(wire.MICRO_BATCHES_FILE, start_compressing)
+            self._micro_batches = self._open_rotated(wire.MICRO_BATCHES_FILE)
         self.late.add(self._micro_batches, wire.to_line, record)
 
-    def _open_rotated(self, name: str, pack: Callable[[str], None]) -> int:
+    def _open_rotated(self, name: str) -> int:
         path = os.path.join(self.folder, name)
         descriptor = _open_to_append(path)
-        self._rotated[descriptor] = RotatedFile(path, descriptor, pack)
+        self._rotated[descriptor] = RotatedFile(path, descriptor)
         return descriptor
 
     def _on_written(self, descriptor: int, lines: int) -> None:

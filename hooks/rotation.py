@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.open_window import OPEN_WINDOW
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from perfscope.hooks.pack_records import start_packing
 
 #: Lines of a full file.
 LINES = 8192
@@ -22,10 +19,9 @@ class RotatedFile:
         descriptor: What to write to.
     """
 
-    def __init__(self, path: str, descriptor: int, pack: Callable[[str], None]) -> None:
+    def __init__(self, path: str, descriptor: int) -> None:
         self.descriptor = descriptor
         self._path = path
-        self._pack = pack
         self._lines = 0
         self._number = 0
 
@@ -53,4 +49,4 @@ class RotatedFile:
             os.dup2(fresh, self.descriptor, inheritable=False)
         finally:
             os.close(fresh)
-        self._pack(aside)
+        start_packing(aside)

@@ -9,7 +9,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones
-    RUN/ranks/00000/steps.000001.columns  those before, in columns; see hooks/pack_steps.py
+    RUN/ranks/00000/steps.000001.columns  those before, in columns; see hooks/pack_records.py
     RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline

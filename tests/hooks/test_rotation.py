@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from perfscope import wire
-from perfscope.hooks import pack_steps, rotation
+from perfscope.hooks import pack_records, rotation
 from perfscope.hooks.recorder import Recorder
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.records import decode_step
@@ -69,7 +69,7 @@ def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
     path = tmp_path / "steps.000001.jsonl"
     path.write_bytes(b"".join(wire.to_line(record) for record in records))
     size = path.stat().st_size
-    pack_steps.pack(str(path))
+    pack_records.pack(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["steps.000001.columns"]
     packed = (tmp_path / "steps.000001.columns").read_bytes()
     assert len(packed) < size / 3
@@ -80,7 +80,7 @@ def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:
     records = random_records(30)
     lines = [wire.to_line(record) for record in records]
     (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))
-    pack_steps.pack(str(tmp_path / "steps.000001.jsonl"))
+    pack_records.pack(str(tmp_path / "steps.000001.jsonl"))
     (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))  # it was killed before it removed the lines
     (tmp_path / "steps.000002.jsonl").write_bytes(b"".join(lines[10:20]))  # not packed yet
     (tmp_path / "steps.jsonl").write_bytes(b"".join(lines[20:]))
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None
     records = random_records(20)
     path = tmp_path / "steps.000001.jsonl"
     path.write_bytes(b"".join(wire.to_line(record) for record in records))
-    pack_steps.pack(str(path))
+    pack_records.pack(str(path))
     packed = tmp_path / "steps.000001.columns"
     packed.write_bytes(packed.read_bytes()[:-40])
     (tmp_path / "steps.jsonl").write_bytes(wire.to_line(wire.StepRecord(21, 10**15, "optimizer")))
@@ -108,7 +108,7 @@ def test_half_a_line_is_not_packed(tmp_path: Path) -> None:
     path = tmp_path / "steps.000001.jsonl"
     path.write_bytes(b'{"step":1,"end')
     with pytest.raises(ValueError, match="Unterminated"):
-        pack_steps.pack(str(path))
+        pack_records.pack(str(path))
     assert path.exists()
 
 
@@ -124,7 +124,7 @@ def test_a_recorder_puts_full_files_aside(tmp_path: Path, monkeypatch: pytest.Mo
     assert recorder.steps_file == descriptor
     until_s = time.monotonic() + 30
     while list(Path(recorder.folder).glob("*.0*.jsonl")) and time.monotonic() < until_s:
-        pack_steps.start_packing(str(tmp_path / "none"))  # what waits for the one process
+        pack_records.start_packing(str(tmp_path / "none"))  # what waits for the one process
         time.sleep(0.1)
     names = sorted(path.name for path in Path(recorder.folder).glob("steps*"))
     assert names == [*(f"steps.00000{number}.columns" for number in (1, 2, 3)), "steps.jsonl"]
@@ -146,11 +146,11 @@ def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypa
 def test_the_packer_runs_by_itself_without_site_packages(tmp_path: Path) -> None:
     path = tmp_path / "steps.000001.jsonl"
     path.write_bytes(wire.to_line(wire.StepRecord(1, 1, "optimizer")))
-    command = ["python3", "-I", "-S", str(Path(pack_steps.__file__)), str(path)]
+    command = ["python3", "-I", "-S", str(Path(pack_records.__file__)), str(path)]
     subprocess.run(command, check=True, env={"PATH": os.environ["PATH"]})
     header = json.loads((tmp_path / "steps.000001.columns").read_bytes().split(b"\n", 1)[0])
-    assert header["schema"] == wire.PACKED_SCHEMA == pack_steps.SCHEMA
-    assert wire.PACKED_SUFFIX == pack_steps.PACKED_SUFFIX
+    assert header["schema"] == wire.PACKED_SCHEMA == pack_records.SCHEMA
+    assert wire.PACKED_SUFFIX == pack_records.PACKED_SUFFIX
 
 
 def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

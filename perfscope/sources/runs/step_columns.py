@@ -97,7 +97,7 @@ def _read_parts(folder: Path, damage: list[str]) -> Iterator[StepColumns]:
 
 
 def unpack(content: bytes) -> StepColumns:
-    """The steps of a packed file, as ``perfscope.hooks.pack_steps`` describes it.
+    """The steps of a packed file, as ``perfscope.hooks.pack_records`` describes it.
 
     Raises:
         ValueError, KeyError, TypeError, zlib.error: It is damaged.

@@ -1,8 +1,9 @@
-"""Packs a full file of step records into columns, in a process of its own at the lowest priority.
+"""Packs a full file of records, in a process of its own at the lowest priority.
 
-A week has a million steps. Lines of JSON are whole after every write, but large: once there are some thousands, they
-become one file of columns, about a fifth as large and read twenty times as fast. Run by itself (``python -I -S
-pack_steps.py FILE...``) it imports the standard library only. The format, ``perfscope/steps/1``::
+A week has a million steps. Lines of JSON are whole after every write, but large: once there are some thousands, those
+of steps become one file of columns, about a fifth as large and read twenty times as fast; others are compressed. Run
+by itself (``python -I -S pack_records.py FILE...``) it imports the standard library only. The format of columns,
+``perfscope/steps/1``::
 
     {"schema": ..., "rows": N, "columns": [{"name", "delta", "absent"}...], "codes": [{"name", "values"}...]}, a line
     zlib of, for each column: the bytes of its N little-endian int64 by significance, the least significant of all rows
@@ -16,6 +17,7 @@ difference from the row before.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import subprocess
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "perfscope/steps/1"
 PACKED_SUFFIX = ".columns"
+_STEPS = "steps."
 _DELTA = ("step", "end_ns", "iteration")
 _LISTS = ("host", "waits", "probe")
 _BYTES = 8
@@ -59,19 +62,23 @@ def start_packing(path: str) -> None:
 
 
 def pack(path: str) -> None:
-    """Replace a file of lines by one of columns, atomically.
+    """Replace a file of lines by one of columns, or by a compressed one, atomically.
 
     Raises:
         OSError: It cannot be written; the lines are unchanged.
         ValueError: A line is no record; the lines are unchanged.
     """
     with open(path, "rb") as file:
-        records = [json.loads(line) for line in file.read().splitlines()]
-    target = path.removesuffix(".jsonl") + PACKED_SUFFIX
+        lines = file.read()
+    if os.path.basename(path).startswith(_STEPS):
+        target = path.removesuffix(".jsonl") + PACKED_SUFFIX
+        packed = to_packed([json.loads(line) for line in lines.splitlines()])
+    else:
+        target, packed = f"{path}.gz", gzip.compress(lines, 5)
     unfinished = f"{target}.tmp"
     try:
         with open(unfinished, "wb") as file:
-            file.write(to_packed(records))
+            file.write(packed)
         os.replace(unfinished, target)
     except OSError:
         with contextlib.suppress(FileNotFoundError):
