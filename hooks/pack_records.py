@@ -10,7 +10,7 @@ by itself (``python -I -S pack_records.py FILE...``) it imports the standard lib
     first; one byte a row that is 1 where the value is absent, if ``absent``; then for each code one byte a row, 0 for
     absent, else 1 + the index in ``values``; then JSON of what fits nowhere: {row: {field: value}}
 
-A field that is a list of numbers is a column for each place, ``host.0`` and so on. With ``delta`` a value is the
+A field that is a list of numbers is a column for each index, ``host.0`` and so on. With ``delta`` a value is the
 difference from the row before.
 """
 
@@ -94,7 +94,7 @@ def to_packed(records: list[dict[str, Any]]) -> bytes:
         ValueError: A record is no object.
     """
     rows = [_flatten(record) for record in records]
-    others: dict[int, dict[str, Any]] = {}
+    remainder: dict[int, dict[str, Any]] = {}
     columns, codes, parts = [], [], []
     coded_parts = []
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -111,13 +111,13 @@ def to_packed(records: list[dict[str, Any]]) -> bytes:
         if distinct is None:
             for row, value in enumerate(values):
                 if value is not None:
-                    others.setdefault(row, {})[name] = value
+                    remainder.setdefault(row, {})[name] = value
             continue
         codes.append({"name": name, "values": distinct})
-        places = {repr(value): place for place, value in enumerate(distinct, 1)}
-        coded_parts.append(bytes(0 if value is None else places[repr(value)] for value in values))
+        numbering = {repr(value): index for index, value in enumerate(distinct, 1)}
+        coded_parts.append(bytes(0 if value is None else numbering[repr(value)] for value in values))
     header = {"schema": SCHEMA, "rows": len(rows), "columns": columns, "codes": codes}
-    body = b"".join([*parts, *coded_parts, json.dumps(others, separators=(",", ":")).encode()])
+    body = b"".join([*parts, *coded_parts, json.dumps(remainder, separators=(",", ":")).encode()])
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + zlib.compress(body, 6)
 
 
@@ -127,7 +127,7 @@ def _flatten(record: Any) -> dict[str, Any]:
     row = {}
     for name, value in record.items():
         if name in _LISTS and isinstance(value, list):
-            row.update({f"{name}.{place}": part for place, part in enumerate(value)})
+            row.update({f"{name}.{index}": part for index, part in enumerate(value)})
         else:
             row[name] = value
     return row
@@ -141,7 +141,7 @@ def _to_planes(values: list[int | None], *, is_delta: bool) -> bytes:
     if sys.byteorder == "big":
         column.byteswap()
     content = column.tobytes()
-    return b"".join(content[place::_BYTES] for place in range(_BYTES))
+    return b"".join(content[index::_BYTES] for index in range(_BYTES))
 
 
 def _distinct(values: list[Any]) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""What the time of a whole job went to, over all of its restarts: every nanosecond in one place.
+"""What the time of a whole job went to, over all of its restarts: every nanosecond in one part.
 
 A step is useful where its result was kept. Where a later start of the job went on from before it, it was redone: the
 first time was lost. Between two starts the job is down. What a start needs before its first step is its start-up, or
@@ -39,7 +39,7 @@ def account(
     overlap_ns = 0
     last_end_ns: int | None = None
     for index, (life, iteration) in enumerate(zip(lives, numbers, strict=True)):
-        later = [int(other[0]) for other in numbers[index + 1 :] if len(other)]
+        later = [int(numbering[0]) for numbering in numbers[index + 1 :] if len(numbering)]
         is_redone = iteration >= min(later) if later else np.zeros(len(iteration), np.bool_)
         redone_ns = int(life.step_ns[is_redone].sum())
         skipped_ns = int(life.step_ns[~is_redone & life.is_skipped].sum())
@@ -47,8 +47,8 @@ def account(
         spent[Spent.SKIPPED] += skipped_ns
         spent[Spent.USEFUL] += int(life.step_ns.sum()) - redone_ns - skipped_ns
         is_last = index == len(lives) - 1
-        for place, place_ns in life.other_ns.items():
-            spent[_place(place, is_first=index == 0, is_last=is_last)] += place_ns
+        for part, part_ns in life.other_ns.items():
+            spent[_place(part, is_first=index == 0, is_last=is_last)] += part_ns
         down_ns = 0 if last_end_ns is None else life.start_ns - last_end_ns
         overlap_ns += max(-down_ns, 0)
         spent[Spent.DOWN] += max(down_ns, 0)
@@ -64,7 +64,7 @@ def account(
     return Goodput(wall_ns, spent, tuple(starts), ranks, price, overlap_ns, is_assumed)
 
 
-def _place(place: Spent, *, is_first: bool, is_last: bool) -> Spent:
-    if place is Spent.START and not is_first:
+def _place(part: Spent, *, is_first: bool, is_last: bool) -> Spent:
+    if part is Spent.START and not is_first:
         return Spent.RESTARTS
-    return Spent.RESTARTS if place is Spent.END and not is_last else place
+    return Spent.RESTARTS if part is Spent.END and not is_last else part

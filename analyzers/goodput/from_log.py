@@ -30,7 +30,7 @@ def find_logged_lives(log: LoggedMoments) -> list[Life]:
 
 def _to_life(name: str, start_ns: int, end_ns: int, moments: Sequence[LoggedMoment], ranks: int | None) -> Life:
     usual_ns = _usual_step_ns(moments)
-    other = dict.fromkeys(Spent, 0)
+    apart_ns = dict.fromkeys(Spent, 0)
     iterations: list[int] = []
     times: list[int] = []
     now_ns = start_ns
@@ -43,13 +43,13 @@ def _to_life(name: str, start_ns: int, end_ns: int, moments: Sequence[LoggedMome
         times += _divide(steps_ns, count)
         rest_ns = gap_ns - steps_ns
         if index == 0:
-            other[Spent.START] += rest_ns
+            apart_ns[Spent.START] += rest_ns
         else:
             saved_ns = min(rest_ns, moment.saved_ns)
-            other[Spent.SAVES] += saved_ns
-            other[_place(moment)] += rest_ns - saved_ns
+            apart_ns[Spent.SAVES] += saved_ns
+            apart_ns[_place(moment)] += rest_ns - saved_ns
         now_ns, before = max(moment.t_ns, now_ns), moment.iteration
-    other[Spent.END] += max(end_ns - now_ns, 0)
+    apart_ns[Spent.END] += max(end_ns - now_ns, 0)
     return Life(
         name=name,
         start_ns=start_ns,
@@ -57,7 +57,7 @@ def _to_life(name: str, start_ns: int, end_ns: int, moments: Sequence[LoggedMome
         iteration=np.asarray(iterations, np.int64),
         step_ns=np.asarray(times, np.int64),
         is_skipped=np.zeros(len(iterations), np.bool_),
-        other_ns=other,
+        other_ns=apart_ns,
         ranks=ranks,
     )
 

@@ -53,18 +53,18 @@ def find_lives(run: Run) -> list[Life]:
 def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
     step_ns = np.asarray(np.sum([ledger.by_step[part] for part in _STEPS], axis=0), np.int64)
     step_ns, stalls_ns = _take_stalls(step_ns)
-    other = dict.fromkeys(Spent, 0)
-    other[Spent.STALLS] += stalls_ns
+    apart_ns = dict.fromkeys(Spent, 0)
+    apart_ns[Spent.STALLS] += stalls_ns
     for part, part_ns in ledger.parts.items():
         outside_ns = part_ns - int(ledger.by_step[part].sum())
         if part in _STEPS:
-            other[Spent.START] += outside_ns
+            apart_ns[Spent.START] += outside_ns
         elif part is Part.DATA_WAIT:  # the wait for the first batch is a part of the start
-            other[Spent.START] += outside_ns
-            other[Spent.STALLS] += part_ns - outside_ns
+            apart_ns[Spent.START] += outside_ns
+            apart_ns[Spent.STALLS] += part_ns - outside_ns
         else:
-            other[_PLACES[part]] += part_ns
-    other[Spent.START] += ledger.wall_ns - sum(ledger.parts.values())
+            apart_ns[_PLACES[part]] += part_ns
+    apart_ns[Spent.START] += ledger.wall_ns - sum(ledger.parts.values())
     attempts = [] if run.saves is None else run.saves.timings
     saved = {save.step for save in attempts if save.attempt == table.attempt and save.step is not None}
     is_numbered = table.iteration is not None and bool(present(table.iteration).all())
@@ -78,7 +78,7 @@ def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
         iteration=numbers,
         step_ns=step_ns,
         is_skipped=table.skipped,
-        other_ns=other,
+        other_ns=apart_ns,
         saved_steps=tuple(sorted(step + shift for step in saved)),
         ranks=None if rank is None else rank.world_size,
         is_numbered=is_numbered,

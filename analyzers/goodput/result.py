@@ -89,7 +89,7 @@ class Goodput:
         return {
             "wall_ns": self.wall_ns,
             "goodput": self.goodput,
-            "spent_ns": {str(place): place_ns for place, place_ns in self.spent_ns.items()},
+            "spent_ns": {str(part): part_ns for part, part_ns in self.spent_ns.items()},
             "gpus": self.gpus,
             "lost_gpu_hours": lost,
             "lost_money": None if lost is None or self.price is None else lost * self.price,
@@ -121,7 +121,7 @@ class Goodput:
         columns += [] if self.gpus is None else [Column("GPU hours", 3)]
         columns += [] if self.gpus is None or self.price is None else [Column("Money", 2)]
         parts = sorted(self.spent_ns.items(), key=lambda pair: -pair[1])
-        rows = [self._row(LABELS[place], place_ns) for place, place_ns in parts if place_ns]
+        rows = [self._row(LABELS[part], part_ns) for part, part_ns in parts if part_ns]
         rows.append(self._row("all", self.wall_ns))
         return (Section("Goodput", tuple(columns), tuple(rows), self._notes()), self._starts_section())
 

@@ -65,7 +65,7 @@ def compare_devices(tables: Sequence[Steps], run: Run) -> tuple[DevicePace, ...]
     medians = {table.rank: _medians(table) for table in timed}
     paces = []
     for rank, (forward_ns, backward_ns, update_ns) in medians.items():
-        others = [values for other, values in medians.items() if other != rank]
+        peers = [values for peer, values in medians.items() if peer != rank]
         is_replica = getattr(run.setups.get(rank), "ddp", None) is not None
         paces.append(
             DevicePace(
@@ -74,8 +74,8 @@ def compare_devices(tables: Sequence[Steps], run: Run) -> tuple[DevicePace, ...]
                 forward_ns=forward_ns,
                 backward_ns=backward_ns,
                 update_ns=update_ns,
-                relative_forward=_ratio(forward_ns, [values[0] for values in others]) if is_replica else None,
-                relative_update=_ratio(update_ns, [values[2] for values in others]),
+                relative_forward=_ratio(forward_ns, [values[0] for values in peers]) if is_replica else None,
+                relative_update=_ratio(update_ns, [values[2] for values in peers]),
                 clock_mhz=clocks.get(rank),
             )
         )
@@ -87,13 +87,13 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
     work = {table.rank: _work(table) for table in tables}
     slow = []
     for pace in paces:
-        others = [other for other in paces if other.rank != pace.rank]
-        if pace.ratio < _SLOW or not others:
+        peers = [peer for peer in paces if peer.rank != pace.rank]
+        if pace.ratio < _SLOW or not peers:
             continue
         steps = next(table for table in tables if table.rank == pace.rank)
         own_ns = (pace.forward_ns or 0) + pace.backward_ns + pace.update_ns
         cost_ns = round(own_ns * (1 - 1 / pace.ratio) * len(steps))
-        cause, detail = _explain(pace, others, work)
+        cause, detail = _explain(pace, peers, work)
         slow.append(
             Lateness(
                 rank=pace.rank,
@@ -110,11 +110,11 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
     return slow
 
 
-def _explain(pace: DevicePace, others: Sequence[DevicePace], work: Mapping[int, float | None]) -> tuple[Cause, str]:
-    own, most = work[pace.rank], [value for other in others if (value := work[other.rank]) is not None]
+def _explain(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, float | None]) -> tuple[Cause, str]:
+    own, most = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
     if own is not None and most and own > _SLOW * median(most):
         return Cause.WORK, f"{own / median(most):.2f} times the work of the others"
-    clocks = [other.clock_mhz for other in others if other.clock_mhz is not None]
+    clocks = [peer.clock_mhz for peer in peers if peer.clock_mhz is not None]
     longer = f"the same work takes {pace.ratio:.2f} times as long on its GPU"
     if pace.clock_mhz is not None and clocks:
         usual = median(clocks)
@@ -133,8 +133,8 @@ def _medians(table: Steps) -> tuple[int | None, int, int]:
     )
 
 
-def _ratio(own: int | None, others: Sequence[int | None]) -> float | None:
-    values = [value for value in others if value]
+def _ratio(own: int | None, peers: Sequence[int | None]) -> float | None:
+    values = [value for value in peers if value]
     return own / median(values) if own and values else None
 
 

@@ -126,10 +126,10 @@ def _over_others(values: Int64) -> Float64:
     if ranks == 2:  # noqa: PLR2004 - a pair
         return np.asarray(values - values[::-1], np.float64)
     ordered = np.sort(values, axis=0)
-    place = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    position = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
     low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    lower = np.where(place <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
-    upper = np.where(place <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
+    lower = np.where(position <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
+    upper = np.where(position <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
     return np.asarray(values - (lower + upper) / 2, np.float64)
 
 
@@ -168,7 +168,7 @@ def _describe_persistent(
         share = min(sums[part], remaining)
         if not entries or share > _CONTRIBUTES * cost:
             entry = _describe(parts, excess, counted, row, late, over, part)
-            if entry.cause in {other.cause for other in entries}:
+            if entry.cause in {named.cause for named in entries}:
                 continue
             cost_ns = round(min(entry.cause_ns, remaining) if len(counted) > 1 else remaining)
             entries.append(replace(entry, is_persistent=True, cost_ns=cost_ns))
@@ -212,10 +212,10 @@ def _describe(
 def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str]:
     """Whether a rank computes longer because it has more to compute."""
     own = float(parts.work[row][chosen].sum())
-    others = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
-    if others and own > _MORE_WORK * others:
-        return Cause.WORK, f"{own / others:.2f} times the {parts.work_unit} of the others"
-    return Cause.COMPUTE, f"the same {parts.work_unit}" if others else ""
+    usual = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
+    if usual and own > _MORE_WORK * usual:
+        return Cause.WORK, f"{own / usual:.2f} times the {parts.work_unit} of the others"
+    return Cause.COMPUTE, f"the same {parts.work_unit}" if usual else ""
 
 
 def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:

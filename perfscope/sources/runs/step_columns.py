@@ -126,17 +126,17 @@ def unpack(content: bytes) -> StepColumns:
             texts[code["name"]] = np.asarray(["", *map(str, code["values"])], np.str_)[places]
         elif code["name"] in _FLAGS:
             flags[code["name"]] = np.asarray([False, *map(bool, code["values"])], np.bool_)[places]
-    others = json.loads(body[at:])
+    remainder = json.loads(body[at:])
     spans = [
         (int(row), msgspec.convert(span, wire.Span))
-        for row, fields in others.items()
+        for row, fields in remainder.items()
         for span in fields.get("spans", ())
     ]
     return StepColumns(rows, numbers, texts, flags, tuple(spans), _probes(numbers))
 
 
 def _probes(numbers: Mapping[str, MaskedInt64]) -> tuple[DeviceProbe, ...]:
-    columns = [numbers.get(f"probe.{place}") for place in range(len(DeviceProbe._fields))]
+    columns = [numbers.get(f"probe.{index}") for index in range(len(DeviceProbe._fields))]
     if columns[0] is None:
         return ()
     rows = np.flatnonzero(~np.ma.getmaskarray(columns[0]))
@@ -150,8 +150,8 @@ def from_records(records: Sequence[wire.StepRecord]) -> StepColumns:
     for name, places in _LISTS.items():
         lists = [getattr(record, name) for record in records]
         if any(values is not None for values in lists):
-            for place in range(places):
-                numbers[f"{name}.{place}"] = _masked([None if values is None else values[place] for values in lists])
+            for index in range(places):
+                numbers[f"{name}.{index}"] = _masked([None if values is None else values[index] for values in lists])
     return StepColumns(
         rows=len(records),
         numbers=numbers,

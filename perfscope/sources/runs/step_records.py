@@ -63,8 +63,8 @@ def _to_host_times(columns: StepColumns) -> HostTimes | None:
     if "host.0" not in columns.numbers:
         return None
     return HostTimes(
-        *(columns.number(f"host.{place}") for place in range(len(HostWork._fields))),
-        *(columns.number(f"waits.{place}") for place in range(len(HostWaits._fields))),
+        *(columns.number(f"host.{index}") for index in range(len(HostWork._fields))),
+        *(columns.number(f"waits.{index}") for index in range(len(HostWaits._fields))),
     )
 
 
