@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 from difflib import get_close_matches
@@ -24,11 +25,11 @@ import perfscope
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.hooks.messages import write_line
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format
+from perfscope.renderers import Format, Terminal
 from perfscope.report import escape_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # typer keeps its classes of contexts, errors and parameters private.
 Context: TypeAlias = Any
@@ -63,6 +64,9 @@ COMMANDS = (
 
 #: A line on standard error is lost where nobody reads for so many seconds.
 _PATIENCE_S = 5.0
+#: A screen fits the smallest terminal that is common, also on a larger one.
+_SCREEN_LINES = 24
+_NARROWEST, _FEWEST_LINES = 20, 6
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -212,17 +216,29 @@ def perfscope_command(
 
 def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
-    output = outcome.output()
+    notes = () if quiet else _notes_apart(outcome)
+    output = outcome.output(_find_terminal(notes))
     if output:
         _print_output(output)
     if not quiet:
-        for line in _notes_apart(outcome):
+        for line in notes:
             write_line(f"perfscope: {escape_control_characters(line)}" if line else "", _PATIENCE_S)
     if outcome.signal is not None:
         _die_by(outcome.signal)
     if sys.flags.inspect or os.environ.get("PYTHONINSPECT"):
         os._exit(outcome.exit_code)  # Python would read commands from standard input now
     raise SystemExit(outcome.exit_code)
+
+
+def _find_terminal(notes: Sequence[str]) -> Terminal | None:
+    """The terminal that standard output is; what is printed on it shares its screen with the notes and a prompt."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    width, height = shutil.get_terminal_size()
+    width = max(width, _NARROWEST)
+    lines = min(height, _SCREEN_LINES) - 1 - sum(-(-(len(line) + len("perfscope: ")) // width) for line in notes)
+    has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return Terminal(width, max(lines, _FEWEST_LINES), has_colour)
 
 
 def _notes_apart(outcome: Outcome) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.errors import ExitCode
-from perfscope.renderers import Format, render
+from perfscope.renderers import Format, Terminal, render, render_on_terminal
 from perfscope.report import Report
 
 
@@ -15,7 +15,8 @@ class Outcome:
 
     Attributes:
         report: The answer, for standard output; absent where a command has none.
-        format: How the report is written.
+        format: How the report is written; where it is None, on a terminal as one screen, and elsewhere as markdown.
+        in_full: Whether a terminal shows all sections of the report, not one screen of the most important.
         text: What is printed as it is, for a command without a report.
         notes: Lines about the data, for standard error; hidden by ``--quiet``.
         exit_code: What the process ends with; a profiled command's own code for ``profile``.
@@ -23,12 +24,17 @@ class Outcome:
     """
 
     report: Report | None = None
-    format: Format = Format.MARKDOWN
+    format: Format | None = Format.MARKDOWN
+    in_full: bool = False
     text: str = ""
     notes: tuple[str, ...] = ()
     exit_code: ExitCode | int = ExitCode.OK
     signal: int | None = None
 
-    def output(self) -> str:
+    def output(self, terminal: Terminal | None = None) -> str:
         """What the command prints on standard output: its report in its format, else its text."""
-        return self.text if self.report is None else render(self.report, self.format)
+        if self.report is None:
+            return self.text
+        if self.format is None and terminal is not None:
+            return render_on_terminal(self.report, terminal, in_full=self.in_full)
+        return render(self.report, self.format or Format.MARKDOWN)

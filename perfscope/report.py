@@ -22,7 +22,9 @@ Row: TypeAlias = tuple[Cell, ...]
 Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
 
 _PERCENT = 100
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+#: Control characters, and those that turn the direction of a line.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_LARGEST_BYTE = 0xFF
 
 
 def escape_control_characters(text: str) -> str:
@@ -31,7 +33,12 @@ def escape_control_characters(text: str) -> str:
     >>> escape_control_characters("a\x1b[31mb")
     'a\\x1b[31mb'
     """
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return _CONTROL.sub(_escape_character, text)
+
+
+def _escape_character(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number <= _LARGEST_BYTE else f"\\u{number:04x}"
 
 
 def percent(share: float | Fraction | None) -> float | None:

@@ -83,13 +83,13 @@ def compare_sides(
         UsageError: A limit cannot be understood.
     """
     parsed = [parse_limit(text) for text in limits]
-    first, *others = sides
-    confidence = 1 - (1 - CONFIDENCE) / max(len(others), 1)
+    first, *following = sides
+    confidence = 1 - (1 - CONFIDENCE) / max(len(following), 1)
     return tuple(
         ComparedRuns(
-            compare_two(first, other, anyway=anyway, limits=parsed, confidence=confidence, between_runs=between_runs)
+            compare_two(first, second, anyway=anyway, limits=parsed, confidence=confidence, between_runs=between_runs)
         )
-        for other in others
+        for second in following
     )
 
 

@@ -108,7 +108,7 @@ class OpenedRun:
 
     def compare(
         self,
-        other: OpenedRun | str | os.PathLike[str],
+        run: OpenedRun | str | os.PathLike[str],
         *,
         anyway: bool = False,
         limits: Sequence[str] = (),
@@ -118,17 +118,17 @@ class OpenedRun:
         """Say whether another run is slower or faster than this one, by how much, and why.
 
         Args:
-            other: A run, or what ``perfscope compare`` takes: traces, a log, a saved result, several runs.
+            run: A run, or what ``perfscope compare`` takes: traces, a log, a saved result, several runs.
             anyway: Compare another model, batch or GPU count, too: per token.
             limits: Limits such as ``"step_time>+3%"``; ``data["limits"]`` says what became of them.
             between_runs: Standard deviation of the median step between runs of the same code, as a share of 1.
             operators: Break compute down by operator, too.
 
         Raises:
-            SourceError: The other one cannot be read.
+            SourceError: That run cannot be read.
             UsageError: A limit cannot be understood.
         """
-        location = other.location if isinstance(other, OpenedRun) else os.fspath(other)
+        location = run.location if isinstance(run, OpenedRun) else os.fspath(run)
         compared: ComparedRuns = import_module(_COMPARING).compare_locations(
             self.location, location, anyway=anyway, limits=limits, between_runs=between_runs, operators=operators
         )
@@ -191,7 +191,7 @@ class OpenedRun:
     def _why_not_derived(self, name: str) -> str:
         needed = next((derivation.needs_results for derivation in DERIVATIONS if derivation.name == name), ())
         reasons = self.absent
-        return next((f"{other}: {reasons[other]}" for other in needed if other in reasons), _NO_DERIVED)
+        return next((f"{source}: {reasons[source]}" for source in needed if source in reasons), _NO_DERIVED)
 
 
 def _to_result(name: str, result: AnalyzerResult) -> Result[Any]:

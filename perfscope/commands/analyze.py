@@ -9,9 +9,15 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfscope.api.opening import open_each
-from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options.common import require_positive
 from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.peaks import Dtype
+from perfscope.commands.options.sections import (
+    AnalysisSections,
+    ScreenFormat,
+    choose_sections,
+    require_readable,
+)  # fmt: skip
 from perfscope.engine.analysis_report import to_reports
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.registry import DEFAULT_DEPTH
@@ -19,7 +25,6 @@ from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format
 from perfscope.sources.traces.files import MOST_FILES, is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
@@ -52,22 +57,30 @@ Workers = Annotated[
     int | None,
     typer.Option(help="Number of parallel workers.", show_default="number of processors", rich_help_panel=_EXECUTION),
 ]
-Precision = Annotated[
-    Dtype | None,
-    typer.Option(
-        "--precision",
-        "--dtype",
-        help="Data type of the matrix products, for the peak of MFU.",
-        show_default="as traces and records show it",
-        rich_help_panel=_PEAK,
-    ),
-]
-PeakOption = Annotated[
-    float | None,
-    typer.Option(
-        "--peak", help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK
-    ),
-]
+
+
+class StatedPeak(NamedTuple):
+    """The peak of MFU, where the run does not show it."""
+
+    precision: Annotated[
+        Dtype | None,
+        typer.Option(
+            "--precision",
+            "--dtype",
+            help="Data type of the matrix products, for the peak of MFU.",
+            show_default="as traces and records show it",
+            rich_help_panel=_PEAK,
+        ),
+    ] = None
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            "--peak", help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK
+        ),
+    ] = None
+
+
+_NOTHING_STATED = StatedPeak()
 MostFiles = Annotated[
     int,
     typer.Option(
@@ -110,20 +123,21 @@ def analyze(
     context: typer.Context,
     paths: Paths,
     tables: TableOptions,
-    format: FormatOption = Format.MARKDOWN,
+    format: ScreenFormat = None,
+    section: AnalysisSections = None,
     only: Only = None,
     rank: Rank = None,
     engine: EngineOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
-    precision: Precision = None,
-    peak: PeakOption = None,
+    stated: StatedPeak = _NOTHING_STATED,
     most_files: MostFiles = MOST_FILES,
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces."""
     require_positive("--max-files", most_files)
     if tables.depth is not None:
         require_positive("--depth", tables.depth)
+    require_readable(section, format)
     is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
         execution=_execution(engine, workers, scheduler, shows_progress=not is_quiet),
@@ -131,7 +145,7 @@ def analyze(
         with_operators=tables.operators,
         depth=tables.depth,
         rank_rule=_rank_rule(rank),
-        stated=_stated(precision, peak),
+        stated=_stated(stated),
         most_files=most_files,
     )
     # The workers of a running scheduler have a working folder of their own.
@@ -139,8 +153,9 @@ def analyze(
     runs = open_each(locations, plan)
     report = runs[0].report() if len(runs) == 1 else to_reports([run.analysis for run in runs])
     return Outcome(
-        report,
+        choose_sections(report, section),
         format,
+        in_full=bool(section or only),
         notes=tuple(f"warning: {line}" for line in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
@@ -161,10 +176,10 @@ def _execution(
     )
 
 
-def _stated(precision: Dtype | None, peak: float | None) -> Stated:
-    if peak is not None:
-        check_dense(peak, precision or Dtype.BF16, None)
-    return Stated(None if precision is None else str(precision), peak)
+def _stated(stated: StatedPeak) -> Stated:
+    if stated.peak is not None:
+        check_dense(stated.peak, stated.precision or Dtype.BF16, None)
+    return Stated(None if stated.precision is None else str(stated.precision), stated.peak)
 
 
 def _rank_rule(rank: str | None) -> RankRule:

@@ -14,7 +14,12 @@ from perfscope.analyzers.comparison.limits import parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.api.comparing import compare_sides, to_report
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options.sections import (
+    ComparisonSections,
+    ScreenFormat,
+    choose_sections,
+    require_readable,
+)  # fmt: skip
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
@@ -65,9 +70,11 @@ def compare(
     between_runs: BetweenRuns = None,
     operators: Operators = False,
     save: Save = None,
-    format: FormatOption = Format.MARKDOWN,
+    format: ScreenFormat = None,
+    section: ComparisonSections = None,
 ) -> Outcome:
     """Say whether B is slower or faster than A, by how much, and what the change is made of."""
+    require_readable(section, format)
     for text in fail_on or ():
         parse_limit(text)  # said before anything is read
     if len(sides) < _FEWEST_SIDES and save is None:
@@ -79,9 +86,15 @@ def compare(
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
     between = None if between_runs is None else between_runs / _PERCENT
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
-    report = to_report(compared, is_markdown=format is Format.MARKDOWN)
+    report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
     comparisons = [runs.comparison for runs in compared]
-    return Outcome(report, format, notes=tuple(_notes(comparisons)), exit_code=_exit_code(comparisons))
+    return Outcome(
+        choose_sections(report, section),
+        format,
+        in_full=bool(section),
+        notes=tuple(_notes(comparisons)),
+        exit_code=_exit_code(comparisons),
+    )
 
 
 def _exit_code(comparisons: Sequence[Comparison]) -> ExitCode:

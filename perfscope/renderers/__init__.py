@@ -6,6 +6,7 @@ lines at the end of ``perfscope profile``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 
@@ -23,4 +24,26 @@ class Format(StrEnum):
 def render(report: Report, to: Format) -> str:
     """Write a report in one format; only that format's module is imported."""
     text: str = import_module(f"{__name__}.{to.name.lower()}").render(report)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """A terminal.
+
+    Attributes:
+        width: Its columns.
+        height: How many lines a screen may have.
+        has_colour: Whether colours are wanted.
+    """
+
+    width: int
+    height: int
+    has_colour: bool
+
+
+def render_on_terminal(report: Report, terminal: Terminal, *, in_full: bool) -> str:
+    """Write all sections of a report for a terminal, or one screen of the most important."""
+    module = import_module(f"{__name__}.terminal")
+    text: str = (module.render if in_full else module.render_screen)(report, terminal)
     return text

@@ -1,0 +1,171 @@
+"""The screen of ``perfscope analyze``: what costs the most, the steps, where the time went, and how to see the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from perfscope.constants import US_PER_S
+from perfscope.renderers import Terminal
+from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, fit, join, plain, to_output, wrap
+from perfscope.report import Report
+from perfscope.units import format_count, format_seconds
+
+_MOST_FINDINGS = 3
+_LINES_OF_ADVICE = 2
+_MOST_PARTS = 5
+_MOST_RANKS = 8
+_LABEL = 8
+_BAR = 24
+#: A finding that costs more of a step stands out.
+_SEVERE = 0.1
+#: Of a bar, as a share.
+_LEAST_NAMED = 0.005
+_PARTS = (
+    ("compute_us", "compute", "blue"),
+    ("exposed_communication_us", "communication", "yellow"),
+    ("exposed_copy_us", "copies", "magenta"),
+    ("exposed_data_loading_us", "data loading", "red"),
+    ("idle_us", "idle", "bright_black"),
+    ("other_us", "other", "bright_black"),
+)
+
+
+def draw_analysis(report: Report, terminal: Terminal) -> str:
+    """Draw the analysis of one run, or of traces."""
+    data: Mapping[str, Any] = report.data
+    results = data["results"]
+    top = [fit(plain(report.title, "bold"), terminal), *_findings(results.get("findings"), terminal)]
+    middle = [*_steps(results.get("steps"), terminal), *_wall_clock(results.get("wall_clock"), terminal)]
+    end = [*_warnings(report, terminal), *draw_footer(report, terminal)]
+    room = terminal.height - len(top) - len(middle) - len(end)
+    bars = _bars(results.get("breakdown") or results.get("host"), terminal, room)
+    return to_output([*top, *middle, *bars, *end][: terminal.height], terminal)
+
+
+def draw_analyses(report: Report, terminal: Terminal) -> str:
+    """Draw several analyses: each run with its step and its first finding, as many as there is room for."""
+    analyses: Sequence[Mapping[str, Any]] = report.data["analyses"]  # type: ignore[assignment]
+    end = [*_warnings(report, terminal), *draw_footer(report, terminal)]
+    room = terminal.height - len(end) - 1
+    shown = analyses if len(analyses) <= room else analyses[: room - 1]
+    rows = [fit(_run_line(analysis), terminal) for analysis in shown]
+    if len(shown) < len(analyses):
+        rows.append(plain(f"... and {format_count(len(analyses) - len(shown), 'more run')}", FAINT))
+    return to_output([fit(plain(report.title, "bold"), terminal), *rows, *end], terminal)
+
+
+def _run_line(analysis: Mapping[str, Any]) -> Text:
+    results, inputs = analysis["results"], analysis["inputs"]
+    steps, findings = results.get("steps"), results.get("findings")
+    time = f"{format_seconds(steps['median_s'])} a step" if steps and steps["median_s"] is not None else "no step time"
+    first = findings[0]["title"] if findings else "nothing stands out"
+    return join((inputs[0] if inputs else "traces", "bold"), f": {time}; ", (first, DOUBT if findings else ""))
+
+
+def _findings(findings: Sequence[Mapping[str, Any]] | None, terminal: Terminal) -> Iterator[Text]:
+    if findings is None:
+        return
+    yield plain("Findings", HEADING)
+    if not findings:
+        yield plain("  Nothing stands out: no cause that perfscope knows costs 2% of a step.")
+    for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
+        share = finding["share_of_step"]
+        yield fit(
+            join(
+                f"{number} ",
+                (finding["title"], "bold red" if share >= _SEVERE else "bold yellow"),
+                f"  {share:.1%} of a step, {format_seconds(finding['cost_us'] / US_PER_S)}",
+                (_ranks(finding["ranks"]), FAINT),
+            ),
+            terminal,
+        )
+        advice = join("  ", finding["advice"].replace("`", ""))
+        yield from wrap(advice, terminal, _LINES_OF_ADVICE, indent=2)
+    if len(findings) > _MOST_FINDINGS:
+        yield plain(f"  {len(findings) - _MOST_FINDINGS} more: --section findings", FAINT)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return ""
+    return f"  rank {ranks[0]}" if len(ranks) == 1 else f"  {len(ranks)} ranks, first {ranks[0]}"
+
+
+def _steps(steps: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
+    if steps is None:
+        return []
+    line = f"{steps['count']:,} on {format_count(len(steps['ranks']), 'rank')}"
+    if steps["median_s"] is None:
+        line += ", none of them undisturbed: no median"
+    else:
+        line += f", median {format_seconds(steps['median_s'])}, p95 {format_seconds(steps['p95_s'])}"
+    rates = [
+        f"{steps[key]:,.0f} {unit}/s"
+        for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
+        if steps[key] is not None
+    ]
+    return _labelled("Steps", ", ".join([line, *rates]), terminal)
+
+
+def _wall_clock(clock: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
+    if clock is None:
+        return []
+    parts = [part for part in clock["parts"] if part["share"]]
+    named = [f"{part['part'].replace('_', ' ')} {part['share']:.1%}" for part in parts[:_MOST_PARTS]]
+    text = f"{format_seconds(clock['wall_s'])} on rank {clock['rank']}: {', '.join(named)}"
+    return _labelled("Wall", text, terminal)
+
+
+def _labelled(label: str, text: str, terminal: Terminal, most: int = 2) -> list[Text]:
+    return wrap(join((f"{label:<{_LABEL}}", HEADING), text), terminal, most, indent=_LABEL)
+
+
+def _bars(times: Mapping[str, Any] | None, terminal: Terminal, room: int) -> list[Text]:
+    """A bar a rank, as many as there is room for; the parts of a bar are those of the rank's marked steps."""
+    ranks: Sequence[Mapping[str, Any]] = times["ranks"] if times else ()
+    most = min(_MOST_RANKS, room)
+    shown = ranks if len(ranks) <= most else ranks[: max(most - 1, 0)]
+    lines = [fit(_bar(rank), terminal) for rank in shown]
+    if len(shown) < len(ranks) and most > 0:
+        lines.append(plain(f"{'':<{_LABEL}}... and {format_count(len(ranks) - len(shown), 'more rank')}", FAINT))
+    return lines
+
+
+def _bar(rank: Mapping[str, Any]) -> Text:
+    row = rank.get("marked") or rank
+    window_us = row["window_us"]
+    parts = [(row[key], label, style) for key, label, style in _PARTS if row.get(key) is not None and window_us]
+    line = join((f"rank {'?' if rank['rank'] is None else rank['rank']}".ljust(_LABEL), HEADING))
+    drawn, time_us = 0, 0.0
+    for part_us, _, style in parts:
+        time_us += part_us
+        end = round(_BAR * time_us / window_us)
+        line.append("█" * (end - drawn), style=style)
+        drawn = end
+    line.append(" " * (_BAR - drawn + 1))
+    named = sorted((part for part in parts if part[0] >= _LEAST_NAMED * window_us), key=lambda part: -part[0])
+    for number, (part_us, label, style) in enumerate(named):
+        line.append_text(join(", " if number else " ", (label, style), f" {part_us / window_us:.0%}"))
+    return line
+
+
+def _warnings(report: Report, terminal: Terminal) -> list[Text]:
+    if not report.warnings:
+        return []
+    first, following = report.warnings[0], len(report.warnings) - 1
+    hint = f" ({following} more: --section warnings)" if following else ""
+    return wrap(plain(f"Warning{hint}: {first}", DOUBT), terminal, 2, indent=2)
+
+
+def draw_footer(report: Report, terminal: Terminal) -> list[Text]:
+    """How to see the rest."""
+    titles = ", ".join(section.title.lower() for section in report.sections)
+    return wrap(
+        join(("Everything: --format md. One part: --section NAME", FAINT), (f": {titles}", FAINT)),
+        terminal,
+        2,
+        indent=2,
+    )
