@@ -18,12 +18,12 @@ HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test quick lint bench clean hta hosts
+.PHONY: demo test quick lint bench clean hta hosts browser
 
 demo: $(READY)
 	$(BIN)/perfscope demo
 
-test: lint hta hosts
+test: lint hta hosts browser
 	$(PYTEST)
 
 # What a change breaks most often, in a few minutes: everything that starts no training.
@@ -49,6 +49,13 @@ hosts:
 	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
 	for program in $(HOST_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
 	test -z "$$missing" || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y $(HOST_PACKAGES); } || true
+
+# The tests of the page open it in a real browser. Playwright's own would have to be downloaded; Debian's does as well.
+browser:
+	@command -v chromium chromium-browser google-chrome > /dev/null || command -v apt-get > /dev/null || \
+	{ echo "make: there is no chromium, and no apt-get to install it: the tests of the page will fail" >&2; }
+	@command -v chromium chromium-browser google-chrome > /dev/null || ! command -v apt-get > /dev/null || \
+	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; } || true
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.startup

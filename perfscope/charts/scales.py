@@ -10,10 +10,13 @@ from math import ceil, floor, isfinite, log10
 from perfscope.charts.grammar import Area, Axis, Categories, Chart, Dots, Heat, Line, Mark, Scale, Shades, Spans, Values
 
 _MARGIN = 0.04
+#: What spreads less is one value, around which the axis is made.
+_LEAST_DECADES, _LEAST_SHARE = 0.1, 1e-6
 _ROUND = (1, 2, 5, 10)
 _SUFFIXES = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _FEWEST_DIGITS = 10_000
 _MOST_LEVELS = 8
+_MOST_DECIMALS = 6
 #: A longer axis lies on its side, where labels take more of it.
 _LONG = 450
 
@@ -75,8 +78,9 @@ def fit_extent(axis: Values, values: Sequence[float], start: float, end: float) 
         low = log10(axis.low) if is_logarithmic else axis.low
     if axis.high is not None:
         high = log10(axis.high) if is_logarithmic else axis.high
-    least = 0.1 if is_logarithmic else abs(high) * 1e-6 or 1.0
-    high = max(high, low + least)
+    least = _LEAST_DECADES if is_logarithmic else abs(high) * _LEAST_SHARE
+    if high - low <= least:
+        high = low + (_LEAST_DECADES if is_logarithmic else abs(high) / 2 or 1.0)
     margin = (high - low) * _MARGIN
     return Extent(
         low - (margin if axis.low is None else 0), high + (margin if axis.high is None else 0), start, end, axis.scale
@@ -119,7 +123,9 @@ def format_level(value: float, step: float) -> str:
     if abs(value) >= _FEWEST_DIGITS:
         size, suffix = next((pair for pair in _SUFFIXES if abs(value) >= pair[0]), (1, ""))
     decimals = max(0, -floor(log10(step / size) + 1e-9)) if step > 0 else 0
-    text = f"{value / size:.{min(decimals, 6)}f}"
+    if decimals > _MOST_DECIMALS:
+        return f"{value:.3g}"
+    text = f"{value / size:.{decimals}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
 
 

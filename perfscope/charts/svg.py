@@ -21,11 +21,12 @@ from perfscope.charts.grammar import (
 )  # fmt: skip
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.charts.scales import Extent, fit_extent, label_levels, values_of
+from perfscope.report import escape_control_characters
 
 _WIDTH = 860
 _RIGHT = 24
 _LETTER = 7.0
-_LONGEST_NAME = 30
+_LONGEST_NAME, _LONGEST_TEXT = 30, 400
 _AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
 _TICK_GAP = 8
 #: A row of more spans is drawn without tips, or a long step would make a file that no browser opens.
@@ -65,7 +66,7 @@ def draw(charts: Sequence[Chart], identity: str) -> str:
     title, description = charts[0].title, " ".join(chart.description for chart in charts)
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{identity}-t {identity}-d">'
-        f'<title id="{identity}-t">{escape(title)}</title><desc id="{identity}-d">{escape(description)}</desc>'
+        f'<title id="{identity}-t">{_write(title)}</title><desc id="{identity}-d">{_write(description)}</desc>'
         f"{body}</svg>"
     )
 
@@ -81,7 +82,7 @@ def draw_file(charts: Sequence[Chart]) -> str:
     body, height = _draw_all(charts, with_titles=True, skipped=0)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}">\n'
-        f"<title>{escape(charts[0].title)}</title>\n<style>\n{style_variables()}{style_rules()}</style>\n"
+        f"<title>{_write(charts[0].title)}</title>\n<style>\n{style_variables()}{style_rules()}</style>\n"
         f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
     )
 
@@ -153,7 +154,7 @@ def _legend_lines(chart: Chart) -> int:
 
 def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]:
     if has_title:
-        yield f'<text class="heading" x="14" y="{top + 17:.0f}">{escape(chart.title)}</text>'
+        yield f'<text class="heading" x="14" y="{top + 17:.0f}">{_write(chart.title)}</text>'
         top += _HEADING
     for mark, x, line in _legend_places(chart):
         y = top + 13 + line * _LEGEND_LINE
@@ -167,7 +168,7 @@ def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]
             faint = {Area: " area", Shades: " shade"}.get(type(mark), "")
             place = f'x="{x:.0f}" y="{y - 10:.0f}" width="14" height="12" rx="2"'
             yield f'<rect class="fill-{mark.colour}{faint}" {place}/>'
-        yield f'<text class="faint" x="{x + 19:.0f}" y="{y:.0f}">{escape(mark.label)}</text>'
+        yield f'<text class="faint" x="{x + 19:.0f}" y="{y:.0f}">{_write(mark.label)}</text>'
 
 
 def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
@@ -178,7 +179,7 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
         for index, name in enumerate(chart.y.names):
             y = frame.row(index) + chart.row_height / 2 + 4
             text = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-            yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{escape(text)}</text>'
+            yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{_write(text)}</text>'
     yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{frame.right}"/>'
     if isinstance(chart.x, Categories):
         yield from _draw_columns(frame, chart.x)
@@ -195,7 +196,7 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
         middle = (frame.left + frame.right) / 2
         yield (
             f'<text class="faint" x="{middle:.1f}" y="{frame.bottom + 36:.1f}" text-anchor="middle">'
-            f"{escape(chart.x.label)}</text>"
+            f"{_write(chart.x.label)}</text>"
         )
 
 
@@ -208,7 +209,7 @@ def _draw_levels(frame: _Frame, extent: Extent, axis: Values) -> Iterator[str]:
     middle = (frame.top + frame.bottom) / 2
     yield (
         f'<text class="faint" x="16" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 16 {middle:.1f})">'
-        f"{escape(axis.label)}</text>"
+        f"{_write(axis.label)}</text>"
     )
 
 
@@ -217,7 +218,7 @@ def _draw_columns(frame: _Frame, axis: Categories) -> Iterator[str]:
     for index, name in enumerate(axis.names):
         x = (frame.column(index) + frame.column(index + 1)) / 2
         if x - previous > _LETTER * len(name) + _TICK_GAP:
-            label = escape(name)
+            label = _write(name)
             yield f'<text class="faint" x="{x:.1f}" y="{frame.bottom + 18:.1f}" text-anchor="middle">{label}</text>'
             previous = x
 
@@ -281,7 +282,7 @@ def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
             down = frame.row(span.row) + height / 2 + 4
             yield (
                 f'<text class="on-mark" x="{x + width / 2:.1f}" y="{down:.1f}" text-anchor="middle">'
-                f"{escape(span.text)}</text>"
+                f"{_write(span.text)}</text>"
             )
 
 
@@ -299,12 +300,18 @@ def _draw_heat(mark: Heat, frame: _Frame) -> Iterator[str]:
         if cell.text and end - x > _LETTER * len(cell.text):
             style = ' class="on-mark"' if depth > _DARK_CELL else ""
             down = frame.row(cell.row) + height / 2 + 4
-            yield f'<text{style} x="{(x + end) / 2:.1f}" y="{down:.1f}" text-anchor="middle">{escape(cell.text)}</text>'
+            yield f'<text{style} x="{(x + end) / 2:.1f}" y="{down:.1f}" text-anchor="middle">{_write(cell.text)}</text>'
+
+
+def _write(text: str) -> str:
+    """A text of a run, short enough to be read."""
+    visible = escape_control_characters(text[:_LONGEST_TEXT])
+    return escape(visible if len(text) <= _LONGEST_TEXT else visible + "…")
 
 
 def _close(name: str, tip: str) -> str:
     """The end of an element, with the text that it shows when pointed at."""
-    return f"><title>{escape(tip)}</title></{name}>" if tip else "/>"
+    return f"><title>{_write(tip)}</title></{name}>" if tip else "/>"
 
 
 def stack_spans(rows: Sequence[Sequence[float]]) -> list[list[tuple[float, float]]]:

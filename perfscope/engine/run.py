@@ -88,7 +88,7 @@ class Plan:
     Attributes:
         execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
-        besides: Names of analyzers to run besides those that run where none is named.
+        besides: Names of analyzers to run besides those that run where none is named; they change no other result.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         with_sequences: Whether what joins operators with their backward passes is read, too.
         depth: Levels that tables of trees show; the default ones where it is None.
@@ -180,7 +180,9 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
                 continue
             is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
-    results = _with_derived(results, plan.only, measurements.partials)
+    besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
+    others = {name: result for name, result in results.items() if name not in besides}
+    results = _with_derived(others, plan.only, measurements.partials) | besides
     results = {name: _with_depth(result, plan.depth) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import unicodedata
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
@@ -20,8 +19,7 @@ from perfscope.report import Cell, Column, Section, escape_control_characters
 
 _MOST_ROWS = 100
 _LONGEST_CELL = 300
-#: What reorders the text around it, or cannot be seen.
-_HIDDEN_CATEGORIES = frozenset(("Cf", "Cc", "Cs", "Co"))
+_MOST_DAMAGE = 20
 
 
 def render(document: Document) -> str:
@@ -54,13 +52,7 @@ def render(document: Document) -> str:
 
 def clean(text: str) -> str:
     """A text of a run for HTML: without what reorders other text, and not longer than anyone reads."""
-    visible = "".join(
-        letter
-        if letter in "\n\t" or unicodedata.category(letter) not in _HIDDEN_CATEGORIES
-        else f"\\u{ord(letter):04x}"
-        for letter in text[: 4 * _LONGEST_CELL]
-    )
-    visible = escape_control_characters(visible)
+    visible = escape_control_characters(text[: 2 * _LONGEST_CELL])
     return escape(visible if len(visible) <= _LONGEST_CELL else visible[: _LONGEST_CELL - 1] + "…")
 
 
@@ -123,7 +115,9 @@ def _head(document: Document) -> Iterator[str]:
     if document.facts:
         yield f'<p class="facts">{"".join(f"<span>{clean(fact)}</span>" for fact in document.facts)}</p>'
     if document.damage:
-        lines = "".join(f"<li>{clean(line)}</li>" for line in document.damage)
+        lines = "".join(f"<li>{clean(line)}</li>" for line in document.damage[:_MOST_DAMAGE])
+        left_out = len(document.damage) - _MOST_DAMAGE
+        lines += f"<li>and {left_out} more, which <code>perfscope analyze</code> lists</li>" if left_out > 0 else ""
         title = "Parts of this run are missing or damaged. The page shows the rest."
         yield f'<section class="damage" aria-label="Damage"><p><strong>{title}</strong></p><ul>{lines}</ul></section>'
     if document.remarks:

@@ -62,7 +62,8 @@ def show_critical_path(analysis: Analysis) -> Part:
     rows: list[tuple[Cell, ...]] = [(rank_name(rank), *(times_ms[rank, cause] for cause in causes)) for rank in ranks]
     lead = (
         f"From the end of a step back to its begin, always to what was waited for last: {whole_ms:,.2f} ms, on "
-        f"{len(ranks)} rank{'s' * (len(ranks) > 1)}. Only what is on it makes a step faster."
+        f"{len(ranks)} rank{'s' * (len(ranks) > 1)}. Only what is on it makes a step faster. It is that of the "
+        "profiled steps; `perfscope whatif` says what is left of it without the profiler."
     )
     figure = Figure((chart,), Section("Critical path by rank", columns, tuple(rows)))
     return Part(_IDENTITY, _TITLE, lead, (figure,), answer.sections())

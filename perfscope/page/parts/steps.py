@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -62,6 +62,8 @@ def show_steps(analysis: Analysis) -> Part:
         return Part(_IDENTITY, _TITLE, reason, sections=sections)
     chart, note = _chart_times(ranges, times, len(times.ranks))
     happenings = _chart_happenings(run, analysis)
+    if happenings is not None:
+        chart = replace(chart, x=Values("", low=ranges[0].step - 0.5, high=ranges[-1].step + 0.5))
     figure = Figure((chart, *([happenings] if happenings else [])), _table(ranges))
     return Part(_IDENTITY, _TITLE, f"{_describe(times)} {note}".strip(), (figure,), sections)
 

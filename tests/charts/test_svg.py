@@ -1,0 +1,129 @@
+"""Claims about charts: what stands where, in files and in pages."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from perfscope.charts.grammar import (
+    Area,
+    Categories,
+    Chart,
+    Dots,
+    Heat,
+    HeatCell,
+    Line,
+    Scale,
+    Shades,
+    Span,
+    Spans,
+    Values,
+)  # fmt: skip
+from perfscope.charts.palette import Colour, style_variables
+from perfscope.charts.scales import fit_extent, label_levels
+from perfscope.charts.svg import draw, draw_file, stack_spans
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "</title><script>alert(1)</script>\"'&"
+
+
+def curve(*points: tuple[float, float], scale: Scale = Scale.LINEAR) -> Chart:
+    marks = (Line("line", Colour.FIRST, points), Dots("dots", Colour.SECOND, points, tuple(map(str, points))))
+    return Chart("Title", "Description.", Values("x", scale), Values("y", scale), marks)
+
+
+def marks_of(svg: str, tag: str) -> list[ET.Element]:
+    return [mark for mark in ET.fromstring(svg).iter(f"{SVG}{tag}") if "mark" in mark.get("class", "").split()]
+
+
+def test_a_point_stands_where_its_values_are() -> None:
+    svg = draw_file([curve((0, 0), (5, 50), (10, 100))])
+    xs, ys = ([float(mark.get(name, "")) for mark in marks_of(svg, "circle")] for name in ("cx", "cy"))
+    assert xs[1] == pytest.approx((xs[0] + xs[2]) / 2, abs=0.2)
+    assert ys[1] == pytest.approx((ys[0] + ys[2]) / 2, abs=0.2)
+    assert xs[0] < xs[2]
+    assert ys[0] > ys[2]
+
+
+def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis() -> None:
+    svg = draw_file([curve((1, 1), (10, 10), (100, 100), scale=Scale.LOGARITHMIC)])
+    xs = [float(mark.get("cx", "")) for mark in marks_of(svg, "circle")]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
+
+
+def test_what_a_logarithmic_axis_cannot_show_is_left_out() -> None:
+    svg = draw_file([curve((0, 1), (10, -1), (100, 10), scale=Scale.LOGARITHMIC)])
+    assert len(marks_of(svg, "circle")) == 1
+
+
+def test_a_stack_leaves_nothing_out() -> None:
+    for row in stack_spans([[1.5, 2, 3], [0, 4, 0]]):
+        assert row[0][0] == 0
+        assert all(end == start for (_, end), (start, _) in pairwise(row))
+    spans = tuple(Span(0, start, end) for start, end in stack_spans([[1, 2, 3]])[0])
+    chart = Chart("t", "d", Values("ms", low=0), Categories("", ("row",)), (Spans("s", Colour.COPY, spans),))
+    bars = marks_of(draw_file([chart]), "rect")
+    edges = [(float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars]
+    assert all(x + width == pytest.approx(after, abs=0.02) for (x, width), (after, _) in pairwise(edges))
+    assert edges[2][1] == pytest.approx(3 * edges[0][1], rel=0.01)
+
+
+def test_charts_below_each_other_share_their_axis() -> None:
+    short, long = curve((0, 1), (1, 2)), curve((0, 1), (100, 2))
+    dots = marks_of(draw_file([short, long]), "circle")
+    assert float(dots[0].get("cx", "")) == float(dots[2].get("cx", ""))
+    assert float(dots[1].get("cx", "")) < float(dots[3].get("cx", ""))
+
+
+def test_a_heat_map_has_a_cell_for_each_pair_and_hotter_ones_are_darker() -> None:
+    cells = tuple(HeatCell(column, row, (column + row) / 3) for column in range(3) for row in range(2))
+    chart = Chart("t", "d", Categories("", ("a", "b", "c")), Categories("", ("x", "y")), (Heat("", cells),))
+    drawn = marks_of(draw_file([chart]), "rect")
+    assert len(drawn) == 6
+    depths = [float(cell.get("fill-opacity", "")) for cell in drawn]
+    assert depths[0] == min(depths)
+    assert depths[-1] == max(depths)
+
+
+def test_names_of_a_run_stay_text() -> None:
+    area = Area(HOSTILE, Colour.FIRST, ((0, 0, 1), (1, 0, 1)))
+    marks = (area, Shades(HOSTILE, Colour.COPY, ((0, 1, HOSTILE),)), Dots(HOSTILE, Colour.FIRST, ((0, 0),), (HOSTILE,)))
+    chart = Chart(HOSTILE, HOSTILE, Values(HOSTILE), Values(HOSTILE), marks)
+    for text in (draw_file([chart]), draw([chart, chart], "a").replace("<svg", f'<svg xmlns="{SVG[1:-1]}"')):
+        tree = ET.fromstring(text)
+        assert not list(tree.iter(f"{SVG}script"))
+        assert HOSTILE in [element.text for element in tree.iter()]
+
+
+def test_a_file_has_its_colours_in_it_and_a_page_has_its_own() -> None:
+    assert "<style>" in draw_file([curve((0, 1), (1, 2))])
+    assert "<style>" not in draw([curve((0, 1), (1, 2))], "figure")
+    used = set(re.findall(r"(?:fill|line)-([a-z]+)", draw([curve((0, 1), (1, 2))], "figure")))
+    assert all(f"--{name}:" in style_variables() for name in used)
+
+
+def test_a_page_names_and_describes_each_drawing() -> None:
+    svg = draw([curve((0, 1), (1, 2))], "figure")
+    assert 'role="img" aria-labelledby="figure-t figure-d"' in svg
+    assert '<title id="figure-t">Title</title><desc id="figure-d">Description.</desc>' in svg
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw_file([Chart("t", "d", Values("x"), Values("y"), ())])
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (5.0,), (), (1e-9, 2e-9), (-3.0, 7.0), (1e15, 3e15)])
+def test_every_axis_has_round_levels_in_it(values: tuple[float, ...]) -> None:
+    extent = fit_extent(Values("x"), values, 0, 400)
+    levels = extent.levels()
+    assert 1 <= len(levels) <= 14
+    assert all(-0.5 <= extent.place(level) <= 400.5 for level in levels)
+    assert len(set(label_levels(levels))) == len(levels)
+
+
+def test_dark_colours_are_for_screens_alone() -> None:
+    assert "@media (prefers-color-scheme:dark){@media screen{" in style_variables()

@@ -1,0 +1,152 @@
+"""Claims about ``perfscope page``: what it writes, what it refuses, and that it shows what there is of bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.synthetic_runs import SyntheticRun, write_run
+from perfscope.cli import app
+from tests.conftest import ROOT
+
+RUNS = ROOT / "fixtures" / "runs"
+
+
+def absent(answer: dict[str, Any]) -> dict[str, str]:
+    return {part["part"]: part["absent"] for part in answer["parts"] if part["absent"]}
+
+
+def write(*words: str | Path, code: int = 0) -> tuple[dict[str, Any], str]:
+    """The answer of the command, and the page."""
+    result = CliRunner().invoke(app, ["page", *map(str, words), "--workers", "1", "--format", "json"])
+    assert result.exit_code == code, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer, Path(answer["path"]).read_text()
+
+
+def test_it_says_what_it_wrote_and_what_is_absent(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    answer, html = write(RUNS / "cpu_trainer", "-o", target)
+    assert answer["bytes"] == target.stat().st_size
+    assert html.startswith("<!doctype html>")
+    assert {"timeline", "gpus"} <= set(absent(answer))
+    assert "checkpoints" not in absent(answer)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_run_without_a_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"schema": "perfscope/run/1", "command": ["python", "train.py"]}\n')
+    answer, html = write(run, "-o", tmp_path / "page.html", code=4)
+    assert {"findings", "steps", "breakdown", "timeline", "memory"} <= set(absent(answer))
+    assert "Parts of this run are missing or damaged" in html
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        (SyntheticRun(ranks=1, steps=1, profiled=0), {"steps"}),
+        (SyntheticRun(ranks=1), {"steps", "breakdown", "timeline", "gpus", "kernels", "memory", "critical-path"}),
+        (SyntheticRun(ranks=3), {"overlap", "collectives", "stragglers"}),
+        (SyntheticRun(ranks=2, profiled=0), {"steps", "gpus", "memory"}),
+    ],
+    ids=["one step", "one rank", "three ranks", "no traces"],
+)
+def test_small_runs(tmp_path: Path, shape: SyntheticRun, shown: set[str]) -> None:
+    answer, html = write(write_run(tmp_path / "run", shape), "-o", tmp_path / "page.html")
+    assert not shown & set(absent(answer))
+    assert "NaN" not in html
+    assert ">inf" not in html
+
+
+def test_ten_thousand_steps_are_drawn_in_few_points_and_said_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SyntheticRun(ranks=1, steps=10_000, profiled=0))
+    _, html = write(run, "-o", tmp_path / "page.html")
+    assert len(html) < 1_000_000
+    assert "fastest to slowest of neighbouring steps" in html
+    assert re.search(r"9,?900 more rows", html)
+    assert "garbage collection: step 10000" in html
+
+
+def test_a_damaged_run_says_so_at_the_top(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUNS / "h200_zero2", run)
+    trace = next((run / "traces").glob("*.gz"))
+    trace.write_bytes(trace.read_bytes()[: trace.stat().st_size // 2])
+    answer, html = write(run, "-o", tmp_path / "page.html", code=4)
+    damage = html.index("Parts of this run are missing or damaged")
+    assert damage < html.index('id="findings"')
+    assert trace.name in html[damage : damage + 2000]
+    assert not {"breakdown", "timeline"} & set(absent(answer))
+
+
+def test_two_runs_are_a_comparison_whose_budget_adds_up(tmp_path: Path) -> None:
+    first, second = RUNS / "h200_zero1", RUNS / "h200_zero3"
+    answer, html = write(first, second, "-o", tmp_path / "page.html", code=0)
+    assert [part["part"] for part in answer["parts"]] == ["difference"]
+    table = html[html.index("<caption>What the change is made of") :].partition("</table>")[0]
+    rows = [[float(cell) for cell in re.findall(r'data-value="([^"]+)"', row)] for row in table.split("<tr>")[2:]]
+    result = CliRunner().invoke(app, ["compare", str(first), str(second), "--format", "json"])
+    change_us = json.loads(result.stdout)["change_us"]
+    assert sum(change for change, _, _ in rows) == pytest.approx(change_us / 1000)
+    assert rows[-1][2] == pytest.approx(change_us / 1000)
+
+
+def test_against_compares_with_any_side(tmp_path: Path) -> None:
+    side = ROOT / "fixtures" / "compare" / "base_1.json"
+    answer, _ = write(ROOT / "fixtures" / "compare" / "base_2.json", "--against", side, "-o", tmp_path / "page.html")
+    assert [part["part"] for part in answer["parts"]] == ["difference"]
+
+
+def test_several_runs_are_a_scaling_study(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{ranks}gpu", SyntheticRun(ranks=ranks, profiled=0)) for ranks in (1, 2, 4)]
+    answer, html = write(*runs, "-o", tmp_path / "page.html")
+    assert [part["part"] for part in answer["parts"]] == ["scaling"]
+    assert html.count('class="mark fill-first"') == 3
+
+
+def test_of_very_many_ranks_the_page_says_which_it_shows(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SyntheticRun(ranks=300, steps=6, profiled=1, layers=1))
+    _, html = write(run, "-o", tmp_path / "page.html")
+    assert "The strip at the top is of all 300 devices. Below it are " in html
+    assert "48 of 300 are shown: the 12 with the largest idle time" in html
+    data = json.loads(html.partition('id="timeline-data">')[2].partition("</script>")[0])
+    assert len(data["rows"]) == len(data["why"]) < 120
+    assert "rank 299" in [row["name"] for row in data["rows"]], "the straggler is among them"
+    assert len(html) < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("-o", "page.pdf"), "does not end in .html"),
+        (("-o", "missing/page.html"), "is no folder"),
+        (("-o", "run/run.json/page.html"), "is no folder"),
+        (("--workers", "0"), "at least 1"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], problem: str
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["page", "nothing-here", *words])
+    assert result.exit_code != 0
+    assert problem in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_open_opens_it_in_the_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    write(RUNS / "cpu_trainer", "-o", tmp_path / "page.html", "--open")
+    assert opened == [(tmp_path / "page.html").resolve().as_uri()]

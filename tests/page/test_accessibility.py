@@ -1,0 +1,43 @@
+"""axe-core finds no fault on the page, in light, in dark and on a phone; the timeline has a table in its place."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from perfscope.page import build_page, read_for_page
+from tests.conftest import ROOT
+from tests.page.conftest import Scheme, Show
+
+SERIOUS = ("serious", "critical")
+
+
+@pytest.mark.parametrize(("scheme", "width", "opened"), [("light", 1280, 6), ("dark", 1280, 3), ("light", 380, 0)])
+def test_axe_finds_no_serious_fault(show: Show, real_page: str, scheme: Scheme, width: int, opened: int) -> None:
+    page = show(real_page, scheme=scheme, width=width).page
+    page.evaluate(
+        f"[...document.querySelectorAll('main details')].slice(0, {opened}).forEach(d => {{ d.open = true; }})"
+    )
+    faults = Axe().run(page).response["violations"]
+    assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in faults if fault["impact"] in SERIOUS]
+
+
+def test_axe_finds_no_serious_fault_on_a_damaged_page_without_gpus(show: Show) -> None:
+    page = show(build_page(read_for_page([ROOT / "fixtures" / "runs" / "cpu_trainer"]))).page
+    faults = Axe().run(page).response["violations"]
+    assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in faults if fault["impact"] in SERIOUS]
+
+
+def test_the_timeline_has_a_table_in_its_place(show: Show, real_page: str) -> None:
+    rows = show(real_page).page.locator("#timeline table tbody tr")
+    assert rows.count() == 2
+
+
+def test_the_page_has_its_landmarks_and_a_way_past_the_contents(show: Show, real_page: str) -> None:
+    page = show(real_page).page
+    for landmark in ("header", "nav[aria-label]", "main", "footer"):
+        assert page.locator(landmark).count() == 1
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"

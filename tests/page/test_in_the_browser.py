@@ -1,0 +1,190 @@
+"""Claims about the page of a real run in a real browser that has no network."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from benchmarks.synthetic_runs import SyntheticRun, write_run
+from perfscope.page import build_page, read_for_page
+from tests.conftest import ROOT, perfscope
+from tests.page.conftest import RUN, Show
+
+PIPELINE = ROOT / "fixtures" / "pipeline" / "pp4_1f1b_m8"
+#: The marks of each figure of the real run: two ranks, 16 steps, one of them traced.
+LEAST_MARKS = {
+    "steps-0": 18, "breakdown-0": 8, "overlap-0": 1, "collectives-0": 5, "stragglers-0": 2, "gpus-0": 12,
+    "critical-path-0": 6, "kernels-0": 16, "memory-0": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    ended = perfscope("analyze", str(RUN), "--format", "json", cwd=ROOT)
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
+
+
+def follow(document: Any, pointer: str) -> Any:
+    for word in pointer.split("/")[1:]:
+        document = document[int(word)] if isinstance(document, list) else document[word]
+    return document
+
+
+def cells(page: Page, caption: str) -> list[list[float | str]]:
+    """The rows of a table; numbers in full precision."""
+    rows: list[list[float | str]] = page.evaluate(
+        """caption => {
+          const table = [...document.querySelectorAll('table')].find(t => t.caption.textContent === caption);
+          return [...table.tBodies[0].rows].map(row => [...row.cells].map(
+            cell => 'value' in cell.dataset ? Number(cell.dataset.value) : cell.textContent));
+        }""",
+        caption,
+    )
+    return rows
+
+
+def test_it_asks_for_nothing_and_complains_about_nothing(show: Show, real_page: str) -> None:
+    shown = show(real_page)
+    shown.page.mouse.wheel(0, 20_000)
+    shown.page.wait_for_timeout(100)
+    assert shown.requests == [shown.path.as_uri()]
+    assert shown.complaints == []
+    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", real_page)
+
+
+def test_each_chart_has_its_marks_a_name_and_a_table(show: Show, real_page: str) -> None:
+    page = show(real_page).page
+    for identity, least in LEAST_MARKS.items():
+        figure = page.locator(f"#{identity}")
+        assert figure.locator("svg .mark").count() >= least, identity
+        assert figure.locator("svg[role=img] > title").text_content()
+        assert figure.locator("svg > desc").text_content()
+        assert figure.locator("details table tbody tr").count() >= 1
+
+
+def test_its_figures_are_those_of_analyze(show: Show, real_page: str, answer: dict[str, Any]) -> None:
+    page = show(real_page).page
+    shown = page.eval_on_selector_all(
+        "[data-pointer]", "all => all.map(e => [e.dataset.pointer, Number(e.dataset.value)])"
+    )
+    assert len(shown) >= 12
+    for pointer, value in shown:
+        assert value == pytest.approx(follow(answer, pointer), rel=1e-12), pointer
+    results = answer["results"]
+    kinds = ("compute_us", "exposed_communication_us", "exposed_copy_us", "idle_us")
+    steps = [step for rank in results["breakdown"]["ranks"] for step in rank["steps"]]
+    for row, step in zip(cells(page, "Device time by rank and step"), steps, strict=True):
+        assert row[1:5] == pytest.approx([step[kind] / 1000 for kind in kinds])
+        assert sum(map(float, row[1:5])) == pytest.approx(step["window_us"] / 1000)
+    axes = [
+        [axis[f"{key}_us"] / 1000 for key in ("communication", "hidden", "exposed")]
+        for axis in results["overlap"]["axes"]
+    ]
+    assert [row[1:] for row in cells(page, "Communication by axis of parallelism")] == [
+        pytest.approx(row) for row in axes
+    ]
+    busbw = [operation["busbw_gb_s"] for operation in results["collectives"]["operations"] if operation["busbw_gb_s"]]
+    assert [row[3] for row in cells(page, "Bus bandwidth by size")] == pytest.approx(busbw)
+    waits = [sum(step["us"] for step in rank["caused_wait_by_step"]) / 1000 for rank in results["stragglers"]["ranks"]]
+    assert [sum(map(float, row[1:])) for row in cells(page, "Wait caused by rank and step")] == pytest.approx(waits)
+    peaks = [rank["memory_peak_bytes"] / 1e9 for rank in results["steps"]["ranks"]]
+    assert [row[1] for row in cells(page, "Peak memory by rank")] == pytest.approx(peaks)
+    kernels = [kernel["total_us"] / 1000 for kernel in results["kernels"]["names"]]
+    table = cells(page, "The most expensive kernels")
+    assert [row[2] for row in table] == pytest.approx(kernels[: len(table)])
+
+
+def test_the_critical_path_is_that_of_analyze(show: Show, real_page: str) -> None:
+    ended = perfscope("analyze", str(RUN), "--only", "whatif", "--format", "json", cwd=ROOT)
+    path = json.loads(ended.stdout)["results"]["whatif"]["critical_path"]
+    rows = cells(show(real_page).page, "Critical path by rank")
+    assert sum(float(cell) for row in rows for cell in row[1:]) == pytest.approx(
+        sum(part["us"] for part in path) / 1000
+    )
+
+
+def test_step_times_are_those_of_the_records(show: Show, real_page: str) -> None:
+    slowest: dict[int, int] = {}
+    for path in sorted(RUN.glob("ranks/*/steps.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            slowest[line["step"]] = max(slowest.get(line["step"], 0), line["wall_ns"])
+    rows = cells(show(real_page).page, "Time of each step")
+    assert {row[0]: row[1] for row in rows} == {step: pytest.approx(ns / 1e6) for step, ns in slowest.items()}
+
+
+def test_findings_come_first_and_headings_are_in_order(show: Show, real_page: str) -> None:
+    page = show(real_page).page
+    levels = page.eval_on_selector_all("h1, h2, h3", "all => all.map(h => Number(h.tagName[1]))")
+    assert levels[:2] == [1, 2]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    parts = page.eval_on_selector_all("main > section", "all => all.map(s => s.id)")
+    assert parts == [
+        "findings", "steps", "breakdown", "timeline", "overlap", "collectives", "stragglers", "gpus", "pipeline",
+        "critical-path", "kernels", "memory", "scaling", "checkpoints", "difference",
+    ]  # fmt: skip
+
+
+def test_a_part_without_data_says_why_in_a_sentence(show: Show) -> None:
+    page = show(build_page(read_for_page([PIPELINE]))).page
+    absent = page.eval_on_selector_all(".absence", "all => all.map(p => [p.parentElement.id, p.textContent])")
+    assert {identity for identity, _ in absent} == {"steps", "gpus", "memory", "scaling", "checkpoints", "difference"}
+    assert all(text.startswith("Nothing to show: ") and text.endswith(".") for _, text in absent)
+    assert page.locator("#pipeline-0 svg .mark").count() > 2 * 4 * 8 * 2
+    headings = page.locator("#pipeline-0 .heading").all_text_contents()
+    assert len(headings) == 1, "the ideal schedule stands below the measured one"
+
+
+def test_it_fits_a_phone_and_paper(show: Show, real_page: str) -> None:
+    phone = show(real_page, width=380).page
+    assert phone.evaluate("document.documentElement.scrollWidth") == 380
+    paper = show(real_page, media="print").page
+    assert not paper.locator("nav").is_visible()
+    assert not paper.locator(".controls").is_visible()
+    assert paper.locator("#steps-0 svg").is_visible()
+    assert paper.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_a_mark_says_what_it_is_when_pointed_at(show: Show, real_page: str) -> None:
+    page = show(real_page).page
+    page.locator("#breakdown-0 .fill-compute.mark").first.hover()
+    assert re.fullmatch(r"rank 0 · step 5: compute [\d.]+ ms", page.locator("#tip").text_content() or "")
+
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "\"'><svg onload=alert(2)>",
+    "<!--<script>",
+    "evil\u202egnp.exe\u2066",
+    "]]>{{7*7}}${alert(3)}",
+    "a" * 10_000,
+)
+
+
+def test_hostile_names_do_nothing(show: Show, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", SyntheticRun(ranks=2, kernels=HOSTILE))
+    html = build_page(read_for_page([run]))
+    shown = show(html)
+    page = shown.page
+    page.locator("#timeline-search").fill("onerror")
+    page.keyboard.press("Enter")
+    assert "onerror=alert(1)" in (page.locator("#timeline-said").text_content() or "")
+    page.locator("#kernels-0 .mark").first.hover()
+    assert shown.complaints == []
+    assert page.locator("img").count() == 0
+    assert page.locator("svg svg").count() == 0
+    assert not set("\u202e\u2066") & set(page.locator("main").inner_text())
+    assert len(html) < 1_000_000, "a name is not repeated in full"
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+
+
+def test_a_script_that_is_not_ours_does_not_run(show: Show, real_page: str) -> None:
+    shown = show(real_page.replace("</main>", "<script>document.title = 'run'</script></main>"))
+    assert shown.page.title() != "run"
+    assert any("Content Security Policy" in complaint for complaint in shown.complaints)

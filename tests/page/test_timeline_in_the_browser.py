@@ -1,0 +1,161 @@
+"""Claims about the timeline: zoom, movement, hover and search, by pointer and by keyboard."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.page.conftest import Show
+
+CANVAS = "#timeline-canvas"
+
+
+@pytest.fixture
+def page(show: Show, real_page: str) -> Page:
+    page = show(real_page).page
+    page.locator(CANVAS).scroll_into_view_if_needed()
+    return page
+
+
+def view(page: Page) -> tuple[float, float]:
+    page.wait_for_timeout(60)
+    first, last = page.evaluate(f"(({{dataset}}) => [dataset.first, dataset.last])(document.querySelector('{CANVAS}'))")
+    return float(first), float(last)
+
+
+def said(page: Page) -> str:
+    return page.locator("#timeline-said").text_content() or ""
+
+
+def colours(page: Page) -> int:
+    """How many different colours the canvas shows."""
+    count: int = page.evaluate(
+        f"""() => {{
+          const canvas = document.querySelector('{CANVAS}');
+          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+          const seen = new Set();
+          for (let i = 0; i < data.length; i += 4) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+          return seen.size;
+        }}"""
+    )
+    return count
+
+
+def place(page: Page, across: float, row: int) -> tuple[float, float]:
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    return box["x"] + 90 + across * (box["width"] - 110), box["y"] + 78 + 34 * row + 12
+
+
+def test_it_is_drawn(page: Page) -> None:
+    assert colours(page) > 6
+
+
+def test_the_wheel_with_control_zooms_where_it_points_and_alone_scrolls_the_page(page: Page) -> None:
+    whole = view(page)
+    x, y = place(page, 0.25, 0)
+    page.mouse.move(x, y)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    first, last = view(page)
+    assert last - first < whole[1] - whole[0]
+    assert (first - whole[0]) < (whole[1] - last), "what is pointed at stays where it is"
+    page.mouse.wheel(0, 100)
+    assert view(page) == (first, last)
+
+
+def test_dragging_moves_it(page: Page) -> None:
+    page.locator("[data-act=in]").click()
+    page.locator("[data-act=in]").click()
+    before = view(page)
+    page.mouse.move(*place(page, 0.8, 1))
+    page.mouse.down()
+    page.mouse.move(*place(page, 0.4, 1), steps=3)
+    page.mouse.up()
+    after = view(page)
+    assert after[0] > before[0]
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+
+
+def test_pointing_says_what_a_rank_does(page: Page) -> None:
+    page.mouse.move(*place(page, 0.5, 1))
+    assert re.match(r"rank 1: [a-z: ]+ for [\d.]+ (?:ms|µs), at [\d.]+ ms, in step 5", said(page))
+
+
+def test_the_strip_moves_the_view(page: Page) -> None:
+    for _ in range(3):
+        page.locator("[data-act=in]").click()
+    box = page.locator(CANVAS).bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] - 30, box["y"] + 34)
+    first, last = view(page)
+    assert first > 0
+    whole = page.evaluate("JSON.parse(document.getElementById('timeline-data').textContent).end")
+    assert last == pytest.approx(whole, rel=0.1)
+
+
+def test_a_search_finds_collectives_and_goes_to_them(page: Page) -> None:
+    page.locator("#timeline-search").fill("all_reduce")
+    matches = page.locator("#timeline-matches")
+    assert re.fullmatch(r"\d+ matches", matches.text_content() or "")
+    page.keyboard.press("Enter")
+    assert (matches.text_content() or "").startswith("1 of ")
+    first = view(page)
+    assert "all_reduce of" in said(page)
+    assert re.search(r"over 2 ranks: it came [12]\.", said(page))
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert view(page) != first
+    page.keyboard.press("Escape")
+    assert matches.text_content() == ""
+
+
+@pytest.mark.parametrize(("words", "least"), [("nvjet", 10), ("step 5", 2), ("rank 1", 1), ("idle: data loading", 1)])
+def test_a_search_finds_kernels_steps_ranks_and_states(page: Page, words: str, least: int) -> None:
+    page.locator("#timeline-search").fill(words)
+    found = re.match(r"\d+", page.locator("#timeline-matches").text_content() or "")
+    assert found is not None
+    assert int(found[0]) >= least
+
+
+def test_a_search_for_nothing_says_so(page: Page) -> None:
+    page.locator("#timeline-search").fill("no such kernel")
+    assert page.locator("#timeline-matches").text_content() == "0 matches"
+
+
+def test_the_keyboard_does_all_of_it(page: Page) -> None:
+    page.locator(CANVAS).focus()
+    whole = view(page)
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    closer = view(page)
+    assert closer[1] - closer[0] == pytest.approx((whole[1] - whole[0]) / 4, rel=0.01)
+    page.keyboard.press("ArrowRight")
+    assert view(page)[0] > closer[0]
+    page.keyboard.press("ArrowLeft")
+    assert view(page)[0] == pytest.approx(closer[0], rel=0.01)
+    page.keyboard.press("ArrowDown")
+    assert said(page).startswith("rank 1:")
+    page.keyboard.press(".")
+    after = said(page)
+    page.keyboard.press(".")
+    assert said(page) != after
+    page.keyboard.press(",")
+    assert said(page) == after
+    page.keyboard.press("0")
+    assert view(page) == whole
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "timeline-search"
+
+
+def test_a_reader_reaches_each_control_with_the_tabulator(page: Page) -> None:
+    page.keyboard.press("Home")
+    page.evaluate("document.activeElement.blur()")
+    reached = set()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.dataset.act || ''"))
+    assert {"timeline-canvas", "timeline-search", "in", "out", "left", "right", "all", "next", "previous"} <= reached
