@@ -15,9 +15,10 @@ from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.scaling.runs import read_runs
 from perfscope.constants import MB
+from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
-from perfscope.engine.run import Plan
+from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, SourceError, UsageError
 from perfscope.files import replace_file
@@ -33,10 +34,11 @@ _PAIR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    path: Path
-    size: int
+class _Subject:
+    """What a page shows, and the analysis behind it where it is of one run."""
+
     document: Document
+    analysis: Analysis | None = None
 
 
 def page(
@@ -73,12 +75,12 @@ def page(
     if not output.resolve().parent.is_dir():
         raise SourceError(output.parent, "is no folder", hint="create it, or name another file with -o")
     count = require_positive("--workers", workers) if workers is not None else available_processors()
-    document = _describe(paths, against, Plan(execution=Execution(Backend.PROCESS, count)))
-    content = render(document).encode()
+    subject = _describe(paths, against, Plan(execution=Execution(Backend.PROCESS, count)))
+    content = render(subject.document).encode()
     replace_file(output, content)
     if opens:
         webbrowser.open(output.resolve().as_uri())
-    report = to_report(_Written(output, len(content), document))
+    report = to_report(subject, output, len(content))
     return Outcome(
         report,
         format,
@@ -87,31 +89,38 @@ def page(
     )
 
 
-def _describe(paths: Sequence[str], against: str | None, plan: Plan) -> Document:
+def _describe(paths: Sequence[str], against: str | None, plan: Plan) -> _Subject:
     if against is not None:
         if len(paths) != 1:
             raise UsageError("--against compares two sides", hint="perfscope page A --against B")
-        return describe_comparison(compare_sides(read_side(against), read_side(paths[0])))
+        return _Subject(describe_comparison(compare_sides(read_side(against), read_side(paths[0]))))
     groups = split_into_runs(paths)
     if len(groups) == 1:
-        return describe_analysis(read_for_page(groups[0], plan))
+        analysis = read_for_page(groups[0], plan)
+        return _Subject(describe_analysis(analysis), analysis)
     if len(groups) == _PAIR:
         first, second = (group[0] for group in groups)
-        return describe_comparison(compare_sides(read_side(first), read_side(second)))
+        return _Subject(describe_comparison(compare_sides(read_side(first), read_side(second))))
     runs, problems = read_runs([Path(group[0]) for group in groups], None)
-    return describe_scaling(study_scaling(runs, ()), tuple(problems))
+    return _Subject(describe_scaling(study_scaling(runs, ()), tuple(problems)))
 
 
-def to_report(written: _Written) -> Report:
-    """What was written, and what the page has nothing to show of."""
-    document = written.document
+def _to_data(report: Report) -> dict[str, Json]:
+    """What `perfscope analyze --format json` prints."""
+    return {**report.data, "warnings": list(report.warnings)}
+
+
+def to_report(subject: _Subject, path: Path, size: int) -> Report:
+    """What was written, what the page has nothing to show of, and the analysis behind it."""
+    document, analysis = subject.document, subject.analysis
     data: dict[str, Json] = {
         "schema": SCHEMA,
-        "path": str(written.path),
-        "bytes": written.size,
+        "path": str(path),
+        "bytes": size,
         "parts": [{"part": part.identity, "absent": part.absent or None} for part in document.parts],
+        "analysis": None if analysis is None else _to_data(describe_analyzed(analysis)),
     }
     rows: list[tuple[Cell, ...]] = [(part.title, part.absent or "shown") for part in document.parts]
-    note = f"{written.path}: {written.size / MB:.2f} MB, one file, no network. Open it in a browser."
+    note = f"{path}: {size / MB:.2f} MB, one file, no network. Open it in a browser."
     section = Section("Parts of the page", (Column("Part"), Column("Shown")), tuple(rows), (note,))
     return Report(f"A page of {document.title}", data, (section,), document.damage)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from perfscope.constants import MIB
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.run import Analysis, Plan, Skipped, analyze_inputs
+from perfscope.units import format_bytes
 
 #: What a page shows besides what every analysis has.
 PAGE_ANALYZERS = frozenset(("timeline", "whatif"))
 #: The replay of more traces takes longer than all else together.
-_MOST_REPLAYED = 16
+_MOST_REPLAYED, _MOST_REPLAYED_BYTES = 16, 48 * MIB
 _PLAN = Plan()
 
 
@@ -31,9 +34,16 @@ def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
     Raises:
         SourceError: No input can be read.
     """
-    traces = len(inputs.traces)
-    if traces <= _MOST_REPLAYED:
+    traces, size = len(inputs.traces), sum(map(_size_of, inputs.traces))
+    if traces <= _MOST_REPLAYED and size <= _MOST_REPLAYED_BYTES:
         return analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS))
     analysis = analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS - {"whatif"}))
-    reason = f"the critical path of {traces} traces is left to `perfscope whatif`, because it takes long"
+    large = f"{traces} traces of {format_bytes(size)}"
+    reason = f"the critical path of {large} is left to `perfscope whatif`, because it takes long"
     return replace(analysis, skipped=(*analysis.skipped, Skipped("whatif", reason)))
+
+
+def _size_of(trace: str) -> int:
+    """The bytes of a trace on a disk; 0 for another one."""
+    path = Path(trace)
+    return path.stat().st_size if path.is_file() else 0

@@ -20,6 +20,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
     RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`
     RUN/collected.json               the parts of the run, written by `perfscope collect`
+    RUN/page.html                    charts of the run, written when the command has ended
     RUN/.boot/                       what the processes of the run load at their start; removed when the command ends
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
@@ -60,6 +61,7 @@ TRACES_FOLDER = "traces"
 NVML_FOLDER = "nvml"
 HOSTS_FOLDER = "hosts"
 COLLECTED_FILE = "collected.json"
+PAGE_FILE = "page.html"
 BOOT_FOLDER = ".boot"
 TRACE_SUFFIX = ".pt.trace.json"
 

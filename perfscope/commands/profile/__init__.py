@@ -165,6 +165,14 @@ def profile(
             rich_help_panel=_RUN_PANEL,
         ),
     ] = False,
+    page: Annotated[
+        bool,
+        typer.Option(
+            "--page/--no-page",
+            help="Write `page.html` into the run's folder when the command has ended.",
+            rich_help_panel=_RUN_PANEL,
+        ),
+    ] = True,
     *,
     windows: WindowOptions,
     events: EventOptions,
@@ -202,7 +210,8 @@ def profile(
         slowdown_windows=watch.anomalies_per_day,
     )
     start = replace_process if replace else run
-    return _run(start, executable, command, prepare(config, run_dir, command))
+    prepared = replace_fields(prepare(config, run_dir, command), writes_page=page)
+    return _run(start, executable, command, prepared)
 
 
 def _parse_option(option: str, parse: Callable[[str], _T], text: str) -> _T:
@@ -235,4 +244,4 @@ def _run(start: Callable[..., Ending], executable: str, command: Sequence[str], 
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
         shutil.rmtree(prepared.run_dir, ignore_errors=True)
         return _run(start, executable, command, prepare_plainly(command, str(error.strerror)))
-    return complete(prepared.run_dir, ending)
+    return complete(prepared.run_dir, ending, writes_page=prepared.writes_page)

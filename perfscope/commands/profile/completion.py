@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from perfscope import wire
 from perfscope.hooks.guard import call_safely, value_or_none
@@ -30,8 +31,8 @@ _PARENT = str(Path(__file__).resolve().parents[3])
 _ANALYZE = "import sys; sys.path[:] = {path!r}; from perfscope.cli import main; main()"
 
 
-def complete(run_dir: Path | None, ending: Ending) -> Outcome:
-    """Record how the command ended, and summarize the run, where there is one."""
+def complete(run_dir: Path | None, ending: Ending, *, writes_page: bool) -> Outcome:
+    """Record how the command ended, and summarize the run, where there is one, with its page or without."""
     lines: list[str] = []
     if run_dir is not None:
         lines.append(f"the command {ending}")
@@ -40,7 +41,7 @@ def complete(run_dir: Path | None, ending: Ending) -> Outcome:
         with suppress(KeyboardInterrupt):
             _, error = call_safely(lambda: _record_end(run_dir, ending))
             lines += [] if error is None else [f"{run_dir} is incomplete: {error}"]
-            summary, error = call_safely(lambda: _summarize_run(run_dir))
+            summary, error = call_safely(lambda: _summarize_run(run_dir, writes_page=writes_page))
             lines += summary or [f"the run could not be summarised: {error}", f"run: {_shorten_path(run_dir)}"]
         for number in _ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
@@ -58,23 +59,41 @@ def _record_end(run_dir: Path, ending: Ending) -> None:
         shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
 
 
-def _summarize_run(run_dir: Path) -> list[str]:
-    """Analyze the run in a process of its own, which has neither the user's environment nor the command's input."""
-    words = ["--quiet", "analyze", "--format", "json", str(run_dir)]
+def _summarize_run(run_dir: Path, *, writes_page: bool) -> list[str]:
+    """Analyze the run, for its page where it has one; without it where that is not possible."""
+    lines: list[str] = []
+    if writes_page:
+        page = run_dir / wire.PAGE_FILE
+        answer, problem = _ask("page", "--output", str(page), str(run_dir))
+        if answer is not None:
+            pages = f"page: {_shorten_path(page)}"
+            return [*summarize(answer["analysis"]), f"run: {_shorten_path(run_dir)}", pages, *_list_viewers(run_dir)]
+        lines.append(f"the page could not be written: {problem}")
+    analysis, problem = _ask("analyze", str(run_dir))
+    if analysis is None:
+        return [f"the run could not be summarised: {problem}", f"run: {_shorten_path(run_dir)}"]
+    return [*summarize(analysis), *lines, f"run: {_shorten_path(run_dir)}", *_list_viewers(run_dir)]
+
+
+def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
+    """What a command of ours answers in a process of its own, without the user's environment and the command's input.
+
+    Returns:
+        Its JSON, or None and the reason.
+    """
+    arguments = ["--quiet", command, "--format", "json", *words]
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode or sys.pycache_prefix else [])]
     process = subprocess.run(
-        [sys.executable, *flags, "-c", _ANALYZE.format(path=[*sys.path, _PARENT]), *words],
+        [sys.executable, *flags, "-c", _ANALYZE.format(path=[*sys.path, _PARENT]), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
     try:
-        analysis = json.loads(process.stdout)
+        return json.loads(process.stdout), ""
     except ValueError:
-        reason = (process.stderr.strip() or "no output").splitlines()[-1]
-        return [f"the run could not be summarised: {reason}", f"run: {_shorten_path(run_dir)}"]
-    return [*summarize(analysis), f"run: {_shorten_path(run_dir)}", *_list_viewers(run_dir)]
+        return None, (process.stderr.strip() or "no output").splitlines()[-1]
 
 
 def _list_viewers(run_dir: Path) -> list[str]:

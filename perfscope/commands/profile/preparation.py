@@ -37,11 +37,13 @@ class Prepared:
         command: Its words.
         environment: Its environment.
         run_dir: The run's folder; absent where the command runs without perfscope.
+        writes_page: Whether a page of the run is written when the command has ended.
     """
 
     command: list[str]
     environment: dict[str, str]
     run_dir: Path | None = None
+    writes_page: bool = False
 
 
 def prepare(config: Config, typed_run_dir: Path | None, command: Sequence[str]) -> Prepared:
