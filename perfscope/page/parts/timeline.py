@@ -141,7 +141,10 @@ def _pack_device(device: DeviceTimeline, offset_ns: int, unit_ns: int, names: di
     edges = np.append(states.start_ns, states.end_ns[-1:]) - offset_ns
     edges = np.maximum(edges // unit_ns, 0)
     words = (np.diff(edges) << _STATE_BITS) | states.state
-    index = np.array([names.setdefault(escape_control_characters(name[:_LONGEST_NAME]), len(names)) for name in longest.names], np.int64)
+    index = np.array(
+        [names.setdefault(escape_control_characters(name[:_LONGEST_NAME]), len(names)) for name in longest.names],
+        np.int64,
+    )
     starts = np.maximum((longest.start_ns - offset_ns) // unit_ns, 0)
     gaps = np.diff(starts, prepend=0)
     columns = np.column_stack(
