@@ -5,6 +5,7 @@ from perfscope.api.results import Absent as Absent
 from perfscope.api.results import Findings as Findings
 from perfscope.api.results import Result as Result
 from perfscope.api.results import Results as Results
+from perfscope.api.shown import Page as Page
 from perfscope.errors import MissingInput as MissingInput
 from perfscope.errors import PerfscopeError as PerfscopeError
 from perfscope.errors import SourceError as SourceError
@@ -17,6 +18,7 @@ __all__ = [
     "Findings",
     "MissingInput",
     "OpenedRun",
+    "Page",
     "PerfscopeError",
     "Result",
     "Results",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from perfscope.analyzers.comparison.change import CONFIDENCE
@@ -19,9 +20,12 @@ from perfscope.report import Json, Report
 
 if TYPE_CHECKING:
     from perfscope.api.schema.comparison import ComparisonData
+    from perfscope.api.shown import Page
 
 #: GitHub refuses longer comments and cuts longer summaries.
 LONGEST_MARKDOWN = 65_536
+#: Loaded by name when a page is asked for.
+_SHOWN = "perfscope.api.shown"
 _ROWS = (25, 12, 6, 3, 1)
 _MANY_SCHEMA = "perfscope/comparisons/1"
 
@@ -54,6 +58,11 @@ class ComparedRuns:
     def report(self) -> Report:
         """The report that ``perfscope compare`` prints, as a neutral document."""
         return to_report([self], is_markdown=True)
+
+    def page(self) -> Page:
+        """The page of ``perfscope page A B``: what the difference is made of. ``save`` writes it."""
+        page: Page = import_module(_SHOWN).build_page_of_two(self.comparison)
+        return page
 
     def __str__(self) -> str:
         return render(self.report(), Format.MARKDOWN)

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.api.comparing import ComparedRuns
+    from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
 #: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read.
 _FRAMES = "perfscope.api.frames"
 _COMPARING = "perfscope.api.comparing"
+_SHOWN = "perfscope.api.shown"
 _NO_DERIVED = "it does not apply to this run"
 
 
@@ -134,6 +136,15 @@ class OpenedRun:
         )
         return compared
 
+    def page(self) -> Page:
+        """The page of ``perfscope page``: findings, charts and a timeline of all ranks. ``save`` writes it.
+
+        Raises:
+            SourceError: No trace can be read, and there is nothing else.
+        """
+        page: Page = import_module(_SHOWN).build_run_page(self._inputs, self._plan)
+        return page
+
     @property
     def location(self) -> str:
         """What ``perfscope compare`` takes for this run."""
@@ -179,7 +190,7 @@ class OpenedRun:
             reason = next((skip.reason for skip in analysis.skipped if skip.analyzer == name), None)
         if result is None:
             return Absent(name, reason or self._why_not_derived(name))
-        return _to_result(name, result)
+        return _to_result(name, result, analysis)
 
     def _analyze_further(self, name: str) -> Analysis:
         """Run one analyzer that the plan leaves out."""
@@ -194,6 +205,10 @@ class OpenedRun:
         return next((f"{source}: {reasons[source]}" for source in needed if source in reasons), _NO_DERIVED)
 
 
-def _to_result(name: str, result: AnalyzerResult) -> Result[Any]:
+def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> Result[Any]:
+    def draw() -> str:
+        charts: str = import_module(_SHOWN).draw_charts(name, analysis)
+        return charts
+
     data: Any = result.data()  # the schema has its type, which the tests hold
-    return (Findings if name == FINDINGS else Result)(name, data, result.sections())
+    return (Findings if name == FINDINGS else Result)(name, data, result.sections(), draw)

@@ -21,6 +21,10 @@ from perfscope.report import Section
 T_co = TypeVar("T_co", covariant=True)
 
 
+def _draw_nothing() -> str:
+    return ""
+
+
 class Absent:
     """A result that does not exist, and why. It is false; to use it raises ``MissingInput`` with the reason.
 
@@ -69,11 +73,13 @@ class Result(Generic[T_co]):
         sections: Its tables and notes, for people.
     """
 
-    def __init__(self, name: str, data: T_co, sections: tuple[Section, ...], chart: str = "") -> None:
+    def __init__(
+        self, name: str, data: T_co, sections: tuple[Section, ...], draw: Callable[[], str] = _draw_nothing
+    ) -> None:
         self.name = name
         self.data = data
         self.sections = sections
-        self._chart = chart
+        self._draw = draw
 
     def __bool__(self) -> Literal[True]:
         return True
@@ -91,7 +97,7 @@ class Result(Generic[T_co]):
         return f"<{self.name}: {len(self.data) if isinstance(self.data, Sequence) else 1} entries>"
 
     def _repr_html_(self) -> str:
-        return self._chart + render_sections(self.sections)
+        return self._draw() + render_sections(self.sections)
 
 
 class Findings(Result[list[FindingData]]):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import shutil
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -21,6 +24,7 @@ from tests.conftest import perfscope as command_line
 FIXTURES = ROOT / "fixtures"
 UNPINNED = FIXTURES / "findings" / "h200" / "unpinned"
 ZERO1 = FIXTURES / "runs" / "h200_zero1"
+PINNED = FIXTURES / "findings" / "h200" / "pinned"
 ONE_RANK_TRACES = FIXTURES / "traces" / "single"
 Lines = list[dict[str, Any]]
 
@@ -124,6 +128,26 @@ def test_two_runs_compared() -> None:
     printed = command_line("compare", clean, slow, "--anyway", "--fail-on", "step_time>+3%", cwd=ROOT)
     assert str(compared) == printed.stdout
     assert perfscope.open(clean).compare(slow).verdict == perfscope.open(clean).compare(str(slow)).verdict
+
+
+def test_a_page_of_a_run_and_of_a_comparison(tmp_path: Path) -> None:
+    page = perfscope.open(UNPINNED).page()
+    assert page.save(tmp_path / "page.html").read_text() == page.html
+    assert "Unpinned copies" in page.html
+    assert page._repr_html_().startswith("<iframe")
+    compared = perfscope.open(PINNED).compare(UNPINNED, anyway=True).page()
+    assert "slower" in compared.html
+    with pytest.raises(perfscope.SourceError):
+        page.save(tmp_path / "nothing" / "page.html")
+
+
+@pytest.mark.parametrize("name", ["steps", "breakdown", "kernels"])
+def test_a_result_shows_a_chart_and_a_table(name: str) -> None:
+    html = perfscope.open(UNPINNED).results[name]._repr_html_()
+    svg = b64decode(re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)[0])
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert "<table>" in html
+    assert "<script" not in html
 
 
 class TestBadInput:
