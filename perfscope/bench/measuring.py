@@ -86,7 +86,8 @@ def run_perfscope(*words: str) -> Tree:
         document: Tree = json.loads(ended.stdout)
     except ValueError:
         lines = [line.removeprefix("perfscope: ") for line in ended.stderr.splitlines() if line.strip()]
-        raise PerfscopeError(lines[0] if lines else f"perfscope {words[0]} printed nothing") from None
+        silent = f"perfscope {words[0]} printed nothing and ended with exit code {ended.returncode}"
+        raise PerfscopeError(lines[0] if lines else silent) from None
     return document
 
 
