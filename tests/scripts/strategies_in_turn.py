@@ -1,16 +1,23 @@
-"""Trains a small model by one strategy after the other in the same two processes, and prints every loss as JSON."""
+"""Trains a small model by one strategy after the other in the same two processes, and prints every loss as JSON.
+
+With UPDATES=together optimizers update the parameters of a group at once, as they do on GPUs.
+"""
 
 import json
+import os
 import sys
 from importlib import import_module
 
 from torch import distributed
+from torch.optim import adam
 
 from perfscope.workloads.strategies import STRATEGIES, Processes
 from perfscope.workloads.strategies.train import parse_options, train
 from perfscope.workloads.tasks.job import find_job
 from perfscope.workloads.tasks.task import make_task
 
+if os.environ.get("UPDATES") == "together":
+    adam._default_to_fused_or_foreach = lambda *_, **__: (False, True)
 names, words = sys.argv[1].split(","), sys.argv[2:]
 losses = {}
 for name in names:

@@ -25,14 +25,21 @@ TOGETHER = [name for name, strategy in STRATEGIES.items() if strategy.processes 
 ROUNDING = 2e-5
 
 
-def losses_of(folder: Path, names: list[str], *words: str, processes: int = 2) -> dict[str, list[float]]:
+def losses_of(
+    folder: Path, names: list[str], *words: str, processes: int = 2, **variables: str
+) -> dict[str, list[float]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master_port", port]
-    ended = run([*launcher, SCRIPTS / "strategies_in_turn.py", ",".join(names), *words], cwd=folder, MASTER_PORT=port)
+    ended = run(
+        [*launcher, SCRIPTS / "strategies_in_turn.py", ",".join(names), *words],
+        cwd=folder,
+        MASTER_PORT=port,
+        **variables,
+    )
     assert ended.code == 0, ended.stderr[-3000:]
     line = next(line for line in ended.stdout.splitlines() if line.startswith("LOSSES "))
     found: dict[str, list[float]] = json.loads(line.removeprefix("LOSSES "))
@@ -79,6 +86,13 @@ def test_recomputation_and_bf16_change_no_loss_beyond_their_rounding(
     for name, series in losses.items():
         assert series != gpt["single"], name
         assert series == pytest.approx(gpt["single"], rel=2e-2), name
+
+
+def test_optimizers_may_update_parameters_together_as_they_do_on_gpus(
+    tmp_path: Path, gpt: dict[str, list[float]]
+) -> None:
+    for name, series in losses_of(tmp_path, ["ddp", "fsdp2", "tp", "fsdp2-tp"], *GPT, UPDATES="together").items():
+        assert series == pytest.approx(gpt["single"], rel=ROUNDING), name
 
 
 @cache

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from perfscope.workloads.strategies.tensor_parallel import split_blocks
+from perfscope.workloads.strategies.tensor_parallel import group_parameters, split_blocks
 from perfscope.workloads.tasks.job import Job, Training
 
 TENSOR_PARALLEL = 2
@@ -26,6 +26,6 @@ def build(job: Job) -> Training:
         fully_shard(layer, mesh=mesh["dp"], mp_policy=policy)
     model = nn.Sequential(*layers)
     fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
-    optimizer = job.optimizer(model.parameters())
+    optimizer = job.optimizer(group_parameters(model))
     share = (mesh["dp"].get_local_rank(), groups)
     return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer), share)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, ParameterGroup, Training
 
 
 def split_blocks(job: Job, layers: list[nn.Module], mesh: DeviceMesh) -> None:
@@ -18,6 +19,16 @@ def split_blocks(job: Job, layers: list[nn.Module], mesh: DeviceMesh) -> None:
             parallelize_module(layer, mesh, plan)
 
 
+def group_parameters(model: nn.Module) -> list[ParameterGroup]:
+    """The parameters of each mesh apart: on GPUs an optimizer updates a group at once, which no mixture of meshes can be."""
+    parameters = list(model.parameters())
+    meshes = [parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters]
+    return [
+        {"params": [parameter for parameter, other in zip(parameters, meshes, strict=True) if other == mesh]}
+        for mesh in dict.fromkeys(meshes)
+    ]
+
+
 def build(job: Job) -> Training:
     """Train on the whole batch with a part of each block."""
     job.join_group()
@@ -25,5 +36,5 @@ def build(job: Job) -> Training:
     split_blocks(job, layers, init_device_mesh(job.device.type, (job.world_size,)))
     model = job.join_layers(layers)
     job.compile(model)
-    optimizer = job.optimizer(model.parameters())
+    optimizer = job.optimizer(group_parameters(model))
     return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer))

@@ -21,6 +21,9 @@ from perfscope.workloads.tasks.task import Task
 #: Trains on inputs and targets, and returns their mean loss; None on a rank that does not have it.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 
+#: Parameters that an optimizer updates together, under "params".
+ParameterGroup: TypeAlias = dict[str, list[nn.Parameter]]
+
 _RANK_VARIABLES = {
     "RANK": ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
     "WORLD_SIZE": ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
@@ -120,7 +123,7 @@ class Job:
         if self.options.compile:
             model.compile()
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: Iterable[nn.Parameter] | list[ParameterGroup]) -> torch.optim.Optimizer:
         """The optimizer of every strategy."""
         return torch.optim.AdamW(parameters, lr=self.lr)
 
