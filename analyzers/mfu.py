@@ -136,7 +136,9 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     tokens, seq_len = count_step_tokens(times)
     if times.median_s is None:
         raise MissingInput("no undisturbed step: start-up or a profiler window affected every step")
-    gpus = max(rank.world_size for rank in run.ranks)
+    processes, devices = run.processes, run.devices
+    assert processes is not None, "a run with a model has ranks"
+    assert devices is not None
     device = find_device(run, traced)
     checkpointing, checkpointing_notes = find_recomputation(run.models, traced)
     step = Step(
@@ -146,11 +148,11 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         seq_len=seq_len,
         checkpointing=checkpointing,
         step_ns=round(times.median_s * NS_PER_S),
-        gpus=gpus,
+        gpus=devices,
         peak_tflops=device.peak_tflops,
     )
     conventions = compare(step)
-    counted = cross_check(step, _representative(run, traced, gpus))
+    counted = cross_check(step, _representative(run, traced, processes), processes)
     return Utilisation(
         conventions=conventions,
         steps=_by_step(run.steps, step, conventions),
@@ -181,10 +183,10 @@ def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:
     return tuple(doubt for ranks in twins.values() for doubt in doubt_twins(ranks))
 
 
-def _representative(run: Run, traced: Sequence[Operations], gpus: int) -> Sequence[Operations]:
+def _representative(run: Run, traced: Sequence[Operations], processes: int) -> Sequence[Operations]:
     """The traced ranks if their mean is that of all ranks: stages of a pipeline differ, so there all must be traced."""
     is_pipeline = any(rank.parallel.get("pp", 0) for rank in run.ranks)
-    return traced if not is_pipeline or len({operations.rank for operations in traced}) == gpus else ()
+    return traced if not is_pipeline or len({operations.rank for operations in traced}) == processes else ()
 
 
 def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Convention]) -> tuple[StepUtilisation, ...]:

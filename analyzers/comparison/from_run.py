@@ -104,7 +104,7 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
         model=model.name if model else None,
         parameters=parameters,
         dimensions=dimensions,
-        gpus=max((rank.world_size for rank in run.ranks), default=None),
+        gpus=run.devices,
         device=", ".join(sorted(devices)) or None,
         dtype=dtype or (model.weights_dtype if model else None),
         samples=_work(steps.samples_per_s, steps.median_s) if steps else None,

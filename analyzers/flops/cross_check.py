@@ -77,18 +77,19 @@ class CrossCheck:
         )
 
 
-def cross_check(step: Step, ranks: Sequence[Operations]) -> CrossCheck | None:
+def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> CrossCheck | None:
     """Compare what was counted with the formula; absent where no rank states shapes.
 
     Args:
         step: The step that was traced.
         ranks: The traced ranks: all, or a representative part.
+        processes: Ranks of the job.
     """
     counted = [rank for rank in ranks if rank.flops_per_step]
     if not counted:
         return None
     mean = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted)
-    per_token = mean * step.gpus / step.tokens
+    per_token = mean * processes / step.tokens
     repeats = _largest_repeats([rank.repeats for rank in counted])
     lines = []
     is_covered = all(rank.is_covered for rank in counted)

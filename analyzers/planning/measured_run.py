@@ -60,6 +60,8 @@ def measure_run(run: Run) -> MeasuredRun:
         MissingInput: No rank completed a training step.
     """
     times = step_times.analyze(run)
+    devices = run.devices
+    assert devices is not None, "steps are of ranks"
     notes = []
     tokens: int | None = None
     seq_len: int | None = None
@@ -74,7 +76,7 @@ def measure_run(run: Run) -> MeasuredRun:
     peak_bytes = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
     used_bytes = [int(gpu.memory_used_bytes.max()) for gpu in run.gpus if gpu.memory_used_bytes.count()]
     return MeasuredRun(
-        gpus=max(rank.world_size for rank in run.ranks),
+        gpus=devices,
         tensor=_degree(run, "tp"),
         pipeline=_degree(run, "pp"),
         context=_degree(run, "cp"),

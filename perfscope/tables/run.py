@@ -104,3 +104,18 @@ class Run:
     setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()
     recorded: frozenset[str] = frozenset()
+
+    @property
+    def processes(self) -> int | None:
+        """How many ranks the job had; None where none reported."""
+        return max((rank.world_size for rank in self.ranks), default=None)
+
+    @property
+    def devices(self) -> int | None:
+        """How many devices trained: one a rank, unless ranks have several, or share one; None where none reported."""
+        if self.processes is None:
+            return None
+        used = {rank.rank: rank.device_uuids for rank in self.ranks}  # of its last attempt
+        if len(used) == self.processes and all(used.values()):
+            return len({uuid for uuids in used.values() for uuid in uuids})
+        return self.processes * max(1, *(len(uuids) for uuids in used.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_the_mfu_of_a_run_is_its_operations_over_the_peak(tmp_path: Path) -> Non
     assert result["steps"][1]["mfu"] == pytest.approx(result["mfu"] / 2)  # the step of 200 ms
 
 
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [
+        ((("GPU-a",), ("GPU-b",)), 2),
+        ((("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")), 4),
+        ((("GPU-a",), ("GPU-a",)), 1),
+        ((("GPU-a", "GPU-b"),), 4),  # the other rank did not report
+    ],
+    ids=["one each", "two each", "one shared", "two each, one rank unknown"],
+)
+def test_a_gpu_is_a_device_and_not_a_rank(tmp_path: Path, devices: tuple[tuple[str, ...], ...], count: int) -> None:
+    run = read_run(run_folder(tmp_path, "NVIDIA H200"))
+    one_each = mfu.analyze(run)
+    ranks = (replace(rank, device_uuids=uuids) for rank, uuids in zip(run.ranks, devices, strict=False))
+    placed = mfu.analyze(replace(run, ranks=tuple(ranks)))
+    assert placed.headline.tflops_per_gpu == pytest.approx(one_each.headline.tflops_per_gpu * 2 / count)
+
+
 def test_the_steps_with_an_mfu_are_those_of_the_median(tmp_path: Path) -> None:
     """A step that a save stalled is in neither, also on the rank that did not save."""
     run = run_folder(tmp_path, "NVIDIA H200")
@@ -284,6 +303,14 @@ def test_a_run_is_held_against_the_shapes_of_its_trace(tmp_path: Path) -> None:
     # What the trace shows goes before what the model says.
     assert result["checkpointing"] == "none"
     assert any("The model is configured with `selective`" in note for note in result["notes"])
+    # The same trace of two devices of one process: as many operations a token.
+    for folder in (run / wire.RANKS_FOLDER).iterdir():
+        record = json.loads((folder / wire.RANK_FILE).read_bytes())
+        record["device_uuids"] = [f"GPU-{record['rank']}-{device}" for device in range(2)]
+        (folder / wire.RANK_FILE).write_text(json.dumps(record) + "\n")
+    on_two = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
+    assert on_two["counted"]["flops_per_token"] == per_token
+    assert on_two["tflops_per_gpu"] == pytest.approx(result["tflops_per_gpu"] / 2)
 
 
 def test_without_shapes_there_is_nothing_to_hold_a_run_against(tmp_path: Path) -> None:

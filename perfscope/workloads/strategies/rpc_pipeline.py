@@ -1,6 +1,7 @@
 """A pipeline over torch.distributed.rpc: rank 0 sends splits of the batch through stages that other ranks own.
 
-Outputs travel through the host's memory, gradients by distributed autograd, updates by DistributedOptimizer.
+Outputs travel through the host's memory, gradients by distributed autograd, updates by DistributedOptimizer. The last
+stage computes the loss, so that what travels back is one number a split.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ class Stage(nn.Module):
             outputs: Tensor = self.part(states)
         return outputs.cpu()
 
+    def loss(self, before: rpc.RRef, targets: Tensor) -> Tensor:
+        """The mean loss of a split, in the host's memory, whose last outputs this stage computes."""
+        states = before.to_here().to(self.job.device)
+        with self.lock:
+            loss = self.job.loss(self.part(states), targets.to(self.job.device))
+        return loss.cpu()
+
     def parameter_references(self) -> list[rpc.RRef]:
         """References to the stage's parameters, for the optimizer."""
         return [rpc.RRef(parameter) for parameter in self.part.parameters()]
@@ -57,20 +65,22 @@ def build(job: Job) -> Training:
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=32),
     )
     if job.rank > 0:
-        return Training(wait_for_calls, wait_for_calls, leave=rpc.shutdown)
+        return Training(wait_for_calls, wait_for_calls, leave=rpc.shutdown, is_called=True)
     stages = [rpc.remote(f"rank{rank}", Stage, (rank, job.world_size)) for rank in range(job.world_size)]
     parameters = [reference for stage in stages for reference in stage.rpc_sync().parameter_references()]
     optimizer = DistributedOptimizer(torch.optim.AdamW, parameters, lr=job.lr)
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         with dist_autograd.context() as context:
-            outputs = []
-            for split in inputs.cpu().split(job.options.split_size):
+            losses = []
+            sizes = job.options.split_size
+            for split, answers in zip(inputs.cpu().split(sizes), targets.cpu().split(sizes), strict=True):
                 states = rpc.RRef(split)
                 for stage in stages[:-1]:
                     states = stage.remote().forward(states)
-                outputs.append(stages[-1].rpc_async().forward(states))
-            loss = job.loss(torch.cat(torch.futures.wait_all(outputs)), targets.cpu())
+                losses.append(stages[-1].rpc_async().loss(states, answers))
+            weights = torch.tensor([len(answers) / len(targets) for answers in targets.split(sizes)])
+            loss = torch.stack(torch.futures.wait_all(losses)).dot(weights)
             dist_autograd.backward(context, [loss])
             optimizer.step(context)
         return loss

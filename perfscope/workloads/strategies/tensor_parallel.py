@@ -20,7 +20,7 @@ def split_blocks(job: Job, layers: list[nn.Module], mesh: DeviceMesh) -> None:
 
 
 def group_parameters(model: nn.Module) -> list[ParameterGroup]:
-    """The parameters of each mesh apart: on GPUs an optimizer updates a group at once, which no mixture of meshes can be."""
+    """The parameters of each mesh apart, because on GPUs an optimizer updates all of a group at once."""
     parameters = list(model.parameters())
     meshes = [parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters]
     return [

@@ -142,6 +142,10 @@ def main() -> None:
     job = find_job(task, options)
     training = build(job, **strategy.options)
     losses = train(job, training)
+    memory, save_ns = measure_memory(job), save(job, training)
+    if job.rank == 0:
+        print(f"loss {losses[0]} to {losses[-1]}")
+    training.leave()
     result = {
         "rank": job.rank,
         "world_size": job.world_size,
@@ -149,12 +153,9 @@ def main() -> None:
         "losses": losses,
         "hits": [int(hits) for hits, _ in job.hits],
         "answers": [answers for _, answers in job.hits],
-        "memory": measure_memory(job),
-        "save_ns": save(job, training),
+        "memory": measure_memory(job) if training.is_called else memory,
+        "save_ns": save_ns,
     }
-    if job.rank == 0:
-        print(f"loss {losses[0]} to {losses[-1]}")
-    training.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
     if options.result is not None:

@@ -40,12 +40,14 @@ class Training:
         save: Writes a checkpoint into a folder; every rank calls it.
         share: Number of this rank's share of each batch, and number of shares.
         leave: Ends what must end before the process does.
+        is_called: Whether this rank works when others call it, which is over when it left.
     """
 
     step: Step
     save: Callable[[Path], None]
     share: tuple[int, int] = (0, 1)
     leave: Callable[[], object] = bool
+    is_called: bool = False
 
 
 @dataclass(slots=True)
