@@ -144,6 +144,7 @@ def prediction_section(rows: Sequence[Row]) -> Section | None:
         Column("Measured (ms)", 2),
         Column("whatif: replay (ms)", 2),
         Column("Profiled (ms)", 2),
+        Column("whatif: unprofiled (ms)", 2),
         Column("whatif: without communication (ms)", 2),
     )
     body = tuple(
@@ -155,6 +156,7 @@ def prediction_section(rows: Sequence[Row]) -> Section | None:
             milliseconds(row.step_s),
             milliseconds(values.get("whatif_replay_s")),
             milliseconds(values.get("whatif_profiled_s")),
+            milliseconds(values.get("whatif_unprofiled_s")),
             milliseconds(values.get("whatif_communication_free_s")),
         )
         for row, values in predicted
@@ -162,7 +164,8 @@ def prediction_section(rows: Sequence[Row]) -> Section | None:
     notes = (
         "plan: memory of the row's layout, and its step at the TFLOPs per device of the first row: with nothing lost "
         "by parallelism.",
-        "whatif: the profiled step replayed as it was, and without communication.",
+        "whatif: the profiled step replayed as it was; with a host as fast as in steps that nobody profiled; and then "
+        "without communication.",
         *dict.fromkeys(f"Not predicted: {reason}." for row, _ in predicted for reason in row.trainings[0].unpredicted),
     )
     return Section("Predictions", columns, body, notes)

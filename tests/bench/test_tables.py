@@ -101,9 +101,10 @@ def test_plan_and_whatif_predict_a_row_from_its_run(tmp_path: Path) -> None:
     assert predicted.predictions["plan_memory_bytes"] == pytest.approx(17_497_718_272, rel=0.02)
     assert predicted.predictions["plan_step_s"] == pytest.approx(0.1637, rel=0.001)
     assert predicted.predictions["whatif_replay_s"] == pytest.approx(0.164121581, rel=0.01)
-    free = predicted.predictions["whatif_communication_free_s"]
+    free, unprofiled = (predicted.predictions[f"whatif_{name}_s"] for name in ("communication_free", "unprofiled"))
     assert free is not None
-    assert free < 0.155
+    assert unprofiled is not None
+    assert free < 0.155 < unprofiled
     section = prediction_section(sum_up([predicted]))
     assert section is not None
     assert cells(section, "zero-1 x 4")["plan: memory (GB)"] == pytest.approx(17.66, abs=0.01)
