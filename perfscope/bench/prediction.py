@@ -63,7 +63,7 @@ def _compared(document: Tree) -> list[Tree]:
 
 
 def _replay(measurement: Measurement, place: Place) -> dict[str, float | None]:
-    """The profiled step replayed as it was, with a host as fast as in steps that nobody profiled, and then as changed."""
+    """The profiled step as it was, with a host as fast as in unprofiled steps, and then as changed."""
     del measurement
     answer = run_perfscope("whatif", str(place.run_dir), "--scenario", _SCENARIO)
     scenario: Tree = next((row for row in answer.get("scenarios", []) if row["name"] == _SCENARIO), {})
