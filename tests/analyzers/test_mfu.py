@@ -199,10 +199,11 @@ def test_the_mfu_of_a_run_is_its_operations_over_the_peak(tmp_path: Path) -> Non
 )
 def test_a_gpu_is_a_device_and_not_a_rank(tmp_path: Path, devices: tuple[tuple[str, ...], ...], count: int) -> None:
     run = read_run(run_folder(tmp_path, "NVIDIA H200"))
-    one_each = mfu.analyze(run)
+    one_each = mfu.analyze(run).headline.tflops_per_gpu
+    assert one_each is not None
     ranks = (replace(rank, device_uuids=uuids) for rank, uuids in zip(run.ranks, devices, strict=False))
     placed = mfu.analyze(replace(run, ranks=tuple(ranks)))
-    assert placed.headline.tflops_per_gpu == pytest.approx(one_each.headline.tflops_per_gpu * 2 / count)
+    assert placed.headline.tflops_per_gpu == pytest.approx(one_each * 2 / count)
 
 
 def test_the_steps_with_an_mfu_are_those_of_the_median(tmp_path: Path) -> None:

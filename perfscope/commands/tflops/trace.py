@@ -43,7 +43,7 @@ class TracedStep(NamedTuple):
 
     def compare(self, step: Step) -> Comparison:
         """Compare the operations of the trace with the formula's."""
-        check = cross_check(step, [self.operations])
+        check = cross_check(step, [self.operations], step.gpus)
         assert check is not None
         precision = (self.precision.sentence(),) if len(self.precision.shares) > 1 else ()
         notes = (*_compare_recomputation(step, self.operations), *precision, *check.explanation)
