@@ -75,7 +75,7 @@ class AllocatorHistory:
             except (TypeError, RuntimeError) as error:
                 raise NoHistory(f"torch {torch.__version__} cannot record it: {error}") from None
             self._is_ours = True
-        self.marks.start(step)
+        self.marks.start(step, with_modules=not _has_compiled(self._trained()[0]))
 
     def stop(self) -> None:
         """Record nothing more, and drop what was recorded."""
@@ -149,6 +149,15 @@ def is_recorded(torch: Any) -> bool:
     """Whether the allocator's history is being recorded already."""
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(is_enabled()) if is_enabled is not None else False
+
+
+def _has_compiled(parts: Iterable[Any]) -> bool:
+    """Whether a module is compiled: a hook that is new to it would have it compiled again."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for part in parts
+        for module in part.modules()
+    )
 
 
 def _bucket_bytes(parts: Iterable[Any]) -> tuple[int, ...] | None:

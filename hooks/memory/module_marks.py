@@ -31,13 +31,14 @@ class ModuleMarks:
         self._handles: list[HookHandle] = []
         self._paths: dict[int, str] = {}
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, *, with_modules: bool = True) -> None:
         """Begin to mark modules, at the begin of a training step."""
-        modules = sys.modules["torch"].nn.modules.module
-        self._handles = [
-            modules.register_module_forward_pre_hook(self._on_forward),
-            modules.register_module_forward_hook(self._on_forward_end, always_call=True),
-        ]
+        if with_modules:
+            modules = sys.modules["torch"].nn.modules.module
+            self._handles = [
+                modules.register_module_forward_pre_hook(self._on_forward),
+                modules.register_module_forward_hook(self._on_forward_end, always_call=True),
+            ]
         self.add_step(step)
 
     def stop(self) -> None:

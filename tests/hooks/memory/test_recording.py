@@ -77,6 +77,19 @@ def test_a_window_writes_the_history_of_its_steps_and_stops_recording(tmp_path: 
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+def test_a_compiled_model_gets_no_hooks_because_it_would_be_compiled_again(
+    tmp_path: Path, allocator: FakeAllocator
+) -> None:
+    training = Training(tmp_path)
+    training.model[0]._compiled_call_impl = lambda *_: None
+    for _ in range(2):
+        training.capture.on_step_begin()
+        training.capture.on_optimizer_step(training.optimizer)
+    assert training.capture._recording._window is not None
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    training.capture.finish()
+
+
 def test_stacks_are_written_once_each(tmp_path: Path, allocator: FakeAllocator) -> None:
     training = Training(tmp_path)
     for _ in range(4):

@@ -1,0 +1,146 @@
+"""The history of one device's allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.tables.columns import Bool, Int64
+from perfscope.wire.memory import MemoryHeader
+
+
+class Frame(NamedTuple):
+    """A frame of a stack.
+
+    Attributes:
+        file: Its source file.
+        line: The line.
+        function: The function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """What the allocator did, in the order of time; one row an event.
+
+    Attributes:
+        actions: The letters of ``perfscope.wire.memory.ACTIONS``.
+        addresses: The address; the free bytes of the device at an out-of-memory error.
+        sizes: Bytes.
+        times_us: The wall clock; 0 where it was not recorded.
+        stacks: The number of the stack, -1 without one.
+    """
+
+    actions: npt.NDArray[np.bytes_]
+    addresses: Int64
+    sizes: Int64
+    times_us: Int64
+    stacks: Int64
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def select(self, rows: Bool) -> Events:
+        """Some of the rows."""
+        return Events(
+            self.actions[rows], self.addresses[rows], self.sizes[rows], self.times_us[rows], self.stacks[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The blocks at the end of the history that tensors hold; one row a block.
+
+    Attributes:
+        addresses: Where it begins.
+        sizes: Its bytes.
+        requested: The bytes that were asked for.
+        stacks: The number of the stack that allocated it, -1 without one.
+    """
+
+    addresses: Int64
+    sizes: Int64
+    requested: Int64
+    stacks: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensors:
+    """Stretches of memory whose purpose the process knew at one moment.
+
+    Attributes:
+        addresses: Where each begins.
+        sizes: Its bytes.
+        roles: ``weights``, ``gradients`` or ``optimizer``.
+        names: The parameter, or the state.
+    """
+
+    addresses: Int64
+    sizes: Int64
+    roles: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """When modules ran forward and steps began.
+
+    Attributes:
+        times_ns: The wall clock.
+        signs: ``>`` a module's forward pass begins, ``<`` it ends, ``|`` a step begins.
+        names: The module's path, or the step.
+    """
+
+    times_ns: Int64
+    signs: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatorHistory:
+    """The history of one device's allocator, and what it held at the end.
+
+    Attributes:
+        path: The file.
+        device: The device's number in its process.
+        header: What the process knew; None in snapshots that torch wrote.
+        events: What the allocator did.
+        blocks: The blocks that tensors hold at the end.
+        reserved_bytes: What the allocator held of the device's memory at the end.
+        stacks: Numbers of frames, innermost first, of each stack.
+        frames: The frames.
+        start: Tensors at the begin of the recording.
+        end: Tensors at its end.
+        marks: When modules ran forward.
+        damage: What could not be read, in words.
+    """
+
+    path: str
+    device: int
+    header: MemoryHeader | None
+    events: Events
+    blocks: Blocks
+    reserved_bytes: int
+    stacks: tuple[tuple[int, ...], ...]
+    frames: tuple[Frame, ...]
+    start: Tensors
+    end: Tensors
+    marks: Marks
+    damage: tuple[str, ...] = ()
+
+
+def no_tensors() -> Tensors:
+    """Nothing is known of any tensor."""
+    return Tensors(np.zeros(0, np.int64), np.zeros(0, np.int64), (), ())
+
+
+def no_marks() -> Marks:
+    """Nothing was marked."""
+    return Marks(np.zeros(0, np.int64), "", ())
