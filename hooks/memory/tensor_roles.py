@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from perfscope.hooks.guard import value_or_none
-from perfscope.wire.memory import GRADIENTS, OPTIMIZER, WEIGHTS
+from perfscope.wire.memory import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS
 
 #: Where optimizers that wrap another one keep it.
 _INNER = ("optimizer", "optim", "base_optimizer", "_optimizer")
@@ -15,6 +15,13 @@ _DEEPEST_WRAPPING = 4
 #: Attributes in which frameworks keep gradients beside ``grad``, and parts of a sharded parameter.
 _GRADIENT_ATTRIBUTES = ("grad", "main_grad")
 _SHARD_ATTRIBUTES = ("ds_tensor",)
+#: What the names of an optimizer's own tensors tell; other tensors are states.
+_ROLES_BY_NAME = (
+    ("bucket", COMMUNICATION), ("ipg", COMMUNICATION), ("grad", GRADIENTS), ("bit16", WEIGHTS), ("fp16", WEIGHTS)
+)  # fmt: skip
+#: Lists of tensors of an optimizer are nested so deep, and have so many elements, at most.
+_DEEPEST_LIST = 3
+_LONGEST_LIST = 10_000
 
 
 class Role(NamedTuple):
@@ -23,7 +30,7 @@ class Role(NamedTuple):
     Attributes:
         address: Where the tensor's storage begins.
         size: Its bytes.
-        role: ``weights``, ``gradients`` or ``optimizer``.
+        role: ``weights``, ``gradients``, ``optimizer`` or ``communication``.
         name: The parameter's name, or the name of the state.
     """
 
@@ -68,6 +75,19 @@ def _add_optimizer(roles: dict[int, Role], optimizer: Any, parameters: set[int],
     for state in value_or_none(lambda: list(optimizer.state.values())) or ():
         for name, value in state.items() if isinstance(state, dict) else ():
             _add(roles, value, OPTIMIZER, str(name))
+    for name, value in value_or_none(lambda: list(vars(optimizer).items())) or ():
+        role = next((role for part, role in _ROLES_BY_NAME if part in name), OPTIMIZER)
+        for tensor in _find_tensors(value, _DEEPEST_LIST):
+            _add(roles, tensor, role, name)
+
+
+def _find_tensors(value: Any, depth: int) -> Iterator[Any]:
+    """The tensors in an attribute: itself, or in lists and dicts inside each other."""
+    if hasattr(value, "untyped_storage"):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)) and len(value) <= _LONGEST_LIST:
+        for inner in list(value.values()) if isinstance(value, dict) else value:
+            yield from _find_tensors(inner, depth - 1)
 
 
 def _unwrapped(optimizers: Iterable[Any]) -> Iterator[Any]:

@@ -44,6 +44,7 @@ OTHER_ACTION = "?"
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
+COMMUNICATION = "communication"
 
 #: Signs of marks.
 BEGIN, END, STEP = ">", "<", "|"

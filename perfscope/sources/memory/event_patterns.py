@@ -22,7 +22,7 @@ _MOST_TOKENS = 300_000
 _REFERENCE = rb"(?:h.|j.{4})"
 _NUMBER = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
 _FRAMES = rb"\]\x94(?:\((?:h.|j.{4})*e|(?:h.|j.{4})a)?"
-_SHORT_TEXT = rb"\x8c(?P<length>.)"
+_SHORT_TEXT = rb"\x8c."
 _HEAD = rb"\}\x94\("
 _TOKEN = re.compile(
     rb"(?P<reference>%s)|(?P<number>%s)|(?P<constant>[N\x88\x89])|(?P<frames>%s)|(?P<text>%s)"
@@ -172,23 +172,24 @@ def _describe_value(content: bytes, position: int) -> tuple[bytes, int, int] | N
     if pair is not None:
         return _NUMBER + _NUMBER + rb"\x86\x94", pair.end(), 1
     token = _TOKEN.match(content, position)
-    if token is None:
+    if token is None or token.lastgroup is None:
         return None
-    match token.lastgroup:
-        case "reference":
-            return _REFERENCE, token.end(), 0
-        case "number":
-            return _NUMBER, token.end(), 0
-        case "constant":
-            return rb"[N\x88\x89]", token.end(), 0
-        case "frames":
-            return _FRAMES, token.end(), 1
-        case _:
-            length = content[token.end() - 1]
-            end = token.end() + length + 1
-            if content[end - 1 : end] != b"\x94":
-                return None
-            return re.escape(token[0]) + b".{%d}" % length + rb"\x94", end, 1
+    if token.lastgroup != "text":
+        expression, adds = _EXPRESSIONS[token.lastgroup]
+        return expression, token.end(), adds
+    length = content[token.end() - 1]
+    end = token.end() + length + 1
+    is_memoized = content[end - 1 : end] == b"\x94"
+    return (re.escape(token[0]) + b".{%d}" % length + rb"\x94", end, 1) if is_memoized else None
+
+
+#: The expression of each simple value, and how many values it adds to the memo.
+_EXPRESSIONS = {
+    "reference": (_REFERENCE, 0),
+    "number": (_NUMBER, 0),
+    "constant": (rb"[N\x88\x89]", 0),
+    "frames": (_FRAMES, 1),
+}
 
 
 def _to_number(little_endian: bytes) -> int:
@@ -196,26 +197,27 @@ def _to_number(little_endian: bytes) -> int:
 
 
 def read_numbers(tokens: Sequence[bytes]) -> Int64:
-    """The numbers of opcodes with their arguments, three an event; 0 for none.
+    r"""The numbers of opcodes with their arguments, three an event; 0 for none.
 
     Raises:
         ValueError: A number is negative.
 
-    >>> read_numbers([b"K\\x07", b"\\x8a\\x05\\0\\0\\0\\0\\x01", b""]).tolist()
+    >>> read_numbers([b"K\x07", b"\x8a\x05\0\0\0\0\x01", b""]).tolist()
     [[7, 4294967296, 0]]
     """
     padded = np.array(tokens, f"S{_LONGEST_NUMBER}").view(np.uint8).reshape(-1, _LONGEST_NUMBER)
     codes = padded[:, 0]
-    begins = np.where(codes == _LONG, 2, 1)
-    last = np.where(codes == _LONG, padded[:, 1] + 1, np.where(codes == _INT32, 4, 0))
-    if (np.take_along_axis(padded, last[:, None], axis=1)[:, 0] * ((codes == _LONG) | (codes == _INT32)) > _MOST_OF_TOP).any():
+    is_long, is_signed = codes == _LONG, (codes == _LONG) | (codes == _INT32)
+    last = np.where(is_long, padded[:, 1] + 1, _LAST_OF_INT32)
+    top = np.take_along_axis(padded, last[:, None], axis=1)[:, 0]
+    if (top[is_signed] > _MOST_OF_TOP).any():
         raise ValueError("a negative number")
-    long = np.ascontiguousarray(padded[:, 2:]).view("<i8")[:, 0]
-    short = np.ascontiguousarray(padded[:, 1:9]).view("<i8")[:, 0]
-    return np.where(begins == 2, long, short).reshape(-1, 3)
+    long, short = (np.ascontiguousarray(padded[:, begin : begin + 8]).view("<i8")[:, 0] for begin in (2, 1))
+    return np.where(is_long, long, short).reshape(-1, 3)
 
 
 _LONG, _INT32 = 0x8A, ord("J")
+_LAST_OF_INT32 = 4
 #: An opcode, a length and eight bytes.
 _LONGEST_NUMBER = 10
 #: The highest byte of a number that is not negative.

@@ -16,7 +16,6 @@ NO_STACK = -1
 _LARGEST = 2**63 - 1
 _LETTERS = {name: ord(letter) for name, letter in ACTIONS.items()}
 _OTHER = ord(OTHER_ACTION)
-_COLUMNS = "addresses", "sizes", "times_us"
 
 
 class EventRows:
@@ -87,9 +86,10 @@ class EventRows:
     def select(self, rows: Sequence[int]) -> Events:
         """Some of the events, by their rows."""
         index = np.array(rows, np.int64)
-        columns = (np.frombuffer(column, np.int64)[index] for column in (self.addresses, self.sizes, self.times_us))
-        actions = np.frombuffer(self.actions, "S1")[index] if len(self.actions) else np.zeros(0, "S1")
-        return Events(actions, *columns, np.frombuffer(self.stacks, np.int64)[index])
+        actions = np.frombuffer(self.actions, "S1") if len(self.actions) else np.zeros(0, "S1")
+        columns = (self.addresses, self.sizes, self.times_us, self.stacks)
+        addresses, sizes, times_us, stacks = (np.frombuffer(column, np.int64)[index] for column in columns)
+        return Events(actions[index], addresses, sizes, times_us, stacks)
 
 
 def find_letter(action: object) -> int:

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TypeAlias
 
 from perfscope.sources.checkpoints.collection import without_collection
 from perfscope.sources.memory.event_patterns import EventPatterns
 from perfscope.sources.memory.event_rows import EventRows
-
-#: A value without objects: a row of an event is an integer.
-Plain: TypeAlias = "dict[object, object] | list[object] | tuple[object, ...] | str | int | float | bool | None"
 
 #: Opcodes that are replayed one by one; a snapshot's events are not.
 _MOST_OPCODES = 60_000_000
@@ -30,48 +26,46 @@ class NotPlain(Exception):
     """The pickle is damaged, or holds more than plain data."""
 
 
-class PlainPickle:
-    """A pickle that is replayed on plain values.
+def read_plain(content: bytes) -> tuple[object, EventRows]:
+    """Read a pickle: its value, in which events are numbers of rows, and the rows.
 
-    Attributes:
-        rows: The events, in the order in which they stand in the pickle.
+    Raises:
+        NotPlain: It is cut off, is no pickle, or holds more than plain data.
     """
+    machine = _Machine(content)
+    try:
+        with without_collection():
+            machine.run()
+        return machine.stack.pop(), machine.rows
+    except NotPlain:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError, struct.error) as error:
+        raise NotPlain(f"is not a complete snapshot ({str(error)[:80]})") from None
+
+
+class _Machine:
+    """The stack and the memo of a pickle of plain values."""
 
     def __init__(self, content: bytes) -> None:
         self.rows = EventRows()
-        self._content = content
-        self._position = 0
-        self._stack: list[object] = []
-        self._outer: list[list[object]] = []
-        self._memo: list[object] = []
-        self._begins: dict[int, int] = {}
-        self._patterns = EventPatterns(content, self._memo, self.rows)
+        self.content = content
+        self.position = 0
+        self.stack: list[object] = []
+        self.outer: list[list[object]] = []
+        self.memo: list[object] = []
+        self.begins: dict[int, int] = {}
+        self.patterns = EventPatterns(content, self.memo, self.rows)
 
-    def read(self) -> object:
-        """Replay it.
-
-        Raises:
-            NotPlain: It is cut off, is no pickle, or holds more than plain data.
-        """
-        try:
-            with without_collection():
-                self._run()
-            return self._stack.pop()
-        except NotPlain:
-            raise
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError, UnicodeError, struct.error) as error:
-            raise NotPlain(f"is not a complete snapshot ({str(error)[:80]})") from None
-
-    def _run(self) -> None:
-        content, patterns = self._content, self._patterns
+    def run(self) -> None:
+        content, patterns = self.content, self.patterns
         for _ in range(_MOST_OPCODES):
-            code = content[self._position]
+            code = content[self.position]
             if code == _EMPTY_DICT:
-                end = patterns.read_events(self._position, self._stack)
-                if end != self._position:
-                    self._position = end
+                end = patterns.read_events(self.position, self.stack)
+                if end != self.position:
+                    self.position = end
                     continue
-            self._position += 1
+            self.position += 1
             if code == _STOP:
                 return
             handler = _HANDLERS.get(code)
@@ -81,103 +75,109 @@ class PlainPickle:
         raise NotPlain(f"has more than {_MOST_OPCODES:,} opcodes")
 
     # Opcodes.
-    def _take(self, size: int) -> bytes:
-        end = self._position + size
-        if end > len(self._content):
+    def take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self.content):
             raise IndexError("cut off")
-        taken = self._content[self._position : end]
-        self._position = end
+        taken = self.content[self.position : end]
+        self.position = end
         return taken
 
-    def _push(self, value: object) -> None:
-        self._stack.append(value)
+    def skip(self, size: int) -> None:
+        self.take(size)
 
-    def _mark(self) -> None:
-        self._outer.append(self._stack)
-        self._stack = []
+    def drop(self) -> None:
+        self.stack.pop()
 
-    def _pop_to_mark(self) -> list[object]:
-        popped, self._stack = self._stack, self._outer.pop()
+    def push(self, value: object) -> None:
+        self.stack.append(value)
+
+    def mark(self) -> None:
+        self.outer.append(self.stack)
+        self.stack = []
+
+    def pop_to_mark(self) -> list[object]:
+        popped, self.stack = self.stack, self.outer.pop()
         return popped
 
-    def _push_dict(self) -> None:
+    def push_dict(self) -> None:
         new: dict[object, object] = {}
-        self._begins[id(new)] = self._position - 1
-        self._stack.append(new)
+        self.begins[id(new)] = self.position - 1
+        self.stack.append(new)
 
-    def _set_items(self, values: list[object]) -> None:
-        target = self._stack[-1]
+    def set_items(self, values: list[object]) -> None:
+        target = self.stack[-1]
         if not isinstance(target, dict):
             raise TypeError("items of no dict")
         for key, value in zip(values[::2], values[1::2], strict=True):
             if not isinstance(key, str):
                 raise TypeError("a key that is no text")
             target[key] = value
-        begin = self._begins.pop(id(target), None)
+        begin = self.begins.pop(id(target), None)
         if _ACTION in target:
-            self._stack[-1] = self.rows.add(target)
+            self.stack[-1] = self.rows.add(target)
             if begin is not None:
-                self._patterns.learn(begin, self._position)
+                self.patterns.learn(begin, self.position)
 
-    def _set_item(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._set_items([key, value])
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
 
-    def _append(self, values: list[object]) -> None:
-        target = self._stack[-1]
+    def append(self, values: list[object]) -> None:
+        target = self.stack[-1]
         if not isinstance(target, list):
             raise TypeError("elements of no list")
         target.extend(values)
 
-    def _pop_tuple(self, size: int) -> None:
-        if len(self._stack) < size:
+    def pop_tuple(self, size: int) -> None:
+        if len(self.stack) < size:
             raise IndexError("short stack")
-        self._stack[len(self._stack) - size :] = [tuple(self._stack[len(self._stack) - size :])]
+        self.stack[len(self.stack) - size :] = [tuple(self.stack[len(self.stack) - size :])]
 
-    def _memoize(self, key: int) -> None:
+    def memoize(self, key: int) -> None:
         """Remember a value; its keys are counted by every pickler of Python 3."""
-        if key == len(self._memo):
-            self._memo.append(self._stack[-1])
+        if key == len(self.memo):
+            self.memo.append(self.stack[-1])
         else:
-            self._memo[key] = self._stack[-1]
+            self.memo[key] = self.stack[-1]
 
-    def _read_int(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self._take(size), "little", signed=signed)
+    def read_int(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "little", signed=signed)
 
-    def _read_text(self, size: int) -> str:
-        return self._take(size).decode("utf-8", "surrogatepass")
+    def read_text(self, size: int) -> str:
+        return self.take(size).decode("utf-8", "surrogatepass")
 
 
-_HANDLERS: dict[int, Callable[[PlainPickle], None]] = {
-    0x80: lambda machine: machine._take(1) and None,
-    0x95: lambda machine: machine._take(8) and None,
-    ord("N"): lambda machine: machine._push(None),
-    0x88: lambda machine: machine._push(True),
-    0x89: lambda machine: machine._push(False),
-    ord("K"): lambda machine: machine._push(machine._read_int(1)),
-    ord("M"): lambda machine: machine._push(machine._read_int(2)),
-    ord("J"): lambda machine: machine._push(machine._read_int(4, signed=True)),
-    0x8A: lambda machine: machine._push(machine._read_int(machine._read_int(1), signed=True)),
-    ord("G"): lambda machine: machine._push(struct.unpack(">d", machine._take(8))[0]),
-    0x8C: lambda machine: machine._push(machine._read_text(machine._read_int(1))),
-    ord("X"): lambda machine: machine._push(machine._read_text(machine._read_int(4))),
-    0x8D: lambda machine: machine._push(machine._read_text(machine._read_int(8))),
-    ord("}"): PlainPickle._push_dict,
-    ord("]"): lambda machine: machine._push([]),
-    ord(")"): lambda machine: machine._push(()),
-    ord("("): PlainPickle._mark,
-    ord("0"): lambda machine: machine._stack.pop() and None,
-    ord("s"): PlainPickle._set_item,
-    ord("u"): lambda machine: machine._set_items(machine._pop_to_mark()),
-    ord("a"): lambda machine: machine._append([machine._stack.pop()]),
-    ord("e"): lambda machine: machine._append(machine._pop_to_mark()),
-    ord("t"): lambda machine: machine._push(tuple(machine._pop_to_mark())),
-    0x85: lambda machine: machine._pop_tuple(1),
-    0x86: lambda machine: machine._pop_tuple(2),
-    0x87: lambda machine: machine._pop_tuple(3),
-    0x94: lambda machine: machine._memoize(len(machine._memo)),
-    ord("q"): lambda machine: machine._memoize(machine._read_int(1)),
-    ord("r"): lambda machine: machine._memoize(machine._read_int(4)),
-    ord("h"): lambda machine: machine._push(machine._memo[machine._read_int(1)]),
-    ord("j"): lambda machine: machine._push(machine._memo[machine._read_int(4)]),
+_HANDLERS: dict[int, Callable[[_Machine], None]] = {
+    0x80: lambda machine: machine.skip(1),
+    0x95: lambda machine: machine.skip(8),
+    ord("N"): lambda machine: machine.push(None),
+    0x88: lambda machine: machine.push(bool(1)),
+    0x89: lambda machine: machine.push(bool(0)),
+    ord("K"): lambda machine: machine.push(machine.read_int(1)),
+    ord("M"): lambda machine: machine.push(machine.read_int(2)),
+    ord("J"): lambda machine: machine.push(machine.read_int(4, signed=True)),
+    0x8A: lambda machine: machine.push(machine.read_int(machine.read_int(1), signed=True)),
+    ord("G"): lambda machine: machine.push(struct.unpack(">d", machine.take(8))[0]),
+    0x8C: lambda machine: machine.push(machine.read_text(machine.read_int(1))),
+    ord("X"): lambda machine: machine.push(machine.read_text(machine.read_int(4))),
+    0x8D: lambda machine: machine.push(machine.read_text(machine.read_int(8))),
+    ord("}"): _Machine.push_dict,
+    ord("]"): lambda machine: machine.push([]),
+    ord(")"): lambda machine: machine.push(()),
+    ord("("): _Machine.mark,
+    ord("0"): lambda machine: machine.drop(),
+    ord("s"): _Machine.set_item,
+    ord("u"): lambda machine: machine.set_items(machine.pop_to_mark()),
+    ord("a"): lambda machine: machine.append([machine.stack.pop()]),
+    ord("e"): lambda machine: machine.append(machine.pop_to_mark()),
+    ord("t"): lambda machine: machine.push(tuple(machine.pop_to_mark())),
+    0x85: lambda machine: machine.pop_tuple(1),
+    0x86: lambda machine: machine.pop_tuple(2),
+    0x87: lambda machine: machine.pop_tuple(3),
+    0x94: lambda machine: machine.memoize(len(machine.memo)),
+    ord("q"): lambda machine: machine.memoize(machine.read_int(1)),
+    ord("r"): lambda machine: machine.memoize(machine.read_int(4)),
+    ord("h"): lambda machine: machine.push(machine.memo[machine.read_int(1)]),
+    ord("j"): lambda machine: machine.push(machine.memo[machine.read_int(4)]),
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.errors import SourceError
 from perfscope.sources.memory.event_rows import EventRows
-from perfscope.sources.memory.plain_pickle import NotPlain, PlainPickle
+from perfscope.sources.memory.plain_pickle import NotPlain, read_plain
 from perfscope.tables.memory import AllocatorHistory, Blocks, Events, no_marks, no_tensors
 
 _HINT = "write it with torch.cuda.memory._dump_snapshot(), or record with `perfscope profile --memory`"
@@ -43,15 +43,14 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
     Raises:
         SourceError: It cannot be read, is damaged, holds more than plain data, or is no snapshot.
     """
-    pickle = PlainPickle(_read_content(path))
     try:
-        value = pickle.read()
+        value, rows = read_plain(_read_content(path))
     except NotPlain as problem:
         raise SourceError(path, str(problem), hint=_HINT) from None
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
         raise SourceError(path, "is a pickle, but no snapshot of torch's allocator: it has no segments", hint=_HINT)
     try:
-        return _to_histories(path, value, pickle.rows)
+        return _to_histories(path, value, rows)
     except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise SourceError(path, f"is of a version that is not known: {str(error)[:80]}", hint=_HINT) from None
 
@@ -101,7 +100,7 @@ def _to_histories(path: Path, value: Mapping[object, object], rows: EventRows) -
 
 def _events(traces: Sequence[object], device: int, rows: EventRows) -> Events:
     trace = traces[device] if device < len(traces) else []
-    if not isinstance(trace, list) or not all(type(row) is int for row in trace):
+    if not isinstance(trace, list) or set(map(type, trace)) - {int}:
         raise TypeError("events without an action")
     return rows.select(trace)
 
@@ -149,5 +148,3 @@ def _int(values: Mapping[object, object], key: str, default: int | None = None) 
     if type(value) is not int or not 0 <= value <= _LARGEST:
         raise TypeError(f"{key} is no number")
     return value
-
-

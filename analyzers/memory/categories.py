@@ -1,0 +1,211 @@
+"""What each allocation is for.
+
+Weights, gradients and optimizer states are known by their addresses, where the hooks noted them; else by when they
+live. An activation is allocated by a forward pass and still there when a backward pass begins to allocate; what is gone
+by then, or is allocated and freed within a backward pass or an optimizer step, is workspace: temporary tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.memory.lifetimes import BEFORE, Lifetimes
+from perfscope.analyzers.memory.phases import Phase, StackFacts, read_stacks
+from perfscope.constants import NS_PER_US
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.memory import AllocatorHistory, Tensors
+from perfscope.wire.memory import BEGIN, COMMUNICATION, END, GRADIENTS, OPTIMIZER, STEP, WEIGHTS
+
+_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+class Category(IntEnum):
+    """What an allocation is for, in the order of tables and drawings."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER = 2
+    ACTIVATIONS = 3
+    COMMUNICATION = 4
+    WORKSPACE = 5
+    BEFORE = 6
+    OTHER = 7
+
+
+#: The words of tables; fragmentation is no allocation.
+CATEGORY_NAMES = {
+    Category.WEIGHTS: "weights",
+    Category.GRADIENTS: "gradients",
+    Category.OPTIMIZER: "optimizer states",
+    Category.ACTIVATIONS: "activations",
+    Category.COMMUNICATION: "communication buffers",
+    Category.WORKSPACE: "workspace",
+    Category.BEFORE: "from before the window",
+    Category.OTHER: "not attributed",
+}
+_ROLES = {
+    WEIGHTS: Category.WEIGHTS,
+    GRADIENTS: Category.GRADIENTS,
+    OPTIMIZER: Category.OPTIMIZER,
+    COMMUNICATION: Category.COMMUNICATION,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Purposes:
+    """The purpose of each allocation; one row an allocation of ``Lifetimes``.
+
+    Attributes:
+        categories: Its category.
+        modules: The number of the module whose forward pass allocated it, -1 for none.
+        module_names: The modules' paths.
+        names: The parameter of a weight or gradient, by row.
+        stack_facts: What each stack tells.
+        steps: The event at which each training step begins, and the step's number.
+        is_forward: Whether a forward pass allocated it.
+        backward_events: The events of backward passes that allocated something.
+    """
+
+    categories: npt.NDArray[np.int8]
+    modules: Int64
+    module_names: tuple[str, ...]
+    names: dict[int, str]
+    stack_facts: list[StackFacts]
+    steps: tuple[tuple[int, int], ...]
+    is_forward: Bool
+    backward_events: Int64
+
+    def place(self, stack: int) -> StackFacts | None:
+        """What a stack tells, where there is one."""
+        return self.stack_facts[stack] if 0 <= stack < len(self.stack_facts) else None
+
+
+def fold_layers(path: str) -> str:
+    """A module's path without the numbers of repeated layers.
+
+    >>> fold_layers("model.layers.11.mlp.0")
+    'model.layers.*.mlp.*'
+    """
+    return _NUMBERS.sub("*", path)
+
+
+def find_purposes(history: AllocatorHistory, lifetimes: Lifetimes) -> Purposes:
+    """Decide what each allocation is for."""
+    facts, nowhere = read_stacks(history)
+    table = [*facts, nowhere]  # a stack of -1 is the last one
+    stacks = np.where((lifetimes.stacks >= 0) & (lifetimes.stacks < len(facts)), lifetimes.stacks, -1)
+    inside = lifetimes.begins > BEFORE
+    phases = np.array([list(Phase).index(fact.phase) for fact in table], np.int64)[stacks]
+    forward, backward = (inside & (phases == list(Phase).index(phase)) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    optimizer = inside & (phases == list(Phase).index(Phase.OPTIMIZER))
+    recomputed = inside & np.array([fact.is_recomputed for fact in table])[stacks]
+    communication = inside & np.array([fact.is_communication for fact in table])[stacks]
+    moved = inside & np.array([fact.is_move for fact in table])[stacks]
+    steps = _find_steps(history)
+    modules, module_names = _find_modules(history, lifetimes)
+    recomputed |= backward & (modules >= 0)
+    backward_events = np.sort(lifetimes.begins[backward & ~recomputed & ~communication])
+
+    categories = np.full(len(lifetimes.begins), Category.OTHER, np.int8)
+    categories[~inside] = Category.BEFORE
+    categories[forward | backward | optimizer] = Category.WORKSPACE
+    lives_on = _lives_beyond_next(lifetimes, backward_events)
+    categories[(forward & lives_on) | recomputed] = Category.ACTIVATIONS
+    categories[optimizer & (lifetimes.ends == len(history.events))] = Category.OPTIMIZER
+    boundaries = np.array([event for event, _ in steps], np.int64)
+    if not len(boundaries):
+        boundaries = np.sort(lifetimes.begins[optimizer])
+    gradients = backward & ~recomputed & _lives_beyond_next(lifetimes, boundaries)
+    categories[communication] = Category.COMMUNICATION
+    categories[gradients] = Category.GRADIENTS
+    categories[moved & (lifetimes.ends == len(history.events))] = Category.WEIGHTS
+    names: dict[int, str] = {}
+    _apply_tensors(history, lifetimes, categories, names)
+    _apply_buckets(history, lifetimes, categories)
+    return Purposes(categories, modules, module_names, names, facts, steps, forward | recomputed, backward_events)
+
+
+def _lives_beyond_next(lifetimes: Lifetimes, events: Int64) -> Bool:
+    """Which allocations are still there at the next of some events behind their own."""
+    if not len(events):
+        return np.zeros(len(lifetimes.begins), np.bool_)
+    places = np.searchsorted(events, lifetimes.begins, side="right")
+    following = np.append(events, np.iinfo(np.int64).max)[places]
+    return lifetimes.ends > following
+
+
+def _find_steps(history: AllocatorHistory) -> tuple[tuple[int, int], ...]:
+    marks = history.marks
+    rows = [row for row, sign in enumerate(marks.signs) if sign == STEP and marks.names[row].isdigit()]
+    events = _events_behind(history, marks.times_ns[rows])
+    return tuple((int(event), int(marks.names[row])) for event, row in zip(events, rows, strict=True))
+
+
+def _events_behind(history: AllocatorHistory, times_ns: Int64) -> Int64:
+    """The first event behind each time; events are recorded in whole microseconds."""
+    return np.searchsorted(history.events.times_us, times_ns // NS_PER_US, side="left")
+
+
+def _find_modules(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[Int64, tuple[str, ...]]:
+    """The innermost module that runs forward at each allocation; marks that do not pair close what is inside them."""
+    marks = history.marks
+    numbers: dict[str, int] = {}
+    open_modules: list[int] = []
+    innermost = [-1]
+    for sign, name in zip(marks.signs, marks.names, strict=True):
+        number = numbers.setdefault(name, len(numbers)) if sign in (BEGIN, END) else -1
+        if sign == BEGIN:
+            open_modules.append(number)
+        elif sign == END and number in open_modules:
+            while open_modules.pop() != number:
+                pass
+        elif sign == STEP:
+            open_modules.clear()
+        innermost.append(open_modules[-1] if open_modules else -1)
+    inside = lifetimes.begins > BEFORE
+    times_us = history.events.times_us[np.where(inside, lifetimes.begins, 0)] if len(history.events) else inside * 0
+    places = np.searchsorted(marks.times_ns // NS_PER_US, times_us, side="right")
+    modules = np.where(inside & (times_us > 0), np.array(innermost, np.int64)[places], -1)
+    return modules, tuple(numbers)
+
+
+def _apply_tensors(
+    history: AllocatorHistory, lifetimes: Lifetimes, categories: npt.NDArray[np.int8], names: dict[int, str]
+) -> None:
+    """Weights, gradients and states by their addresses: those at the begin, and those at the end, which count more."""
+    count = len(history.events)
+    at_start, at_end = lifetimes.begins == BEFORE, lifetimes.ends == count
+    for tensors, candidates in ((history.start, at_start), (history.end, at_end)):
+        rows = np.flatnonzero(candidates)
+        rows = rows[np.argsort(lifetimes.addresses[rows])]
+        for row, tensor in _match(tensors, lifetimes, rows):
+            categories[row] = _ROLES.get(tensors.roles[tensor], Category.OTHER)
+            names[row] = tensors.names[tensor]
+
+
+def _match(tensors: Tensors, lifetimes: Lifetimes, rows: Int64) -> list[tuple[int, int]]:
+    """The allocation in which each tensor lies; of several tensors in one, the largest names it."""
+    begins = lifetimes.addresses[rows]
+    if not len(begins) or not len(tensors.addresses):
+        return []
+    places = np.searchsorted(begins, tensors.addresses, side="right") - 1
+    ends = begins[np.maximum(places, 0)] + lifetimes.rounded[rows][np.maximum(places, 0)]
+    matched = (places >= 0) & (tensors.addresses < ends)
+    order = np.argsort(tensors.sizes, kind="stable")
+    return [(int(rows[places[tensor]]), int(tensor)) for tensor in order if matched[tensor]]
+
+
+def _apply_buckets(history: AllocatorHistory, lifetimes: Lifetimes, categories: npt.NDArray[np.int8]) -> None:
+    """DDP's buckets are from before the window, have no stack of their own, and exactly these sizes."""
+    sizes = Counter(history.header.bucket_bytes or ()) if history.header is not None else Counter[int]()
+    for row in np.flatnonzero((categories == Category.BEFORE) & (lifetimes.ends == len(history.events))):
+        size = int(lifetimes.sizes[row])
+        if sizes[size] > 0:
+            sizes[size] -= 1
+            categories[row] = Category.COMMUNICATION

@@ -1,0 +1,245 @@
+"""What would lower the peak: the window replayed with some tensors gone, smaller, or made again.
+
+Each change is replayed over the whole window, because the peak moves: what is saved at one moment is not what the
+training needs less of. The price in time is a share of the step's operations, by the usual count of 2 for a backward
+pass to 1 for a forward pass; what it costs on the clock depends on what the step waits for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.analyzers.memory.categories import Category, Purposes
+from perfscope.analyzers.memory.lifetimes import BEFORE, Lifetimes
+from perfscope.report import Json
+from perfscope.tables.columns import Bool, Int64
+
+_CHUNKS = 8
+_LAYER = re.compile(r"^(?P<stack>(?:[^.]+\.)*?)(?P<number>\d+)(?:\.|$)")
+_LOSS = ("cross_entropy", "log_softmax", "nll_loss")
+#: The forward pass is this share of a step's operations.
+_FORWARD_SHARE = 1 / 3
+#: A smaller saving is not worth a change.
+_SMALLEST_SHARE = 0.01
+_FEWEST_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A change that lowers the peak.
+
+    Attributes:
+        change: What to change, and how.
+        saved_bytes: How much lower the peak of the window is.
+        price: What it costs, in words.
+        time_share: Additional operations of a step as a share of its present ones; 0 where there are none.
+    """
+
+    change: str
+    saved_bytes: int
+    price: str
+    time_share: float
+
+    def data(self) -> dict[str, Json]:
+        """Its value in JSON."""
+        return {
+            "change": self.change,
+            "saved_bytes": self.saved_bytes,
+            "price": self.price,
+            "time_share": self.time_share,
+        }
+
+
+def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replicas: int = 1) -> tuple[Saving, ...]:
+    """The changes that lower the peak by a percent or more, the most effective first."""
+    present = int(lifetimes.allocated[peak]) if peak > BEFORE else lifetimes.initial
+    finders = (_recompute_layers, _chunk_loss, _clear_gradients, _use_bucket_views, _fuse_optimizer)
+    savings = [saving for find in finders for saving in find(lifetimes, purposes, present)]
+    if replicas > 1:
+        savings += _shard_states(lifetimes, purposes, present, replicas)
+    worthwhile = (saving for saving in savings if saving.saved_bytes >= _SMALLEST_SHARE * present)
+    return tuple(sorted(worthwhile, key=lambda saving: -saving.saved_bytes))
+
+
+def _peak_with(lifetimes: Lifetimes, deltas: Int64) -> int:
+    """The peak, where so many bytes are added or taken away behind each event, summed up."""
+    changed = lifetimes.allocated + np.cumsum(deltas[:-1])
+    return int(changed.max()) if len(changed) else lifetimes.initial
+
+
+def _without(lifetimes: Lifetimes, rows: Bool, share: float = 1.0) -> Int64:
+    """Deltas where allocations are gone, or a share of them is."""
+    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+    sizes = (lifetimes.rounded[rows] * share).astype(np.int64)
+    np.subtract.at(deltas, np.maximum(lifetimes.begins[rows], 0), sizes)
+    np.add.at(deltas, lifetimes.ends[rows], sizes)
+    return deltas
+
+
+def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
+    """Keep the output of each repeated layer alone, and run its forward pass again in the backward pass."""
+    for stack, layers in _find_layers(lifetimes, purposes).items():
+        deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+        for rows in layers:
+            deltas += _recompute_layer(lifetimes, rows)
+        saved = present - _peak_with(lifetimes, deltas)
+        yield Saving(
+            f"recompute each of the {_count_layers(purposes, stack)} layers of `{stack}` in the backward pass "
+            "(activation checkpointing)",
+            saved,
+            "their forward pass runs once more: up to a third more operations",
+            _FORWARD_SHARE * _share_of_forward(lifetimes, purposes, layers),
+        )
+
+
+def _count_layers(purposes: Purposes, stack: str) -> int:
+    numbers = (_LAYER.match(name) for name in purposes.module_names)
+    return len({match["number"] for match in numbers if match is not None and match["stack"].rstrip(".") == stack})
+
+
+def _find_layers(lifetimes: Lifetimes, purposes: Purposes) -> dict[str, list[Int64]]:
+    """The kept activations of each repeated layer in each step, by the path of the layers' container."""
+    is_kept = purposes.is_forward & (purposes.categories == Category.ACTIVATIONS) & (purposes.modules >= 0)
+    boundaries = np.array([event for event, _ in purposes.steps], np.int64)
+    names = [_LAYER.match(name) for name in purposes.module_names]
+    groups: dict[str, dict[tuple[str, int], list[int]]] = {}
+    for row in np.flatnonzero(is_kept):
+        match = names[purposes.modules[row]]
+        if match is not None:
+            step = int(np.searchsorted(boundaries, lifetimes.begins[row], side="right"))
+            layer = groups.setdefault(match["stack"].rstrip("."), {})
+            layer.setdefault((match["number"], step), []).append(int(row))
+    return {
+        stack: [np.array(rows, np.int64) for rows in layers.values()]
+        for stack, layers in groups.items()
+        if len({number for number, _ in layers}) >= _FEWEST_LAYERS
+    }
+
+
+def _recompute_layer(lifetimes: Lifetimes, rows: Int64) -> Int64:
+    """Deltas where one layer keeps its output alone until its backward pass begins, which makes the rest again."""
+    begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
+    output = int(np.argmax(begins))
+    last_begin = int(begins.max())
+    first_end = int(ends.min())
+    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+    gone = np.ones(len(rows), np.bool_)
+    gone[output] = False
+    gone &= ends > last_begin
+    if first_end > last_begin:
+        deltas[last_begin] -= int(sizes[gone].sum())
+        deltas[first_end] += int(sizes[gone].sum())
+    return deltas
+
+
+def _share_of_forward(lifetimes: Lifetimes, purposes: Purposes, layers: list[Int64]) -> float:
+    """The layers' share of all that forward passes allocate and keep, in place of their share of its operations."""
+    kept = purposes.is_forward & (purposes.categories == Category.ACTIVATIONS)
+    total = int(lifetimes.rounded[kept].sum())
+    inside = sum(int(lifetimes.rounded[rows].sum()) for rows in layers)
+    return inside / total if total else 0.0
+
+
+def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
+    """The logits, what the cross entropy makes of them, and their gradients: tensors of one number of elements."""
+    is_loss = [any(name in fact.operation for name in _LOSS) for fact in purposes.stack_facts]
+    rows = np.flatnonzero(np.array([*is_loss, False])[lifetimes.stacks] & (lifetimes.begins > BEFORE))
+    if not len(rows):
+        return
+    largest = int(lifetimes.rounded[rows].max())
+    sizes = lifetimes.rounded
+    temporary = np.isin(purposes.categories, (Category.ACTIVATIONS, Category.WORKSPACE)) & (lifetimes.begins > BEFORE)
+    chunked = temporary & ((sizes == largest) | (2 * sizes == largest))
+    deltas = _without(lifetimes, chunked, 1 - 1 / _CHUNKS)
+    yield Saving(
+        f"compute the output layer and the loss in {_CHUNKS} chunks of the tokens, or by a fused cross entropy",
+        present - _peak_with(lifetimes, deltas),
+        "the output layer runs once more in the backward pass; a fused kernel needs no more operations",
+        0.0,
+    )
+
+
+def _clear_gradients(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
+    """Gradients that live through the forward pass, because they are set to zero instead of freed."""
+    boundaries = [event for event, _ in purposes.steps]
+    gradients = purposes.categories == Category.GRADIENTS
+    forward = np.sort(lifetimes.begins[purposes.is_forward & (lifetimes.begins > BEFORE)])
+    if not len(forward) or not len(purposes.backward_events):
+        return
+    kept = gradients & (lifetimes.begins < forward[0]) & (lifetimes.ends > purposes.backward_events[-1])
+    if not kept.any() or not boundaries:
+        return
+    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
+    for begin, end in pairwise([*boundaries, len(lifetimes.allocated)]):
+        if purposes.backward_events[-1] > begin:
+            deltas[begin] -= int(lifetimes.rounded[kept].sum())
+            np.add.at(deltas, _arrivals(lifetimes, purposes, kept, (begin, end)), np.sort(lifetimes.rounded[kept]))
+    yield Saving(
+        "free the gradients before the forward pass: `zero_grad(set_to_none=True)`",
+        present - _peak_with(lifetimes, deltas),
+        "none: they are allocated again from the cache",
+        0.0,
+    )
+
+
+def _arrivals(lifetimes: Lifetimes, purposes: Purposes, gradients: Bool, step: tuple[int, int]) -> Int64:
+    """When a backward pass makes each gradient, in the order of sizes: where it makes a tensor of its size last."""
+    begin, end = step
+    inside = (lifetimes.begins >= begin) & (lifetimes.begins < end) & (purposes.categories == Category.WORKSPACE)
+    first = int(np.append(purposes.backward_events[purposes.backward_events >= begin], begin)[0])
+    arrivals: list[int] = []
+    for size, count in zip(*np.unique(lifetimes.rounded[gradients], return_counts=True), strict=True):
+        events = np.sort(lifetimes.begins[inside & (lifetimes.rounded == size)])[-int(count) :].tolist()
+        arrivals += [first] * (int(count) - len(events)) + events
+    return np.array(arrivals, np.int64)
+
+
+def _use_bucket_views(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
+    """DDP's buckets beside the gradients that are copied into them."""
+    buckets = (purposes.categories == Category.COMMUNICATION) & (lifetimes.begins == BEFORE)
+    buckets &= lifetimes.ends == len(lifetimes.allocated)
+    gradients = purposes.categories == Category.GRADIENTS
+    if not buckets.any() or not gradients.any():
+        return
+    deltas = _without(lifetimes, gradients)
+    yield Saving(
+        "let the gradients be views of DDP's buckets: `gradient_as_bucket_view=True`",
+        present - _peak_with(lifetimes, deltas),
+        "none: a copy of the gradients less",
+        0.0,
+    )
+
+
+def _fuse_optimizer(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
+    """Temporary tensors of an optimizer that goes through all parameters at once."""
+    is_optimizer = [fact.phase.value == "optimizer" for fact in purposes.stack_facts]
+    rows = np.array([*is_optimizer, False])[lifetimes.stacks] & (purposes.categories == Category.WORKSPACE)
+    if rows.any():
+        yield Saving(
+            "let one kernel update all parameters: `AdamW(..., fused=True)`",
+            present - _peak_with(lifetimes, _without(lifetimes, rows)),
+            "none: it is faster",
+            0.0,
+        )
+
+
+def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replicas: int) -> list[Saving]:
+    """Split what every data-parallel rank holds a copy of."""
+    savings = []
+    for stage, (word, shared, price) in enumerate(
+        (
+            ("optimizer states", {Category.OPTIMIZER}, "none: as many bytes are sent"),
+            ("gradients, too", {Category.OPTIMIZER, Category.GRADIENTS}, "none: as many bytes are sent"),
+        ),
+        start=1,
+    ):
+        rows = np.isin(purposes.categories, list(shared))
+        deltas = _without(lifetimes, rows, 1 - 1 / replicas)
+        saved = present - _peak_with(lifetimes, deltas)
+        savings.append(Saving(f"split the {word} over {replicas} ranks (ZeRO stage {stage})", saved, price, 0.0))
+    return savings
