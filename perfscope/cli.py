@@ -55,6 +55,7 @@ COMMANDS = (
     "scaling",
     "bench",
     "bubble",
+    "memory",
     "plan",
     "checkpoint",
     "report",

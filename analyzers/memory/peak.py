@@ -84,6 +84,7 @@ class DevicePeak:
         timeline: Bytes by category over the window.
         attributed: Share of the peak in a category other than ``not attributed``.
         notes: What a reader must know.
+        damage: What could not be read.
     """
 
     path: str
@@ -107,6 +108,7 @@ class DevicePeak:
     timeline: Timeline
     attributed: float
     notes: tuple[str, ...]
+    damage: tuple[str, ...]
 
     def category_bytes(self, category: Category) -> int:
         """The bytes of a category."""
@@ -178,6 +180,7 @@ def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
         timeline=draw_timeline(history, lifetimes, purposes),
         attributed=1 - categories[Category.OTHER].bytes / peak if peak else 1.0,
         notes=_notes(history, lifetimes),
+        damage=tuple(f"{history.path}: {text}" for text in history.damage),
     )
 
 
@@ -212,7 +215,7 @@ def _sum_modules(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple
     """Activations by module, repeated layers as one."""
     sums: dict[str, list[int]] = {}
     for row in rows[purposes.categories[rows] == Category.ACTIVATIONS]:
-        total = sums.setdefault(_module(purposes, int(row)) or OUTSIDE, [0, 0])
+        total = sums.setdefault(_module(purposes, int(row)) or _find_line(lifetimes, purposes, int(row)), [0, 0])
         total[0] += int(lifetimes.rounded[row])
         total[1] += 1
     parts = (Part(name, size, count) for name, (size, count) in sums.items())
@@ -222,6 +225,12 @@ def _sum_modules(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple
 def _module(purposes: Purposes, row: int) -> str:
     number = int(purposes.modules[row])
     return fold_layers(purposes.module_names[number]) if number >= 0 else ""
+
+
+def _find_line(lifetimes: Lifetimes, purposes: Purposes, row: int) -> str:
+    """What stands in place of a module: the line of the script, where no module was marked."""
+    fact = None if purposes.module_names else purposes.place(int(lifetimes.stacks[row]))
+    return OUTSIDE if fact is None or not fact.place else fact.place
 
 
 def _largest(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[Allocation, ...]:

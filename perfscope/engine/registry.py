@@ -182,6 +182,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
     Analyzer("saves", "perfscope.analyzers.saves", Reads.RUN),
+    Analyzer("memory", "perfscope.analyzers.memory", Reads.RUN),
     Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
     Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),
     Analyzer("mfu", "perfscope.analyzers.mfu", Reads.RUN_AND_TRACES, partials_of="operations"),

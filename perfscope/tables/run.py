@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.saves import Saves
@@ -83,6 +84,7 @@ class Run:
         stated: What the user states of it.
         timelines: The life of each process that completed a step.
         setups: How each rank trains, of its last process; empty where that was not recorded.
+        read_memory: Reads the histories of allocators, which most analyzers do not need.
         planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
         recorded: The profiler's options that were on: ``shapes``, ``modules`` and so on.
     """
@@ -104,6 +106,7 @@ class Run:
     setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()
     recorded: frozenset[str] = frozenset()
+    read_memory: Callable[[], tuple[AllocatorHistory, ...]] = tuple
 
     @property
     def processes(self) -> int | None:

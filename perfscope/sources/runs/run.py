@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from perfscope import wire
 from perfscope.errors import SourceError
+from perfscope.sources.memory.reading import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
@@ -25,6 +27,7 @@ from perfscope.sources.runs.step_records import to_steps
 from perfscope.sources.runs.timeline import to_timeline
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
 from perfscope.tables.gpus import GpuSamples
+from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
 from perfscope.tables.run import Rank, Run, Window
@@ -103,8 +106,13 @@ def read_run(path: Path) -> Run:
         planned_windows=_planned_windows(facts),
         recorded=_recorded(facts),
         timelines=tuple(process.timeline for process in processes if process.timeline is not None),
+        read_memory=partial(_read_memory, path),
         setups={process.number: process.setup for process in processes if process.setup is not None},
     )
+
+
+def _read_memory(run: Path) -> tuple[AllocatorHistory, ...]:
+    return tuple(history for path in find_histories(run) for history in read_histories(path))
 
 
 def _command(facts: Mapping[str, object]) -> tuple[str, ...]:

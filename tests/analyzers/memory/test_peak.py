@@ -1,0 +1,232 @@
+"""The peak is what a slow replay finds, its parts add up to it, and each allocation has the purpose that it had."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.memory.categories import CATEGORY_NAMES
+from perfscope.analyzers.memory.lifetimes import follow
+from perfscope.analyzers.memory.peak import OUTSIDE, DevicePeak, find_peak
+from perfscope.sources.memory.recorded import read_recorded
+from perfscope.sources.memory.snapshot import read_snapshot
+from perfscope.tables.memory import AllocatorHistory, Marks, Tensors
+from tests.analyzers.memory.snapshots import BACKWARD, FORWARD, GATHER, LOSS, OPTIMIZER, Script
+from tests.conftest import ROOT
+
+FIXTURES = ROOT / "fixtures" / "memory"
+#: By torch's own counter; see fixtures/memory/README.md.
+REAL_PEAKS = {
+    "pure": 9_498_349_568,
+    "pure-checkpointed": 6_471_878_656,
+    "compiled": 5_475_950_592,
+    "fsdp2": 9_629_118_464,
+    "zero3": 11_312_511_488,
+    "resnet50": 3_209_544_704,
+}
+
+
+def read(script: Script, folder: Path) -> AllocatorHistory:
+    (history,) = read_snapshot(script.write(folder / "a.pickle"))
+    return history
+
+
+def real(name: str) -> DevicePeak:
+    (history,) = read_snapshot(FIXTURES / f"{name}.pickle.gz")
+    return find_peak(history)
+
+
+def sizes(peak: DevicePeak) -> dict[str, int]:
+    return {part.name: part.bytes for part in peak.categories if part.bytes}
+
+
+def slow_peak(script: Script, initial: dict[int, int]) -> tuple[int, int]:
+    """The peak and its event, replayed one event after the other."""
+    held, best, at = dict(initial), sum(initial.values()), -1
+    for index, event in enumerate(script.trace):
+        if event["action"] == "alloc":
+            held[event["addr"]] = -(-event["size"] // 512) * 512
+        elif event["action"] == "free_requested":
+            del held[event["addr"]]
+        total = sum(held.values())
+        if total > best:
+            best, at = total, index
+    return best, at
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_peak_is_that_of_a_slow_replay_and_its_parts_add_up(tmp_path: Path, seed: int) -> None:
+    chooser, script = random.Random(seed), Script()
+    live = [script.before(chooser.randrange(1, 9_000)) for _ in range(20)]
+    initial = {address: script.live[address][1] for address in live}
+    for _ in range(400):
+        if live and chooser.random() < 0.5:
+            script.free(live.pop(chooser.randrange(len(live))))
+        else:
+            live.append(script.allocate(chooser.randrange(1, 99_999), chooser.choice([FORWARD, BACKWARD, OPTIMIZER])))
+    history = read(script, tmp_path)
+    best, at = slow_peak(script, initial)
+    lifetimes, peak = follow(history), find_peak(history)
+    assert (peak.peak_bytes, lifetimes.peak) == (best, at)
+    assert sum(part.bytes for part in peak.categories) == best
+    assert sum(part.bytes for part in peak.modules) == sizes(peak).get("activations", 0)
+    assert lifetimes.lost == 0
+    assert peak.reserved_bytes == peak.peak_bytes + peak.unused_bytes
+    at_each_moment = [sum(values) for values in zip(*peak.timeline.categories, strict=True)]
+    assert max(at_each_moment) == best
+
+
+def test_an_address_that_is_used_again_is_another_allocation(tmp_path: Path) -> None:
+    script = Script()
+    first = script.allocate(1000)
+    script.free(first)
+    script._next = first
+    assert script.allocate(5000) == first
+    lifetimes = follow(read(script, tmp_path))
+    assert lifetimes.ends.tolist() == [1, 4]
+    assert lifetimes.sizes.tolist() == [1000, 5000]
+
+
+def one_step(script: Script, *, gathers: bool = False) -> None:
+    """A training step: two activations, a temporary tensor, a loss, gradients, an optimizer's temporary tensor."""
+    batch = script.allocate(4096)
+    script.free(script.allocate(512 * 100))
+    kept = [script.allocate(512 * 1000), script.allocate(512 * 2000)]
+    weights = [script.allocate(512 * 300, GATHER)] if gathers else []
+    loss = script.allocate(512 * 4000, LOSS)
+    temporary = script.allocate(512 * 5000, BACKWARD)
+    script.free(loss)
+    gradient = script.allocate(512 * 50, BACKWARD)
+    script.free(temporary, *kept, *weights)
+    script.free(script.allocate(512 * 10, OPTIMIZER))
+    script.free(gradient, batch)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_without_marks_the_purpose_follows_from_stacks_and_lifetimes(tmp_path: Path, gathers: bool) -> None:
+    script = Script()
+    script.before(512 * 7)
+    for _ in range(3):
+        one_step(script, gathers=gathers)
+    peak = find_peak(read(script, tmp_path))
+    expected = {
+        "activations": 4096 + 512 * 7000,
+        "workspace": 512 * 5000,
+        "from before the window": 512 * 7,
+    }
+    assert sizes(peak) == expected | ({"communication buffers": 512 * 300} if gathers else {})
+    assert peak.attributed == 1
+
+
+def test_gradients_live_until_the_optimizer_steps_and_states_to_the_end(tmp_path: Path) -> None:
+    script = Script()
+    one_step(script)
+    kept = script.allocate(512 * 10)
+    gradient = script.allocate(512 * 90_000, BACKWARD)
+    script.free(kept)
+    script.free(script.allocate(512, OPTIMIZER))
+    script.allocate(512 * 20_000, OPTIMIZER)
+    script.free(gradient)
+    peak = find_peak(read(script, tmp_path))
+    assert sizes(peak) == {"gradients": 512 * 90_000, "optimizer states": 512 * 20_000}
+
+
+def with_facts(
+    history: AllocatorHistory, start: list[tuple[int, int, str]], marks: list[tuple[int, str, str]]
+) -> AllocatorHistory:
+    tensors = Tensors(
+        np.array([row[0] for row in start], np.int64),
+        np.array([row[1] for row in start], np.int64),
+        tuple(row[2] for row in start),
+        tuple(f"name of {row[2]}" for row in start),
+    )
+    times = np.array([row[0] for row in marks], np.int64)
+    noted = Marks(times, "".join(row[1] for row in marks), tuple(row[2] for row in marks))
+    return replace(history, start=tensors, end=tensors, marks=noted)
+
+
+def test_what_the_process_knows_names_weights_states_and_modules(tmp_path: Path) -> None:
+    script = Script()
+    weights, states, other = script.before(512 * 11), script.before(512 * 22), script.before(512 * 3)
+    marks = [(script.now_ns, "|", "5")]
+    for layer in range(3):
+        marks.append((script.now_ns, ">", f"layers.{layer}"))
+        marks.append((script.now_ns, ">", f"layers.{layer}.mlp"))
+        script.allocate(512 * 100)
+        marks.append((script.now_ns, "<", f"layers.{layer}.mlp"))
+        script.allocate(512 * 10)
+        marks.append((script.now_ns, "<", f"layers.{layer}"))
+    script.allocate(512)
+    script.allocate(512 * 4, BACKWARD)
+    known = [(weights, 512 * 11, "weights"), (states + 512, 512, "optimizer")]
+    peak = find_peak(with_facts(read(script, tmp_path), known, marks))
+    assert {part.name: (part.bytes, part.allocations) for part in peak.modules} == {
+        "layers.*.mlp": (512 * 300, 3),
+        "layers.*": (512 * 30, 3),
+        "outside of modules": (512, 1),
+    }
+    assert sizes(peak)["weights"] == 512 * 11
+    assert sizes(peak)["optimizer states"] == 512 * 22
+    assert sizes(peak)["from before the window"] == script.live[other][1]
+    assert peak.step == 5
+
+
+def test_marks_that_do_not_pair_close_what_is_inside_them(tmp_path: Path) -> None:
+    script = Script()
+    marks = [(script.now_ns, "<", "never began"), (script.now_ns, ">", "a"), (script.now_ns, ">", "a.b")]
+    script.allocate(512)
+    marks.append((script.now_ns, "<", "a"))
+    script.allocate(1024)
+    script.allocate(512 * 9, BACKWARD)
+    peak = find_peak(with_facts(read(script, tmp_path), [], marks))
+    assert {part.name: part.bytes for part in peak.modules} == {"a.b": 512, "outside of modules": 1024}
+
+
+def test_a_history_without_stacks_says_that_nothing_can_be_told_apart(tmp_path: Path) -> None:
+    script = Script()
+    script.allocate(512, BACKWARD)
+    peak = find_peak(read(script, tmp_path))
+    assert sizes(peak) == {"not attributed": 512}
+    assert peak.attributed == 0
+    assert any("no stacks" in note for note in peak.notes)
+
+
+def test_a_snapshot_without_events_shows_its_last_moment(tmp_path: Path) -> None:
+    script = Script()
+    script.before(512 * 8)
+    peak = find_peak(read(script, tmp_path))
+    assert (peak.peak_bytes, peak.events) == (512 * 8, 0)
+    assert any("last moment" in note for note in peak.notes)
+
+
+@pytest.mark.parametrize("name", REAL_PEAKS)
+def test_the_peak_of_a_real_training_is_that_of_torchs_counter(name: str) -> None:
+    peak = real(name)
+    # blocks whose rest was too small to split are larger than the history says: 0.4 % in a convolutional network
+    assert peak.peak_bytes == pytest.approx(REAL_PEAKS[name], rel=0.005)
+    assert peak.attributed >= 0.99
+    assert sum(part.bytes for part in peak.categories) == peak.peak_bytes
+
+
+def test_what_a_recomputation_saves_is_predicted_within_a_percent_of_a_real_training() -> None:
+    peak = find_peak(read_recorded(FIXTURES / "pure.memory.jsonl.gz"))
+    (saving,) = [saving for saving in peak.savings if saving.change.startswith("recompute")]
+    assert "12 layers of `blocks`" in saving.change
+    assert REAL_PEAKS["pure"] - saving.saved_bytes == pytest.approx(REAL_PEAKS["pure-checkpointed"], rel=0.01)
+
+
+def test_of_a_real_training_whose_tensors_were_noted_all_but_a_percent_is_named() -> None:
+    peak = find_peak(read_recorded(FIXTURES / "pure.memory.jsonl.gz"))
+    parameters = 203_717_632
+    assert sizes(peak)["weights"] == pytest.approx(2 * parameters, rel=0.001)
+    assert sizes(peak)["optimizer states"] == pytest.approx(4 * parameters, rel=0.001)
+    assert sizes(peak)["from before the window"] < 0.01 * peak.peak_bytes
+    assert sum(part.bytes for part in peak.modules if part.name != OUTSIDE) > 0.99 * sizes(peak)["activations"]
+
+
+def test_the_words_of_categories_are_all_different() -> None:
+    assert len(set(CATEGORY_NAMES.values())) == len(CATEGORY_NAMES)
