@@ -59,6 +59,7 @@ COMMANDS = (
     "plan",
     "checkpoint",
     "report",
+    "ceiling",
     "doctor",
 )
 

@@ -51,6 +51,7 @@ class Gpu(NamedTuple):
         memory_bytes: Memory by the datasheet; a program can see some percent more or less.
         power_w: The default power limit.
         link: Its fastest link; absent where none is listed.
+        memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Gpu(NamedTuple):
     memory_bytes: int = 0
     power_w: int = 0
     link: Link | None = None
+    memory_tb_s: float | None = None
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -101,6 +103,7 @@ class _Entry(TypedDict):
     source: str
     aliases: NotRequired[list[str]]
     memory_gb: float
+    memory_tb_s: NotRequired[float]
     power_w: int
     link: NotRequired[_LinkEntry]
     link_source: NotRequired[str]
@@ -142,6 +145,7 @@ def _parse_entry(text: str) -> Gpu:
         link=Link(link["name"], link["gb_s"], entry.get("link_source", ""), link.get("reduces", False))
         if link
         else None,
+        memory_tb_s=entry.get("memory_tb_s"),
     )
 
 
