@@ -38,7 +38,7 @@ def ceiling(
     devices: Annotated[
         int | None, typer.Option(help="Number of GPUs that take part.", show_default="all of this machine")
     ] = None,
-    seconds: Annotated[int, typer.Option(help="Time to measure (s), in all.")] = 20,
+    seconds: Annotated[int, typer.Option(help="Time of the measurement, in units of a second.")] = 20,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Measure what this machine attains at best: products of matrices, copies in memory, collectives."""
