@@ -66,7 +66,10 @@ def find_repeated_reductions(training: Training) -> Cause | None:
             "`accelerator.accumulate`).",
         },
     )
-    return Cause(cost_us, (cost_us, cost_us), (), (evidence,), advice)
+    return Cause(
+        cost_us, (cost_us, cost_us), (), (evidence,), advice,
+        scenario="communication-free", scenario_part=saved, is_counted=True,
+    )  # fmt: skip
 
 
 def find_small_collectives(training: Training) -> Cause | None:

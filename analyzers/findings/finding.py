@@ -55,6 +55,8 @@ class Cause:
         confidence: How sure it is.
         basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
+        is_counted: Whether counts show it, whatever the times are: noise leaves its cost uncertain, and not the cause.
+        scenario_part: How much of what the scenario saves this fix saves.
         is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
             limit for it.
         replay: What a replay without it says; absent where none was made.
@@ -69,6 +71,8 @@ class Cause:
     confidence: Confidence = Confidence.HIGH
     basis: Basis = Basis.MEASURED
     scenario: str = ""
+    scenario_part: float = 1.0
+    is_counted: bool = False
     is_beside: bool = False
     is_of_all_steps: bool = False
     replay: Regain | None = None

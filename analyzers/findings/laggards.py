@@ -51,6 +51,8 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
     if largest == "compute" and parts[largest] > 0:
         pace, work = facts.number(f"{row}/relative_compute"), facts.number(f"{row}/relative_work")
         is_more = work is not None and work - 1 > max(_NOTICEABLE, 1 - (pace or 1.0))
+        # Kernels of matrix products have the same grid whatever they multiply: they only look like the same work.
+        is_more = is_more or _takes_in_more(training, straggler)
         kind = WORK if is_more or pace is None or pace > 1 - _NOTICEABLE else DEVICE
     elif largest and parts[largest] > 0:
         kind = HOST
@@ -75,6 +77,17 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
         cost_us, (max(low, 0.0), cost_us), (int(straggler),), (evidence,), _advice(training, kind),
         Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario=_SCENARIOS.get(kind, "").format(int(straggler)),
     )  # fmt: skip
+
+
+def _takes_in_more(training: Training, straggler: float) -> bool:
+    """Whether the rank takes in more tokens or samples than each of the others."""
+    facts = training.facts
+    for name in ("tokens", "samples"):
+        counts = {facts.rank(row): facts.amount(f"{row}/means/{name}") for row in facts.rows("/steps/ranks")}
+        own = counts.pop(int(straggler), 0.0)
+        if counts and min(counts.values()) > 0 and own > (1 + _NOTICEABLE) * max(counts.values()):
+            return True
+    return False
 
 
 def _by_replay(training: Training, straggler: int, cost_us: float) -> str:

@@ -95,6 +95,9 @@ def _replayed(training: Training, cause: Cause) -> Cause:
         return replace(cause, replay=replay)
     if abs(replay.replay_error or 0.0) > _LARGEST_ERROR:
         return replace(cause, replay=replay)
-    low_us, high_us = (max(time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
-    cost_us = max(replay.saved_ns / NS_PER_US, 0.0)
+    part = cause.scenario_part
+    low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
+    # A replay that cannot tell a saving from none is no evidence of one.
+    is_certain = replay.saved_ns > (0.0 if cause.is_counted else replay.noise_ns or 0.0)
+    cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
     return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY, replay=replay)

@@ -23,6 +23,8 @@ class Regain:
         step_ns: The step that it is compared with, as it is replayed; absent where there is no answer.
         saved_ns: What the fix saves of it, likewise.
         interval_ns: Least and most that it saves, likewise.
+        noise_ns: How far the replayed step may be off whatever is changed, by its error and by how much the measured
+            steps differ, likewise: less of a saving is none.
         replay_error: How far the replay of the measured durations is from the measured step, as a share, likewise.
         assumptions: What the answer rests on.
         reason: Why there is no answer; ``""`` where there is one.
@@ -32,6 +34,7 @@ class Regain:
     step_ns: float | None = None
     saved_ns: float | None = None
     interval_ns: tuple[float, float] | None = None
+    noise_ns: float | None = None
     replay_error: float | None = None
     assumptions: tuple[str, ...] = ()
     reason: str = ""
@@ -48,6 +51,7 @@ class Regain:
             "step_us": in_unit(self.step_ns, NS_PER_US),
             "saved_us": in_unit(self.saved_ns, NS_PER_US),
             "interval_us": None if self.interval_ns is None else [ns / NS_PER_US for ns in self.interval_ns],
+            "noise_us": in_unit(self.noise_ns, NS_PER_US),
             "replay_error": self.replay_error,
             "assumptions": list(self.assumptions),
             "reason": self.reason or None,
@@ -87,4 +91,12 @@ class Fixes:
         except (MissingInput, UsageError) as problem:
             return Regain(fix, reason=problem.problem)
         interval = outlook.saved_ns - outlook.uncertain_ns, outlook.saved_ns + outlook.uncertain_ns
-        return Regain(fix, measured.replayed.step_ns, outlook.saved_ns, interval, measured.error, outlook.assumptions)
+        return Regain(
+            fix,
+            step_ns=measured.replayed.step_ns,
+            saved_ns=outlook.saved_ns,
+            interval_ns=interval,
+            noise_ns=measured.uncertain_ns,
+            replay_error=measured.error,
+            assumptions=outlook.assumptions,
+        )

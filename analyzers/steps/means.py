@@ -32,6 +32,7 @@ class StepMeans:
         device_allocs: Calls of cudaMalloc in a step behind those in which the optimizer allocates its state; absent
             where unknown.
         alloc_retries: Emptied caches of the allocator in such a step; absent where unknown.
+        samples, tokens: What the rank took in in an undisturbed step; absent where unknown.
     """
 
     step_s: float | None
@@ -45,6 +46,8 @@ class StepMeans:
     compile_in_steps_s: float | None
     device_allocs: float | None
     alloc_retries: float | None
+    samples: float | None = None
+    tokens: float | None = None
 
     def data(self) -> Json:
         """An object of JSON."""
@@ -68,11 +71,18 @@ def measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
         compile_in_steps_s=_mean(np.ma.filled(steps.compile_ns, 0)[undisturbed]),
         device_allocs=_growth(steps, steps.device_allocs),
         alloc_retries=_growth(steps, steps.alloc_retries),
+        samples=_mean_count(steps.samples[undisturbed]),
+        tokens=_mean_count(steps.tokens[undisturbed]),
     )
 
 
 def _mean(times_ns: np.ndarray) -> float | None:
     return float(times_ns.mean()) / NS_PER_S if len(times_ns) else None
+
+
+def _mean_count(counts: MaskedInt64) -> float | None:
+    stated = counts.compressed()
+    return float(stated.mean()) if len(stated) else None
 
 
 def _growth(steps: Steps, count: MaskedInt64) -> float | None:

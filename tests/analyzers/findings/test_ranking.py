@@ -75,6 +75,18 @@ def test_without_records_the_profiled_step_counts_and_the_confidence_is_low() ->
     assert found.cause.interval_us[0] == 0.0
 
 
+def test_a_saving_that_is_less_than_the_noise_of_the_steps_is_none() -> None:
+    launches = rule("host", 4000.0, Account.HOST, scenario="launch-free")
+    assert costs(replayed(Answers(600.0, noise_us=500.0)), launches) == {"host": 600.0}
+    assert costs(replayed(Answers(600.0, noise_us=700.0)), launches) == {}
+
+
+def test_a_fix_may_save_a_part_of_what_its_scenario_saves() -> None:
+    part = rule("reductions", 400.0, Account.COMMUNICATION, scenario="launch-free", scenario_part=0.75)
+    (found,) = rank_findings(replayed(Answers(4000.0)), (part,))
+    assert (found.cost_us, found.cause.interval_us) == (3000.0, (2625.0, 3375.0))
+
+
 def test_what_was_measured_in_all_steps_is_not_limited_by_the_profiled_ones() -> None:
     found = costs(training(host_us=100.0), rule("data", 3000.0, Account.HOST, is_of_all_steps=True))
     assert found == {"data": 3000.0}
@@ -88,12 +100,15 @@ def test_what_comes_on_top_of_steps_is_a_share_of_both() -> None:
 class Answers:
     """Replays that answer as they are told; microseconds."""
 
-    def __init__(self, saved_us: float, uncertain_us: float = 500.0, replay_error: float = 0.0) -> None:
+    def __init__(
+        self, saved_us: float, uncertain_us: float = 500.0, replay_error: float = 0.0, noise_us: float = 0.0
+    ) -> None:
         self.answer = Regain(
             "launch-free",
             step_ns=STEP_US * 1e3,
             saved_ns=saved_us * 1e3,
             interval_ns=((saved_us - uncertain_us) * 1e3, (saved_us + uncertain_us) * 1e3),
+            noise_ns=noise_us * 1e3,
             replay_error=replay_error,
         )
 
