@@ -201,7 +201,7 @@ def find_exposed_communication(training: Training) -> Cause | None:
     advice = _overlap_advice(training, axis)
     return Cause(
         cost_us, (0.0, cost_us), (rank.rank,), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND,
-        scenario="perfect-overlap",
+        scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
 
 

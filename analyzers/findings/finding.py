@@ -55,7 +55,8 @@ class Cause:
         confidence: How sure it is.
         basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
-        is_counted: Whether counts show it, whatever the times are: noise leaves its cost uncertain, and not the cause.
+        is_counted: Whether counts or exposed time show it, however much steps differ: its cost is uncertain then, and
+            not the cause.
         scenario_part: How much of what the scenario saves this fix saves.
         is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
             limit for it.

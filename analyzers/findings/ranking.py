@@ -15,6 +15,8 @@ SMALLEST_SHARE = 0.02
 _SMALLEST_US = 50.0
 #: A replay that is farther from the measured step misses something that the job waited for.
 _LARGEST_ERROR = 0.02
+#: A saving stands out of the noise of the steps where it is so many times larger.
+_CLEARLY = 1.5
 
 
 def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
@@ -35,18 +37,21 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             continue
         cause = _judged(training, rule, _replayed(training, cause))
         accounts = _accounts(rule)
-        is_first = all(balances.get(account) == unclaimed.get(account) for account in accounts)
+        claimed_us = max(unclaimed.get(account, 0.0) - balances.get(account, 0.0) for account in accounts)
         limit = min(balances.get(account, math.inf) for account in accounts)
-        # A replay knows what an account does not: communication that is hidden slows what hides it.
-        if cause.is_of_all_steps or (cause.basis is Basis.REPLAY and is_first):
+        if cause.is_of_all_steps:
             limit = math.inf
+        elif cause.basis is Basis.REPLAY:
+            # A replay knows what an account does not: communication that is hidden slows what hides it.
+            limit = math.inf if not claimed_us else max(limit, cause.cost_us - claimed_us)
         cost_us = min(cause.cost_us, limit)
         if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
             continue
         for account in {*accounts, *rule.accounts} & balances.keys():
             balances[account] = max(balances[account] - cost_us, 0.0)
         low, high = cause.interval_us
-        cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, limit), cost_us)))
+        high = high if cause.basis is Basis.REPLAY else min(high, limit)
+        cause = replace(cause, interval_us=(min(low, cost_us), max(high, cost_us)))
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
         findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))
     return tuple(sorted(findings, key=lambda finding: (-finding.cost_us, finding.id)))
@@ -98,6 +103,6 @@ def _replayed(training: Training, cause: Cause) -> Cause:
     part = cause.scenario_part
     low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
     # A replay that cannot tell a saving from none is no evidence of one.
-    is_certain = replay.saved_ns > (0.0 if cause.is_counted else replay.noise_ns or 0.0)
+    is_certain = replay.saved_ns > (0.0 if cause.is_counted else _CLEARLY * (replay.noise_ns or 0.0))
     cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
     return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY, replay=replay)

@@ -77,7 +77,7 @@ def test_without_records_the_profiled_step_counts_and_the_confidence_is_low() ->
 
 def test_a_saving_that_is_less_than_the_noise_of_the_steps_is_none() -> None:
     launches = rule("host", 4000.0, Account.HOST, scenario="launch-free")
-    assert costs(replayed(Answers(600.0, noise_us=500.0)), launches) == {"host": 600.0}
+    assert costs(replayed(Answers(600.0, noise_us=300.0)), launches) == {"host": 600.0}
     assert costs(replayed(Answers(600.0, noise_us=700.0)), launches) == {}
 
 
@@ -153,7 +153,7 @@ def test_a_replay_knows_of_more_than_what_is_exposed_unless_another_cause_has_cl
     straggler = rule("straggler", 3000.0, Account.COMMUNICATION, scenario="launch-free")
     (found,) = rank_findings(job, (straggler,))
     assert (found.cost_us, found.cause.interval_us) == (5000.0, (4500.0, 5500.0))
-    assert costs(job, rule("host", 1500.0, Account.HOST), straggler) == {"straggler": 2500.0, "host": 1500.0}
+    assert costs(job, rule("host", 1500.0, Account.HOST), straggler) == {"straggler": 3500.0, "host": 1500.0}
     assert costs(job, straggler, rule("network", 4000.0, Account.COMMUNICATION)) == {"straggler": 5000.0}
 
 
