@@ -44,14 +44,19 @@ class Loss(StrEnum):
     """The cross-entropy implementation, which decides how many copies of the logits the backward pass starts with.
 
     ``plain`` is PyTorch's cross-entropy in fp32: the logits, their log-probabilities in fp32, and two gradients.
-    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``chunked`` never stores all logits.
+    ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``compiled`` keeps the 16-bit logits,
+    because torch.compile fuses what follows them. ``chunked`` never stores all logits.
     """
 
     PLAIN = "plain"
+    COMPILED = "compiled"
     FUSED = "fused"
     CHUNKED = "chunked"
 
 
+#: Defaults of DeepSpeed's ZeRO 3.
+_MOST_LIVE_PARAMETERS, _REDUCED_ELEMENTS = 10**9, 5 * 10**8
+_GATHERED_LAYERS = 2
 _OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
 
 
@@ -65,6 +70,8 @@ class Precision:
         optimizer: The state of the optimizer, with the fp32 copy of the weights.
         activations: One element of an activation.
         cast: The copy of the weights that autocast makes and the backward pass needs.
+        residual: One element of the inputs of the norms, where it is not that of the other activations.
+        is_plain_loop: Whether PyTorch's own optimizers train, whose gradients are freed before the forward pass.
     """
 
     weights: int
@@ -72,6 +79,8 @@ class Precision:
     optimizer: int
     activations: int
     cast: int = 0
+    residual: int | None = None
+    is_plain_loop: bool = False
 
     @property
     def checkpoint(self) -> int:
@@ -86,17 +95,17 @@ def mixed_precision(optimizer: Optimizer, gradient_bytes: int = 2) -> Precision:
 
 def autocast_precision(optimizer: Optimizer) -> Precision:
     """fp32 weights, of which ``torch.autocast`` makes 16-bit copies to compute in; no copy in the optimizer."""
-    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 2, cast=2)
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 2, cast=2, residual=4, is_plain_loop=True)
 
 
 def pure_16bit(optimizer: Optimizer) -> Precision:
     """Everything in 16 bits, also the optimizer: ``model.to(bfloat16)`` with PyTorch's optimizers."""
-    return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2)
+    return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2, is_plain_loop=True)
 
 
 def full_precision(optimizer: Optimizer) -> Precision:
     """Everything in fp32, without a second copy of the weights."""
-    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 4)
+    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 4, is_plain_loop=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,7 @@ class Layout:
         context: Context-parallel degree: ranks that share a sequence. They have the same weights, so ZeRO shards the
             states over these ranks, too.
         virtual: Virtual stages per pipeline rank, 1 without interleaving.
+        dropout: Whether models that were published with dropout train with it: its masks are kept.
     """
 
     data: int
@@ -130,6 +140,7 @@ class Layout:
     loss: Loss = Loss.PLAIN
     context: int = 1
     virtual: int = 1
+    dropout: bool = True
 
     @property
     def in_flight(self) -> float:
@@ -149,7 +160,11 @@ class Memory:
 
     Attributes:
         layout: How the model is spread.
-        weights, gradients, optimizer, activations: The parts of the sum.
+        weights, gradients, optimizer, activations: The parts; weights with the copies that the backward pass needs.
+        cast: The copies among the weights, which are gone when the optimizer steps.
+        gathered: What ZeRO 3 gathers of the weights at once, with its buckets of gradients.
+        stepping: Temporary tensors of the optimizer's step.
+        is_plain_loop: Whether gradients are freed before the forward pass.
     """
 
     layout: Layout
@@ -157,11 +172,19 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
+    cast: int = 0
+    gathered: int = 0
+    stepping: int = 0
+    is_plain_loop: bool = False
 
     @property
     def total(self) -> int:
-        """All parts together."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        """The peak: of a plain loop without accumulation the activations are gone when all gradients are there."""
+        together = self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+        if not self.is_plain_loop or (self.layout.micro_batches or 1) > 1:
+            return together
+        stepping = together - self.activations - self.gathered - self.cast + self.stepping
+        return max(together - self.gradients, stepping)
 
 
 def estimate_memory(
@@ -181,8 +204,17 @@ def estimate_memory(
     stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
     estimates = [
         replace(
-            _estimate_states(scale, layout, precision, _count_parameters(model, layout, stage)),
-            activations=activation_bytes(model, seq_len, precision.activations, attention, layout, stage=stage),
+            _estimate_states(model, scale, layout, precision, _count_parameters(model, layout, stage)),
+            activations=activation_bytes(
+                model,
+                seq_len,
+                precision.activations,
+                attention,
+                layout,
+                stage=stage,
+                residual_bytes=precision.residual,
+                is_plain_loop=precision.is_plain_loop,
+            ),
         )
         for stage in stages
     ]
@@ -203,7 +235,9 @@ class _ParametersPerGpu(NamedTuple):
     routed: float
 
 
-def _estimate_states(scale: float, layout: Layout, precision: Precision, parameters: _ParametersPerGpu) -> Memory:
+def _estimate_states(
+    model: Transformer, scale: float, layout: Layout, precision: Precision, parameters: _ParametersPerGpu
+) -> Memory:
     """Weights, gradients and optimizer of a GPU."""
 
     def state_bytes(name: str, bytes_per_parameter: int) -> int:
@@ -216,13 +250,34 @@ def _estimate_states(scale: float, layout: Layout, precision: Precision, paramet
         local_parameters = parameters.shared / dense_ranks + parameters.routed / expert_ranks
         return ceil(scale * bytes_per_parameter * local_parameters)
 
+    is_gathered = layout.zero == LAST_STAGE and layout.data * layout.context > 1
+    copies = 0 if is_gathered else state_bytes(WEIGHTS, precision.cast)
     return Memory(
         layout=layout,
-        weights=state_bytes(WEIGHTS, precision.weights + precision.cast),
+        weights=state_bytes(WEIGHTS, precision.weights) + copies,
         gradients=state_bytes(GRADIENTS, precision.gradients),
         optimizer=state_bytes(OPTIMIZER, precision.optimizer),
         activations=0,
+        cast=copies,
+        gathered=ceil(scale * _gathered_bytes(model, precision, parameters)) if is_gathered else 0,
+        # torch's foreach optimizers make one tensor of each gradient's size
+        stepping=state_bytes(GRADIENTS, precision.gradients),
+        is_plain_loop=precision.is_plain_loop,
     )
+
+
+def _gathered_bytes(model: Transformer, precision: Precision, parameters: _ParametersPerGpu) -> float:
+    """Bytes of the weights that a rank gathers at once, and of the buckets that it sends gradients in.
+
+    FSDP gathers the layer that runs and the next one, beside what is in no layer. DeepSpeed keeps up to 10**9
+    parameters gathered (``stage3_max_live_parameters``), and has a bucket of 5 * 10**8 elements
+    (``reduce_bucket_size``).
+    """
+    whole = parameters.shared + parameters.routed
+    if not precision.is_plain_loop:
+        return precision.activations * (min(whole, _MOST_LIVE_PARAMETERS) + _REDUCED_ELEMENTS)
+    tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
+    return precision.activations * (tables + _GATHERED_LAYERS * max(0, whole - tables) / model.layers)
 
 
 def _count_parameters(model: Transformer, layout: Layout, stage: Stage) -> _ParametersPerGpu:
@@ -252,16 +307,30 @@ def activation_bytes(
     layout: Layout,
     *,
     stage: Stage = Stage.FIRST,
+    residual_bytes: int | None = None,
+    is_plain_loop: bool = False,
 ) -> int:
-    """Bytes of the activations of a GPU on a pipeline stage."""
+    """Bytes of the activations of a GPU on a pipeline stage.
+
+    ``residual_bytes`` are those of an element of the norms' inputs, where autocast keeps them in fp32.
+    """
     tokens = ceil(seq_len * layout.micro_batch / layout.context)
     layers = ceil(model.layers / layout.pipeline)
     in_flight = layout.in_flight if stage is Stage.FIRST else 1
+    is_cast_by_fsdp = layout.zero == LAST_STAGE and layout.data * layout.context > 1
+    residual = element_bytes if residual_bytes is None or is_cast_by_fsdp else residual_bytes
     layer = _layer_bytes(model, seq_len, element_bytes, attention, layout)
-    head = _head_bytes(model, tokens, element_bytes, layout) if layout.pipeline == 1 or stage is Stage.LAST else 0
+    layer += 2 * (residual - element_bytes) * model.hidden / (layout.tensor if layout.sequence_parallel else 1)
+    # The 16-bit logits are gone where nothing but the loss needs them; Megatron-core keeps them.
+    kept_logits = 0 if is_plain_loop or layout.zero == LAST_STAGE else element_bytes
+    head = (
+        _head_bytes(model, tokens, element_bytes, layout, kept_logits)
+        if layout.pipeline == 1 or stage is Stage.LAST
+        else 0
+    )
     if layout.checkpointing is Checkpointing.FULL:
         split = layout.tensor if layout.sequence_parallel else 1
-        layer_inputs = layers * in_flight * element_bytes * model.hidden / split
+        layer_inputs = layers * in_flight * residual * model.hidden / split
         # The logits are freed before the first layer is recomputed.
         return ceil(tokens * layer_inputs) + max(ceil(tokens * layer), head)
     return ceil(tokens * layers * in_flight * layer) + head
@@ -270,7 +339,7 @@ def activation_bytes(
 def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
     """Bytes that one layer keeps per token, without what selective checkpointing recomputes."""
     hidden = model.hidden
-    dropout_masks = 0 if model.mlp_matrices == GATED_MATRICES else 2 * hidden
+    dropout_masks = 2 * hidden if layout.dropout and model.mlp_matrices != GATED_MATRICES else 0
     # The inputs of both norms, of the attention and of the MLP, which tensor parallelism alone does not split.
     unsplit = 4 * element_bytes * hidden + dropout_masks
     kv_dim = model.heads * model.head_dim if model.latent else model.kv_heads * model.head_dim
@@ -290,8 +359,13 @@ def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
     return element_bytes * tensors * ffn
 
 
-def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout) -> int:
+def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout, kept_logits: int) -> int:
     """Bytes of the last norm, the output layer and the logits."""
-    bytes_per_logit = {Loss.PLAIN: element_bytes + 3 * 4, Loss.FUSED: 4, Loss.CHUNKED: 0}[layout.loss]
+    bytes_per_logit = {
+        Loss.PLAIN: kept_logits + 3 * 4,
+        Loss.COMPILED: element_bytes,
+        Loss.FUSED: 4,
+        Loss.CHUNKED: 0,
+    }[layout.loss]
     logits = bytes_per_logit * vocabulary_rows(model)
     return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

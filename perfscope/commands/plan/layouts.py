@@ -136,6 +136,7 @@ def _make_layout(inputs: PlanInputs, tensor: int, pipeline: int, zero: int, chec
         micro_batches=max(1, typed.gbs // (data * typed.micro_batch_size)) if typed.gbs else None,
         offload=inputs.offload,
         loss=inputs.memory.loss,
+        dropout=inputs.memory.dropout,
         context=typed.context,
         virtual=typed.virtual if pipeline > 1 else 1,
     )

@@ -44,6 +44,7 @@ def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
         "gradients_bytes": memory.gradients,
         "optimizer_bytes": memory.optimizer,
         "activations_bytes": memory.activations,
+        "gathered_bytes": memory.gathered,
         "total_bytes": memory.total,
         "fits": _fits(memory, peak),
     }
@@ -94,6 +95,13 @@ def _describe_layout(memory: Memory) -> str:
 def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
     """The memory of the typed layouts."""
     notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]
+    if estimates[0].is_plain_loop:
+        notes.append(
+            "Total: without accumulation the gradients are freed before the forward pass, and the activations are gone "
+            "when all gradients are there, so that the total is less than the sum."
+        )
+    if any(memory.gathered for memory in estimates):
+        notes.append("Total: with the weights that ZeRO 3 gathers at once, and its buckets of gradients.")
     context = estimates[0].layout.context
     if context > 1:
         notes.append(f"Each sequence is split over {context} context-parallel ranks.")

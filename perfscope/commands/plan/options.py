@@ -170,6 +170,14 @@ class MemoryOptions(NamedTuple):
     loss: Annotated[
         Loss, typer.Option(help="Cross-entropy implementation (logits memory).", rich_help_panel=_MEMORY)
     ] = Loss.PLAIN
+    dropout: Annotated[
+        bool,
+        typer.Option(
+            "--dropout/--no-dropout",
+            help="Whether GPT layers keep the masks of dropout; gated models have none.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = True
 
 
 class FileOptions(NamedTuple):

@@ -11,14 +11,14 @@ from perfscope.analyzers.flops.comparison import compare
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
-from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Memory
+from perfscope.analyzers.planning.memory import Attention, Memory
 from perfscope.commands.options.model import ModelChoice, choose_description
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.plan.calculation import Plan, estimate_layout, make_step
 from perfscope.commands.plan.inputs import PlanInputs
 from perfscope.commands.plan.options import States
 from perfscope.commands.plan.report import RunComparison
-from perfscope.constants import GB, GIGA
+from perfscope.constants import GB
 from perfscope.engine.run import measure_with
 from perfscope.errors import MissingInput, UsageError
 from perfscope.models.conventions import Checkpointing
@@ -28,8 +28,6 @@ from perfscope.sources.runs.run import read_run
 
 #: A peak so many times the estimate may include an attention matrix.
 _EAGER_ATTENTION_RATIO = 1.1
-#: DeepSpeed's stage3_max_live_parameters.
-_MAX_LIVE_PARAMETERS = GIGA
 
 
 class PlannedRun(NamedTuple):
@@ -221,10 +219,8 @@ def _describe_memory(measured: MeasuredRun, plan: Plan, memory: Memory) -> str:
     if measured.memory_peak_bytes is None:
         return "the run recorded no peak of its memory"
     note = "peak of the allocator on the fullest rank"
-    layout = memory.layout
-    if layout.zero == LAST_STAGE:
-        gathered = 2 * min(_MAX_LIVE_PARAMETERS, plan.choice.total_parameters / layout.tensor / layout.pipeline)
-        note += f"; ZeRO 3 gathers up to {gathered / GB:.1f} GB of 16-bit weights, which the estimate does not include"
+    if memory.gathered:
+        note += f"; {memory.gathered / GB:.1f} GB of the estimate are weights and buckets that ZeRO 3 gathers"
     with_scores = _estimate_with_scores(plan, memory)
     if with_scores and measured.memory_peak_bytes > _EAGER_ATTENTION_RATIO * memory.total:
         note += f"; with --attention eager the estimate is {with_scores.total / GB:.1f}"

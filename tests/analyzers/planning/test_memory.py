@@ -108,7 +108,7 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
         for loss in Loss
     }
     logits = 8192 * 128256
-    assert head == {Loss.PLAIN: 14 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+    assert head == {Loss.PLAIN: 14 * logits, Loss.COMPILED: 2 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
 
 
 def test_the_fuller_end_of_a_pipeline_counts() -> None:
