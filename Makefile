@@ -18,7 +18,7 @@ HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test quick lint bench clean hta hosts browser
+.PHONY: demo test quick lint bench clean hta hosts browser screenshots
 
 demo: $(READY)
 	$(BIN)/perfscope demo
@@ -56,6 +56,10 @@ browser:
 	{ echo "make: there is no chromium, and no apt-get to install it: the tests of the page will fail" >&2; }
 	@command -v chromium chromium-browser google-chrome > /dev/null || ! command -v apt-get > /dev/null || \
 	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; } || true
+
+# The pictures of the page in README.md and docs/.
+screenshots: $(READY) browser
+	$(BIN)/python -m benchmarks.screenshots
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.startup

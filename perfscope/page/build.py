@@ -26,6 +26,7 @@ from perfscope.page.parts.findings import show_findings
 from perfscope.page.parts.gpus import show_gpus
 from perfscope.page.parts.kernels import show_kernels
 from perfscope.page.parts.memory import show_memory
+from perfscope.page.parts.others import show_others
 from perfscope.page.parts.pipeline import show_pipeline
 from perfscope.page.parts.results import result_of
 from perfscope.page.parts.scaling import show_scaling
@@ -68,7 +69,7 @@ def describe_analysis(analysis: Analysis) -> Document:
     run = analysis.run
     title = shlex.join(run.command) if run is not None and run.command else analysis.inputs[0]
     parts = [show(analysis) for show in _PARTS]
-    parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one()]
+    parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one(), show_others(analysis)]
     remarks = (*analysis.windows.describe(), *analysis.windows.notes)
     return Document(
         title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), tuple(parts)
@@ -113,7 +114,7 @@ def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
         headline = utilisation.headline
         if headline.mfu is not None:
             text = f"{percent(headline.mfu):.1f} %"
-            yield Tile(f"MFU ({headline.name})", text, headline.mfu, "/results/mfu/mfu")
+            yield Tile(f"MFU by {headline.name}", text, headline.mfu, "/results/mfu/mfu")
     breakdown = result_of(analysis, "breakdown", Breakdown)
     if breakdown is not None and breakdown.row.window:
         yield from _shares_of_window(breakdown)

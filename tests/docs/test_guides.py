@@ -1,4 +1,4 @@
-"""The console examples of the guides on GPUs, hosts, frameworks, the wall clock and merging print what they say."""
+"""The console examples of the guides on GPUs, hosts, frameworks, the wall clock, merging and the page print what they say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 from tests.conftest import ROOT, perfscope
 
+GUIDES = ("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md")
 
-@pytest.mark.parametrize("guide", ["gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md"])
+
+@pytest.mark.parametrize("guide", GUIDES)
 def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
     for folder in ("fixtures", "tests"):

@@ -127,7 +127,7 @@ def test_findings_come_first_and_headings_are_in_order(show: Show, real_page: st
     parts = page.eval_on_selector_all("main > section", "all => all.map(s => s.id)")
     assert parts == [
         "findings", "steps", "breakdown", "timeline", "overlap", "collectives", "stragglers", "gpus", "pipeline",
-        "critical-path", "kernels", "memory", "scaling", "checkpoints", "difference",
+        "critical-path", "kernels", "memory", "scaling", "checkpoints", "difference", "others",
     ]  # fmt: skip
 
 

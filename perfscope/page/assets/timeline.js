@@ -474,5 +474,8 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); draw(); });
   addEventListener("beforeprint", () => { readColours(); draw(); });
   resize();
-  document.documentElement.dataset.ready = "true";
+  requestAnimationFrame(() => setTimeout(() => { // the first picture is on the screen
+    document.documentElement.dataset.ready = "true";
+    document.documentElement.dataset.readyMs = performance.now();
+  }));
 })();
