@@ -1,4 +1,4 @@
-"""The console examples of the guides on GPUs, hosts, frameworks, the wall clock, merging and the page print what they say."""
+"""The console examples of some guides print what they say."""
 
 from __future__ import annotations
 

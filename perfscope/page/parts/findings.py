@@ -42,7 +42,8 @@ def _card(finding: Finding, index: int) -> str:
         f"{format_seconds(finding.cost_us / US_PER_S)}</strong> "
         f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share!r}">{share:.1f} % of a step</span>'
         '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="100" height="4"/><rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'
+        '<rect width="100" height="4"/>'
+        f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'
         f'<p class="advice">{with_code(cause.advice)}</p><ul class="evidence">{evidence}</ul>'
         f'<p class="faint">{between}{clean(str(cause.basis))}, confidence {clean(str(cause.confidence))}, {ranks} · '
         f"<code>docs/findings/{clean(finding.id)}.md</code></p></li>"

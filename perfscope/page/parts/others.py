@@ -1,4 +1,4 @@
-"""The results that no chart draws, as tables, and what could not be computed, so that nothing of a report is missing."""
+"""The results that no chart draws, as tables, and what could not be computed: nothing of a report is missing."""
 
 from __future__ import annotations
 
