@@ -27,6 +27,7 @@ READING = (
     "tflops",
     "plan",
     "bubble",
+    "memory",
     "checkpoint",
     "scaling",
     "logs",
