@@ -1,13 +1,9 @@
 """How far the clocks of the ranks are apart, and how well that is known.
 
-No rank can leave a collective before all have arrived, so its ends nearly coincide. But the rank that arrives last
-leaves last: on two H200 by 14 us, 8 % of the transfer, on four by 3 %. So the offset of two clocks is in the middle
-between the median difference of the ends where the one rank came last and that where the other one did; or it is the
-median over those that both began together. Where the same rank always came last it is the median over the half with the
-shortest transfers, and may be wrong by a tenth of these. The residual is the median absolute deviation of the
-differences from what they should be, and that tenth; a claim about times on two ranks that is finer than that is not
-supported by the traces. Ranks that share no group with the reference are reached through other ranks, and their
-residuals add up. In a window of ten seconds or more a drift is fitted, too.
+The ends of collectives tell the offset of two clocks and its residual (``perfscope.analyzers.shared.clock_offsets``); a
+claim about times on two ranks that is finer than the residual is not supported by the traces. Ranks that share no group
+with the reference are reached through other ranks, and their residuals add up. In a window of ten seconds or more a
+drift is fitted, too.
 """
 
 from __future__ import annotations
@@ -21,19 +17,17 @@ import numpy as np
 from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
+from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, first_rows
-from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT
 
 _DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
-#: How much later than the others the last rank leaves, as a share of the transfer, at most.
-_LARGEST_SKEW = 0.1
-_FEWEST_OF_A_KIND = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,51 +181,13 @@ def _link(matched: MatchedCalls, row: int, synchronises: Bool) -> _Link | None:
     if not len(difference):
         return None
     lead = (matched.duration_ns[0] - matched.duration_ns[row])[chosen]
-    kinds = _choose(difference, lead, matched.transfer_ns[chosen])
-    differences, moments = difference[kinds.rows] - kinds.skew, reference[chosen][kinds.rows]
-    offset = float(np.median(differences))
-    residual = float(np.median(np.abs(differences - offset))) + kinds.uncertainty
+    found = find_offset(difference, lead, matched.transfer_ns[chosen])
+    differences, moments = found.differences_ns, reference[chosen][found.rows]
     drift = None
     if len(differences) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:
         seconds = (moments - moments.min()) / NS_PER_S
         drift = float(np.polyfit(seconds, differences, 1)[0])
-    return _Link(offset, residual, len(differences), drift)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Operations that tell an offset.
-
-    Attributes:
-        rows: Which they are.
-        skew: For each what the difference of its ends owes to the rank that came last, in nanoseconds.
-        uncertainty: How far the offset may be wrong because that is not known, in nanoseconds.
-    """
-
-    rows: Int64
-    skew: Float64
-    uncertainty: float = 0.0
-
-
-def _choose(difference: Int64, lead: Int64, transfer: Int64) -> _Chosen:
-    """The operations that tell the offset of two clocks best.
-
-    Args:
-        difference: The ends on one rank minus those on the reference, in nanoseconds.
-        lead: How much later the one rank came than the reference, by the durations, which need no clock.
-        transfer: How long each operation took from the arrival of the last rank on.
-    """
-    largest = transfer * _LARGEST_SKEW
-    is_last, is_first = lead > largest, lead < -largest
-    if min(is_last.sum(), is_first.sum()) >= _FEWEST_OF_A_KIND:
-        rows = np.flatnonzero(is_last | is_first)
-        skew = float(np.median(difference[is_last]) - np.median(difference[is_first])) / 2
-        return _Chosen(rows, np.where(is_last[rows], skew, -skew))
-    together = np.flatnonzero(~is_last & ~is_first)
-    if len(together) >= max(is_last.sum(), is_first.sum()):
-        return _Chosen(together, np.zeros(len(together)))
-    shortest = np.argsort(transfer, kind="stable")[: (len(transfer) + 1) // 2]
-    return _Chosen(shortest, np.zeros(len(shortest)), float(np.median(largest[shortest])))
+    return _Link(found.offset_ns, found.residual_ns, len(differences), drift)
 
 
 def _keep_better(links: dict[int, _Link], rank: int, link: _Link) -> None:

@@ -1,17 +1,18 @@
 """Aligns the clocks of the ranks of a pipeline.
 
-Ranks of the same host share its clock. Between hosts the ends of collectives show the difference, because all ranks
-leave a collective at nearly the same time; the offset is the median over several collectives, and their scatter is the
-error.
+Ranks of the same host share its clock. Between hosts the ends of collectives show the difference
+(``perfscope.analyzers.shared.clock_offsets``), and their scatter is the error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
-from perfscope.analyzers.pipelines.rank_passes import RankPasses
+import numpy as np
+
+from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses
+from perfscope.analyzers.shared.clock_offsets import Offset, find_offset
 from perfscope.constants import NS_PER_MS
 
 #: Ranks of the same host see the end of a collective microseconds apart.
@@ -24,7 +25,7 @@ class Clocks:
 
     Attributes:
         offset_ns: By stage, to add to the rank's times.
-        error_ns: Median deviation of single collectives from the offset; 0 on a common clock.
+        error_ns: The residual of the offset; 0 on a common clock.
         is_doubtful: Ranks are on several hosts, and no collective shows how their clocks differ.
     """
 
@@ -35,24 +36,31 @@ class Clocks:
 
 def align_clocks(stages: Sequence[RankPasses]) -> Clocks:
     """Align every stage with the clock of the first."""
-    first_ends, *ends_of_stages = [_collect_ends(stage) for stage in stages]
+    first, *others = [_collect(stage) for stage in stages]
     hosts = {stage.host for stage in stages}
     if len(hosts) == 1 and hosts != {""}:
         return Clocks((0,) * len(stages), 0, is_doubtful=False)
     offsets, errors = [0], [0]
     doubtful = False
-    for ends in ends_of_stages:
-        differences = [first_ends[key] - ends[key] for key in ends.keys() & first_ends.keys()]
-        offset = median_low(differences) if differences else 0
-        doubtful = doubtful or (not differences and len(hosts) > 1)
-        if abs(offset) < _SAME_CLOCK_NS:
-            offset = 0
+    for runs in others:
+        common = sorted(runs.keys() & first.keys())
+        doubtful = doubtful or (not common and len(hosts) > 1)
+        offset = error = 0
+        if common:
+            found = _find_offset([first[key] for key in common], [runs[key] for key in common])
+            if abs(found.offset_ns) >= _SAME_CLOCK_NS:
+                offset, error = -round(found.offset_ns), round(found.residual_ns)
         offsets.append(offset)
-        errors.append(
-            median_low([abs(difference - offset) for difference in differences]) if differences and offset else 0
-        )
+        errors.append(error)
     return Clocks(tuple(offsets), max(errors), is_doubtful=doubtful)
 
 
-def _collect_ends(stage: RankPasses) -> dict[tuple[str, str, int], int]:
-    return {(step.label, *key): end_ns for step in stage.steps for key, end_ns in step.collective_ends.items()}
+def _find_offset(first: Sequence[CollectiveRun], runs: Sequence[CollectiveRun]) -> Offset:
+    """The clock of a rank against that of the first, by collectives that both made."""
+    ends = np.array([[run.end_ns for run in side] for side in (first, runs)], np.int64)
+    durations = np.array([[run.duration_ns for run in side] for side in (first, runs)], np.int64)
+    return find_offset(ends[1] - ends[0], durations[0] - durations[1], durations.min(axis=0))
+
+
+def _collect(stage: RankPasses) -> dict[tuple[str, str, int], CollectiveRun]:
+    return {(step.label, *key): run for step in stage.steps for key, run in step.collectives.items()}

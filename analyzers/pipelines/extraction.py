@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.pipelines.inference import PassEvents, infer_passes
 from perfscope.analyzers.pipelines.launches import LaunchedEvents, find_launched_events, label_steps, training_steps
 from perfscope.analyzers.pipelines.marks import PassMark, are_of_hooks, find_marks
-from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankPasses, RankStep, Transfer
+from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
@@ -80,7 +80,7 @@ def _extract_device_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[Ran
                 label=label,
                 passes=_measure_passes(events, passes, trace.base_ns),
                 transfers=_list_transfers(trace, events, rows),
-                collective_ends=_find_collective_ends(trace, events, rows),
+                collectives=_find_collectives(trace, events, rows),
             )
         )
     return tuple(steps)
@@ -176,15 +176,16 @@ def _list_transfers(trace: Trace, events: LaunchedEvents, rows: Int64) -> tuple[
     return tuple(transfers)
 
 
-def _find_collective_ends(trace: Trace, events: LaunchedEvents, rows: Int64) -> dict[tuple[str, int], int]:
-    ends: dict[tuple[str, int], int] = {}
+def _find_collectives(trace: Trace, events: LaunchedEvents, rows: Int64) -> dict[tuple[str, int], CollectiveRun]:
+    runs: dict[tuple[str, int], CollectiveRun] = {}
     counts: Counter[str] = Counter()
     for row in rows[events.is_communication[rows] & ~events.is_transfer[rows]].tolist():
         name = trace.names[int(events.name[row])]
         if counts[name] < _MOST_COLLECTIVE_ENDS:
-            ends[name, counts[name]] = int(events.end_ns[row]) + trace.base_ns
+            end_ns = int(events.end_ns[row])
+            runs[name, counts[name]] = CollectiveRun(end_ns + trace.base_ns, end_ns - int(events.start_ns[row]))
             counts[name] += 1
-    return ends
+    return runs
 
 
 def _extract_host_steps(trace: Trace, marks: dict[int, PassMark]) -> tuple[RankStep, ...]:

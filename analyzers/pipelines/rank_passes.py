@@ -57,6 +57,14 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveRun:
+    """A collective on one rank: when it ended, on the wall clock, and how long it ran."""
+
+    end_ns: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankStep:
     """One training step of one rank.
 
@@ -64,13 +72,13 @@ class RankStep:
         label: The profiler's name of the step.
         passes: Its passes in the order of launch.
         transfers: Its transfers in the order of launch.
-        collective_ends: When collectives ended, by name and count: all ranks leave one at nearly the same time.
+        collectives: By name and count when they ran: all ranks leave one at nearly the same time.
     """
 
     label: str
     passes: tuple[MeasuredPass, ...]
     transfers: tuple[Transfer, ...]
-    collective_ends: dict[tuple[str, int], int]
+    collectives: dict[tuple[str, int], CollectiveRun]
 
     def shifted(self, offset_ns: int) -> RankStep:
         """The same step on a clock that is ahead by ``offset_ns``."""
@@ -78,7 +86,7 @@ class RankStep:
             self.label,
             tuple(measured.shifted(offset_ns) for measured in self.passes),
             tuple(transfer.shifted(offset_ns) for transfer in self.transfers),
-            {key: end_ns + offset_ns for key, end_ns in self.collective_ends.items()},
+            {key: replace(run, end_ns=run.end_ns + offset_ns) for key, run in self.collectives.items()},
         )
 
     def count(self, *kinds: PassKind) -> int:

@@ -13,6 +13,7 @@ from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.same_run import describe_losses, select_window
 from perfscope.analyzers.replay.unnamed_transfers import match_unnamed_transfers
+from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -99,27 +100,34 @@ def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: Mapping[int
 def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int64:
     """What aligns the ends of common operations, which nearly coincide; the exporters' clocks where there are none."""
     offsets = np.array([graph.base_ns - ranks[0].base_ns for graph in ranks], np.int64)
-    differences: dict[tuple[int, int], list[int]] = {}
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for operation in operations:
         (first, event), *others = operation.members
-        end_ns = int(ranks[first].end_ns[event])
         for position, other in others:
-            differences.setdefault((first, position), []).append(end_ns - int(ranks[position].end_ns[other]))
+            pairs.setdefault((first, position), []).append((event, other))
     is_aligned = {0}
     reached = [0]
     while reached:
         position = reached.pop()
-        for (first, second), values in differences.items():
-            if position not in (first, second) or len(values) < _FEWEST_ENDS:
+        for (first, second), events in pairs.items():
+            if position not in (first, second) or len(events) < _FEWEST_ENDS:
                 continue
             other = second if position == first else first
             if other in is_aligned:
                 continue
-            ahead = int(np.median(values))
+            ahead = -_clock_offset(ranks[first], ranks[second], np.array(events, np.int64))
             offsets[other] = offsets[position] + (ahead if position == first else -ahead)
             is_aligned.add(other)
             reached.append(other)
     return offsets
+
+
+def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
+    """The clock of a rank minus that of another one, by pairs of events of operations that both made."""
+    of_first, of_second = events.T
+    durations = first.duration_ns[of_first], second.duration_ns[of_second]
+    difference_ns = second.end_ns[of_second] - first.end_ns[of_first]
+    return round(find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations)).offset_ns)
 
 
 def step_of_calls(graph: RankGraph) -> Int64:

@@ -1,0 +1,74 @@
+"""Claims about who aligns clocks: the pipeline's and the replay's clocks are no later for the rank that comes last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.pipelines.clocks import align_clocks
+from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses, RankStep
+from perfscope.analyzers.replay.job_graph import join_ranks
+from tests.analyzers.replay.jobs import real_job
+
+OFFSET_NS = 5_000_000
+SKEW_NS = 40_000
+TRANSFER_NS = 500_000
+
+
+def stage(host: str, runs: list[CollectiveRun]) -> RankPasses:
+    collectives = {("all_reduce", number): run for number, run in enumerate(runs)}
+    step = RankStep("ProfilerStep#1", (), (), collectives)
+    return RankPasses(0, 2, host, (), None, None, is_marked=False, steps=(step,))
+
+
+def collectives(leads_ns: list[int]) -> tuple[list[CollectiveRun], list[CollectiveRun]]:
+    """Runs of two ranks; the second one begins so much later, and whoever comes last leaves ``SKEW_NS`` later."""
+    first, second = [], []
+    for number, lead_ns in enumerate(leads_ns):
+        begins = 10_000_000 * number, 10_000_000 * number + lead_ns
+        end_ns = max(begins) + TRANSFER_NS
+        ends = end_ns + SKEW_NS * (lead_ns < 0), end_ns + SKEW_NS * (lead_ns > 0) + OFFSET_NS
+        first.append(CollectiveRun(ends[0], ends[0] - begins[0]))
+        second.append(CollectiveRun(ends[1], ends[1] - OFFSET_NS - begins[1]))
+    return first, second
+
+
+@pytest.mark.parametrize("early", [3, 4, 12])
+def test_a_stage_that_mostly_comes_last_is_not_taken_for_a_later_clock(early: int) -> None:
+    """The median of all differences would be off by the skew of the many."""
+    first, second = collectives([900_000] * (2 * early + 1) + [-900_000] * early)
+    clocks = align_clocks([stage("a", first), stage("b", second)])
+    assert clocks.offset_ns == (0, -OFFSET_NS)
+    assert clocks.error_ns == 0
+
+
+def test_a_stage_that_always_comes_last_has_an_error_that_covers_the_truth() -> None:
+    first, second = collectives([900_000] * 9)
+    clocks = align_clocks([stage("a", first), stage("b", second)])
+    assert abs(clocks.offset_ns[1] + OFFSET_NS) <= clocks.error_ns
+
+
+def test_ranks_of_a_replay_are_aligned_by_the_same_rule() -> None:
+    """In a real pair every end is moved to where it would be: the last rank leaves a little later."""
+    ranks = real_job("whatif/no_overlap").ranks
+    (first, second) = ranks
+    ends = [graph.end_ns.copy() for graph in ranks]
+    starts = [graph.start_ns.copy() for graph in ranks]
+    job = real_job("whatif/no_overlap")
+    for number, operation in enumerate(job.operations):
+        (_, row), (_, other) = operation.members
+        is_second_last = number % 3 != 0
+        end_ns, transfer_ns = 10_000_000 * (number + 1), 500_000
+        ends[0][row] = end_ns + SKEW_NS * (not is_second_last)
+        ends[1][other] = end_ns + SKEW_NS * is_second_last + OFFSET_NS
+        starts[0][row] = ends[0][row] - transfer_ns - (900_000 if is_second_last else 0)
+        starts[1][other] = ends[1][other] - transfer_ns - (0 if is_second_last else 900_000)
+    moved = [
+        replace(graph, start_ns=start_ns, end_ns=end_ns)
+        for graph, start_ns, end_ns in zip((first, second), starts, ends, strict=True)
+    ]
+    offset_ns = join_ranks(moved).offset_ns
+    assert len(job.operations) > 6
+    assert int(np.diff(offset_ns)[0]) == -OFFSET_NS
