@@ -23,6 +23,8 @@ FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 _MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
 _NUMBER = re.compile(r"-?\d+")
 _FP4 = "c10::Float4"
+#: Where the inputs of ``convolution`` say whether it is transposed.
+_TRANSPOSED = 6
 
 _Shape: TypeAlias = tuple[int, ...]
 _Shapes: TypeAlias = tuple[_Shape, ...]
@@ -100,6 +102,17 @@ class _Convolution(NamedTuple):
     padding: int
     dilation: int
     transposed: int | None
+
+
+def convolution_output(product: Product) -> int | None:
+    """Elements of the output of a convolution; None where they do not follow from what the trace states."""
+    flops = _count_convolution(product)
+    if flops is None or len(product.shapes) < _MATRIX:
+        return None
+    weight = product.shapes[1]
+    reached = prod(weight[1:])
+    is_transposed = len(product.values) > _TRANSPOSED and product.values[_TRANSPOSED] == "True"
+    return None if is_transposed or not reached else flops // (2 * reached)
 
 
 def _count_convolution(product: Product) -> int | None:

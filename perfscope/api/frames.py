@@ -29,7 +29,7 @@ from perfscope.api.schema.device import OptimizerData as OptimizerRow
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import ConventionData, GpuData, GpuEnergyData, GpuThrottlingData
 from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCountData, OperatorData, TermData
-from perfscope.api.schema.modules import ModuleData
+from perfscope.api.schema.modules import ModuleData, OperatorWorkData
 from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
 from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
 from perfscope.api.schema.steps import CorrectedRankData, RankStepsData, SaveData, WindowCostData
@@ -87,6 +87,7 @@ _ENTRIES = {
     "calls": Entries("calls", ("ranks", "callers"), CallerData, _RANK),
     "optimizer": Entries("optimizer", ("ranks",), OptimizerRow),
     "modules": Entries("modules", ("ranks", "modules"), ModuleData, ("rank",)),
+    "roofline": Entries("roofline", ("ranks", "operators"), OperatorWorkData, ("rank",)),
     "kernels": Entries("kernels", ("names",), KernelData),
     "operations": Entries("operations", ("ranks", "operators"), OperatorCountData, ("rank",)),
     "collectives": Entries("collectives", ("operations",), CollectiveData),

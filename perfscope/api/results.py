@@ -9,7 +9,7 @@ from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, Kern
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
 from perfscope.api.schema.host import BudgetData, HostData, IterationsData, OperationsData
-from perfscope.api.schema.modules import ModulesData
+from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
 from perfscope.api.schema.steps import CorrectedData, CostData, SavesData, SetupData, StepsData
@@ -152,6 +152,7 @@ class Results:
     pipeline_steps: Result[PipelineStepsData] | Absent
     corrected: Result[CorrectedData] | Absent
     modules: Result[ModulesData] | Absent
+    roofline: Result[RooflineData] | Absent
     whatif: Result[WhatIfData] | Absent
     budget: Result[BudgetData] | Absent
 

@@ -25,6 +25,7 @@ from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
+from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.traces.files import MOST_FILES, is_url
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
@@ -104,10 +105,19 @@ class TableOptions(NamedTuple):
 
     Attributes:
         operators: Whether kernels are broken down by operator, too.
+        ceiling: File with what was measured on the machine; the datasheet's peaks where it is None.
         depth: Levels that tables of modules show; the default ones where it is None.
     """
 
     operators: Operators = False
+    ceiling: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of `perfscope ceiling -o FILE`, with which operators are compared.",
+            show_default="the peaks of the GPU's datasheet",
+            rich_help_panel=_PEAK,
+        ),
+    ] = None
     depth: Annotated[
         int | None,
         typer.Option(
@@ -144,6 +154,7 @@ def analyze(
         only=frozenset(only.split(",")) if only else frozenset(),
         with_operators=tables.operators,
         depth=tables.depth,
+        ceiling=None if tables.ceiling is None else read_ceiling(tables.ceiling),
         rank_rule=_rank_rule(rank),
         stated=_stated(stated),
         most_files=most_files,

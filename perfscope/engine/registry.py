@@ -17,6 +17,7 @@ from perfscope.report import Json, Section
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
 if TYPE_CHECKING:
+    from perfscope.tables.ceiling import Ceiling
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
@@ -56,6 +57,15 @@ class ShowsLevels(Protocol):
 
     def with_depth(self, depth: int) -> Result:
         """The same with as many levels in its tables."""
+        ...
+
+
+@runtime_checkable
+class UsesCeiling(Protocol):
+    """A result that compares with what a machine attains at best."""
+
+    def with_ceiling(self, ceiling: Ceiling) -> Result:
+        """The same against a measured ceiling."""
         ...
 
 
@@ -207,6 +217,14 @@ BUILT_IN: tuple[Analyzer, ...] = (
         needs=BASIC_EVENTS | Events.OPERATORS | Events.SEQUENCES | Events.SHAPES,
         is_default=False,
         recorded_by="modules",
+    ),
+    Analyzer(
+        "roofline",
+        "perfscope.analyzers.roofline",
+        Reads.TRACES,
+        needs=BASIC_EVENTS | Events.OPERATORS | Events.SHAPES,
+        is_default=False,
+        recorded_by="shapes",
     ),
     Analyzer(
         "whatif",

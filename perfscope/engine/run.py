@@ -28,6 +28,7 @@ from perfscope.engine.registry import (
     Reads,
     Result,
     ShowsLevels,
+    UsesCeiling,
     analyzers,
 )
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
@@ -35,6 +36,7 @@ from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError,
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import MOST_FILES, is_folder
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
+from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events
 
@@ -92,6 +94,7 @@ class Plan:
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         with_sequences: Whether what joins operators with their backward passes is read, too.
         depth: Levels that tables of trees show; the default ones where it is None.
+        ceiling: What was measured on the machine, for operators to be compared with.
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
         most_files: How many files may be read; a folder that holds more is an error.
@@ -103,6 +106,7 @@ class Plan:
     with_operators: bool = False
     with_sequences: bool = False
     depth: int | None = None
+    ceiling: Ceiling | None = None
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
     most_files: int = MOST_FILES
@@ -183,7 +187,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
     results = _with_derived(others, plan.only, measurements.partials) | besides
-    results = {name: _with_depth(result, plan.depth) for name, result in results.items()}
+    results = {name: _with_options(result, plan) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
         inputs=inputs.paths,
@@ -196,8 +200,13 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
     )
 
 
-def _with_depth(result: Result, depth: int | None) -> Result:
-    return result if depth is None or not isinstance(result, ShowsLevels) else result.with_depth(depth)
+def _with_options(result: Result, plan: Plan) -> Result:
+    """A result as the plan wants its tables, and what it is compared with."""
+    if plan.depth is not None and isinstance(result, ShowsLevels):
+        return result.with_depth(plan.depth)
+    if plan.ceiling is not None and isinstance(result, UsesCeiling):
+        return result.with_ceiling(plan.ceiling)
+    return result
 
 
 def _derivations(only: frozenset[str]) -> list[Derivation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from perfscope.tables.columns import Bool, Int64
 _ABSENT = -1
 
 
-class Tensor(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tensor:
     """A tensor among the inputs of an operator.
 
     Attributes:

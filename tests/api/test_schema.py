@@ -27,7 +27,7 @@ from tests.conftest import ROOT
 
 SCHEMA = Path(perfscope.api.schema.__file__).parent
 #: Computed when they are asked for; they read every trace once more.
-ON_DEMAND = ("budget", "modules", "whatif")
+ON_DEMAND = ("budget", "modules", "roofline", "whatif")
 WITH_THESE = ("fixtures/whatif/base", "fixtures/findings/h200/unpinned", "fixtures/runs/h200_zero1",
               "fixtures/whatif/pairs/changes/mlp2")  # fmt: skip
 

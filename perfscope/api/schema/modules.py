@@ -108,3 +108,76 @@ class ModulesData(Windowed):
     """
 
     ranks: list[RankModulesData]
+
+
+class OperatorWorkData(TypedDict):
+    """The calls of an operator with inputs of the same shapes and types, or of a collective; means of a step.
+
+    Attributes:
+        operator: Its name.
+        inputs: Its tensors in words; absent where the trace does not state them.
+        dtype: The data type that it computes in; absent where it is not known.
+        calls: How often it is called.
+        kernels: Device events that it launches.
+        device_us: Their time.
+        flops_per_call: Operations of a call; absent where they cannot be counted.
+        bytes_per_call: What a call reads and writes at least, or moves over a link; absent where it cannot be counted.
+        tflops, tb_s: What it attains; absent likewise.
+        bound: ``compute``, ``memory`` or ``link``; absent where no ceiling is known.
+        share: Attainable time over measured time; absent where it is not known or doubted.
+        regain_us: Measured less attainable time; absent likewise.
+        tensor_share: Share of its time in kernels that multiply on tensor cores; absent without operations.
+        doubt: Why the share is doubted; absent where it is not.
+    """
+
+    operator: str
+    inputs: str | None
+    dtype: str | None
+    calls: float
+    kernels: float
+    device_us: float
+    flops_per_call: float | None
+    bytes_per_call: float | None
+    tflops: float | None
+    tb_s: float | None
+    bound: str | None
+    share: float | None
+    regain_us: float | None
+    tensor_share: float | None
+    doubt: str | None
+
+
+class RankWorkData(TypedDict):
+    """The operators of one rank; means of a step, or of the whole trace where it marks none.
+
+    Attributes:
+        rank: The rank.
+        steps: How many steps the means are of; 0 for the whole trace.
+        device_name: The GPU; absent where the trace does not state one.
+        memory_tb_s: The ceiling of its memory; absent where none is known.
+        total_us: Time of all device events.
+        has_shapes: Whether the trace states inputs of operators.
+        graphs_us: Time of kernels in CUDA graphs, whose operators are not known.
+        operators: Every operator, the one first that would regain the most.
+    """
+
+    rank: int | None
+    steps: int
+    device_name: str | None
+    memory_tb_s: float | None
+    total_us: float
+    has_shapes: bool
+    graphs_us: float
+    operators: list[OperatorWorkData]
+
+
+class RooflineData(Windowed):
+    """``results.roofline``: how far operators are from what the GPU can do.
+
+    Attributes:
+        ceilings: ``measured`` by `perfscope ceiling`, or ``datasheet``.
+        ranks: Each rank.
+    """
+
+    ceilings: str
+    ranks: list[RankWorkData]
