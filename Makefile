@@ -55,7 +55,7 @@ browser:
 	@command -v chromium chromium-browser google-chrome > /dev/null || command -v apt-get > /dev/null || \
 	{ echo "make: there is no chromium, and no apt-get to install it: the tests of the page will fail" >&2; }
 	@command -v chromium chromium-browser google-chrome > /dev/null || ! command -v apt-get > /dev/null || \
-	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; } || true
+	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core; } || true
 
 # The pictures of the page in README.md and docs/.
 screenshots: $(READY) browser

@@ -1,0 +1,129 @@
+"""Claims about what every device did: against a slow count, on real traces, and of jobs with very many ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers import stragglers
+from perfscope.analyzers.collectives import measure as measure_collectives
+from perfscope.analyzers.timeline import MOST_ROWS, DeviceTimeline, JobTimeline, analyze, measure
+from perfscope.analyzers.tracks.rank_tracks import STATES
+from perfscope.errors import MissingInput
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import BASIC_EVENTS, Events, Trace, Work
+from tests.conftest import ROOT
+
+REAL = {
+    "zero2": sorted((ROOT / "fixtures" / "runs" / "h200_zero2" / "traces").glob("*.gz")),
+    "pipeline": sorted((ROOT / "fixtures" / "pipeline" / "pp4_1f1b_m8").glob("*.gz")),
+}
+
+
+def read(path: Path) -> Trace:
+    return read_trace(str(path), BASIC_EVENTS | Events.OPERATOR_TIMES)
+
+
+def timelines(paths: Sequence[Path]) -> list[tuple[DeviceTimeline, ...]]:
+    return [timeline for timeline in map(measure, map(read, paths)) if timeline is not None]
+
+
+def slow_times(trace: Trace) -> dict[str, int]:
+    """The time in each busy state and idle, by looking at every moment between two edges."""
+    device = trace.device
+    spans = list(zip(device.start_ns.tolist(), device.end_ns.tolist(), device.work.tolist(), strict=True))
+    edges = sorted({edge for start, end, _ in spans for edge in (start, end)})
+    times: Counter[str] = Counter()
+    active: Counter[int] = Counter()
+    changes = sorted([(start, 1, work) for start, _, work in spans] + [(end, -1, work) for _, end, work in spans])
+    position = 0
+    for first, last in pairwise(edges):
+        while position < len(changes) and changes[position][0] <= first:
+            active[changes[position][2]] += changes[position][1]
+            position += 1
+        computes = active[Work.COMPUTE] + active[Work.FUSED] > 0
+        communicates = active[Work.COMMUNICATION] + active[Work.FUSED] > 0
+        if computes and communicates:
+            state = "compute beside communication"
+        elif computes or communicates:
+            state = "compute" if computes else "exposed communication"
+        else:
+            state = "exposed copy" if active[Work.COPY] > 0 else "idle"
+        times[state] += last - first
+    return dict(times)
+
+
+@pytest.mark.parametrize("job", REAL)
+def test_the_times_are_those_of_a_slow_count(job: str) -> None:
+    for path in REAL[job]:
+        trace = read(path)
+        (device,) = measure(trace) or ()
+        times = dict(zip(STATES, device.time_ns, strict=True))
+        expected = slow_times(trace)
+        for state in STATES[:4]:
+            assert times[state] == expected.get(state, 0), state
+        assert sum(time for state, time in times.items() if state.startswith("idle")) == expected.get("idle", 0)
+
+
+@pytest.mark.parametrize("job", REAL)
+def test_the_strip_has_the_times_of_all_devices(job: str) -> None:
+    timeline = analyze(timelines(REAL[job]))
+    pictured = np.zeros(len(STATES), np.int64)
+    for device in timeline.devices:
+        states = device.tracks.states
+        assert states is not None
+        np.add.at(pictured, states.state, states.end_ns - states.start_ns)
+    assert timeline.shares.sum(axis=0).tolist() == pictured.tolist()
+    assert timeline.shares.sum() == sum(sum(device.time_ns) for device in timeline.devices)
+
+
+def renumbered(device: DeviceTimeline, rank: int) -> DeviceTimeline:
+    calls = device.tracks.calls
+    assert calls is not None
+    return replace(device, tracks=replace(device.tracks, rank=rank, calls=replace(calls, rank=rank)))
+
+
+def large_job(ranks: int) -> JobTimeline:
+    (device,) = timelines(REAL["zero2"][:1])[0]
+    devices = [renumbered(device, rank) for rank in range(ranks)]
+    time_ns = list(device.time_ns)
+    time_ns[STATES.index("idle: operator")] *= 3
+    devices[ranks // 3] = replace(devices[ranks // 3], time_ns=tuple(time_ns))
+    return analyze([(device,) for device in devices])
+
+
+def test_of_a_very_large_job_those_that_stand_out_are_shown_with_the_reason() -> None:
+    ranks = MOST_ROWS + 44
+    timeline = large_job(ranks)
+    shown = dict(zip(timeline.shown, timeline.why_shown, strict=True))
+    assert len(timeline.devices) == ranks
+    assert len(timeline.shown) <= 96
+    assert shown[ranks // 3] == "most idle: operator"
+    assert len(timeline.data()["ranks"]) == ranks  # type: ignore[arg-type,index,call-overload]
+
+
+def test_all_ranks_of_a_smaller_job_are_shown() -> None:
+    timeline = analyze(timelines(REAL["pipeline"]))
+    assert timeline.shown == (0, 1, 2, 3)
+    assert timeline.why_shown == ()
+    assert timeline.job.bubbles
+
+
+def test_without_a_device_there_is_none() -> None:
+    with pytest.raises(MissingInput):
+        analyze([])
+
+
+def test_the_waits_of_the_steps_add_up_to_the_caused_wait() -> None:
+    paths = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.gz"))
+    partials = [partial for partial in map(measure_collectives, map(read, paths)) if partial is not None]
+    result = stragglers.analyze(partials)
+    assert any(len(rank.caused_in) > 1 for rank in result.ranks)
+    for rank in result.ranks:
+        assert sum(rank.caused_in.values()) == pytest.approx(rank.caused, rel=1e-12)

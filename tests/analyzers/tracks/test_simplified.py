@@ -1,0 +1,60 @@
+"""Claims about pictures of many states: nothing is left out, what is joined takes most of its time."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.analyzers.tracks.rank_tracks import STATES, States
+from perfscope.analyzers.tracks.simplified import simplify, sum_states
+
+
+def states_of(durations: list[int], kinds: list[int], start: int = 7) -> States:
+    edges = start + np.concatenate(([0], np.cumsum(durations))).astype(np.int64)
+    return States(edges[:-1], edges[1:], np.array(kinds, np.int64))
+
+
+lists = st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, len(STATES) - 1)), min_size=1, max_size=120)
+
+
+@given(lists, st.integers(1, 40))
+def test_nothing_is_left_out(pieces: list[tuple[int, int]], most: int) -> None:
+    states = states_of([length for length, _ in pieces], [kind for _, kind in pieces])
+    simplified = simplify(states, most)
+    joined = simplified.states
+    assert len(joined.state) <= most
+    assert joined.start_ns[0] == states.start_ns[0]
+    assert joined.end_ns[-1] == states.end_ns[-1]
+    assert (joined.start_ns[1:] == joined.end_ns[:-1]).all()
+
+
+@given(lists, st.integers(1, 40))
+def test_a_long_state_keeps_its_place(pieces: list[tuple[int, int]], most: int) -> None:
+    states = states_of([length for length, _ in pieces], [kind for _, kind in pieces])
+    simplified = simplify(states, most)
+    joined = simplified.states
+    for start, end, kind in zip(states.start_ns, states.end_ns, states.state, strict=True):
+        if end - start >= simplified.shortest_ns:
+            row = int(np.searchsorted(joined.start_ns, start, side="right")) - 1
+            assert joined.state[row] == kind
+            assert joined.end_ns[row] >= end
+
+
+def test_few_states_stay_as_they_are() -> None:
+    states = states_of([1, 2, 3], [0, 4, 0])
+    assert simplify(states, 3).states is states
+
+
+def test_what_takes_most_of_a_stretch_stands_for_it() -> None:
+    states = states_of([1, 3, 1, 3] * 50 + [10_000], [0, 2, 0, 2] * 50 + [1])
+    joined = simplify(states, 4).states
+    assert joined.state.tolist() == [2, 1]
+
+
+def test_the_time_in_each_state_is_the_sum_of_its_stretches() -> None:
+    states = states_of([5, 7, 11], [0, 3, 0])
+    time_ns = sum_states(states, np.zeros(3, np.int64), 1)[0]
+    assert time_ns[0] == 16
+    assert time_ns[3] == 7
+    assert time_ns.sum() == 23
