@@ -23,10 +23,11 @@ from perfscope.charts.palette import style_rules, style_variables
 from perfscope.charts.scales import Extent, fit_extent, label_levels, values_of
 from perfscope.report import escape_control_characters
 
-_WIDTH = 860
+#: Of a drawing on a screen and in a file, and of one on a phone, whose names are cut earlier.
+WIDE, NARROW = 860, 400
 _RIGHT = 24
 _LETTER = 7.0
-_LONGEST_NAME, _LONGEST_TEXT = 30, 400
+_LETTERS_OF_WIDTH, _LONGEST_TEXT = 28, 400
 _AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
 _TICK_GAP = 8
 #: A row of more spans is drawn without tips, or a long step would make a file that no browser opens.
@@ -60,12 +61,14 @@ class _Frame:
         return self.left + index * (self.right - self.left) / max(count, 1)
 
 
-def draw(charts: Sequence[Chart], identity: str) -> str:
+def draw(charts: Sequence[Chart], identity: str, width: int = WIDE) -> str:
     """Draw charts for a page, whose style sheet has the colours; ``identity`` is the page's name for them."""
-    body, height = _draw_all(charts, with_titles=len(charts) > 1, skipped=1)
+    body, height = _draw_all(charts, width, with_titles=len(charts) > 1, skipped=1)
+    kind = "wide" if width == WIDE else "narrow"
     title, description = charts[0].title, " ".join(chart.description for chart in charts)
     return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{identity}-t {identity}-d">'
+        f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-labelledby="{identity}-t {identity}-d">'
         f'<title id="{identity}-t">{_write(title)}</title><desc id="{identity}-d">{_write(description)}</desc>'
         f"{body}</svg>"
     )
@@ -79,29 +82,29 @@ def draw_file(charts: Sequence[Chart]) -> str:
     """
     if not any(chart.marks for chart in charts):
         raise ValueError("nothing to draw")
-    body, height = _draw_all(charts, with_titles=True, skipped=0)
+    body, height = _draw_all(charts, WIDE, with_titles=True, skipped=0)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDE} {height}">\n'
         f"<title>{_write(charts[0].title)}</title>\n<style>\n{style_variables()}{style_rules()}</style>\n"
-        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
+        f'<rect class="ground" width="{WIDE}" height="{height}"/>\n{body}\n</svg>\n'
     )
 
 
-def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tuple[str, int]:
+def _draw_all(charts: Sequence[Chart], width: int, *, with_titles: bool, skipped: int) -> tuple[str, int]:
     """All charts and their height; the page has the title of the first one as text."""
-    left = max(_left_margin(chart) for chart in charts)
+    left = max(_left_margin(chart, width) for chart in charts)
     numeric = [chart for chart in charts if isinstance(chart.x, Values)]
     shared = None
     if numeric and isinstance(numeric[0].x, Values):
-        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, _WIDTH - _RIGHT)
+        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, width - _RIGHT)
     parts: list[str] = []
     top = 0.0
     for number, chart in enumerate(charts):
         is_last = number == len(charts) - 1
         has_title = with_titles and number >= skipped
-        lines = list(_draw_heading(chart, top, has_title=has_title))
-        top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart)
-        frame = _frame(chart, shared, top, left)
+        lines = list(_draw_heading(chart, top, width, has_title=has_title))
+        top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart, width)
+        frame = _frame(chart, shared, top, left, width - _RIGHT)
         is_labelled = is_last or bool(chart.x.label) or isinstance(chart.x, Categories)
         lines += _draw_axes(frame, is_labelled=is_labelled)
         lines += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
@@ -110,8 +113,7 @@ def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tu
     return "\n".join(parts), round(top + 2)
 
 
-def _frame(chart: Chart, shared: Extent | None, top: float, left: float) -> _Frame:
-    right = _WIDTH - _RIGHT
+def _frame(chart: Chart, shared: Extent | None, top: float, left: float, right: float) -> _Frame:
     x = shared if shared is not None and isinstance(chart.x, Values) else fit_extent(Values(""), [], left, right)
     if isinstance(chart.y, Categories):
         bottom = top + chart.row_height * len(chart.y.names)
@@ -120,9 +122,9 @@ def _frame(chart: Chart, shared: Extent | None, top: float, left: float) -> _Fra
     return _Frame(chart, x, fit_extent(chart.y, values_of([chart], "y"), bottom, top), top, bottom, left, right)
 
 
-def _left_margin(chart: Chart) -> float:
+def _left_margin(chart: Chart, width: int) -> float:
     if isinstance(chart.y, Categories):
-        return 16 + _LETTER * min(max((len(name) for name in chart.y.names), default=4), _LONGEST_NAME)
+        return 16 + _LETTER * min(max((len(name) for name in chart.y.names), default=4), width // _LETTERS_OF_WIDTH)
     return 68
 
 
@@ -134,29 +136,29 @@ def _labelled(chart: Chart) -> list[Mark]:
     return list(seen.values())
 
 
-def _legend_places(chart: Chart) -> list[tuple[Mark, float, int]]:
+def _legend_places(chart: Chart, width: int) -> list[tuple[Mark, float, int]]:
     """Each legend entry with its x and its line."""
     places: list[tuple[Mark, float, int]] = []
     x, line = 14.0, 0
     for mark in _labelled(chart):
-        width = 30 + _LETTER * len(mark.label)
-        if x + width > _WIDTH and places:
+        size = 30 + _LETTER * len(mark.label)
+        if x + size > width and places:
             x, line = 14.0, line + 1
         places.append((mark, x, line))
-        x += width
+        x += size
     return places
 
 
-def _legend_lines(chart: Chart) -> int:
-    places = _legend_places(chart)
+def _legend_lines(chart: Chart, width: int) -> int:
+    places = _legend_places(chart, width)
     return places[-1][2] + 1 if places else 0
 
 
-def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]:
+def _draw_heading(chart: Chart, top: float, width: int, *, has_title: bool) -> Iterator[str]:
     if has_title:
         yield f'<text class="heading" x="14" y="{top + 17:.0f}">{_write(chart.title)}</text>'
         top += _HEADING
-    for mark, x, line in _legend_places(chart):
+    for mark, x, line in _legend_places(chart, width):
         y = top + 13 + line * _LEGEND_LINE
         assert not isinstance(mark, Heat)
         if isinstance(mark, Line):
@@ -178,7 +180,8 @@ def _draw_axes(frame: _Frame, *, is_labelled: bool) -> Iterator[str]:
     elif isinstance(chart.y, Categories):
         for index, name in enumerate(chart.y.names):
             y = frame.row(index) + chart.row_height / 2 + 4
-            text = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+            longest = int((frame.left - 14) / _LETTER)
+            text = name if len(name) <= longest else name[: longest - 1] + "…"
             yield f'<text class="faint" x="{frame.left - 8:.1f}" y="{y:.1f}" text-anchor="end">{_write(text)}</text>'
     yield f'<path class="axis" d="M{frame.left:.1f} {frame.bottom:.1f}H{frame.right}"/>'
     if isinstance(chart.x, Categories):

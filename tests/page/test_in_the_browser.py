@@ -63,9 +63,9 @@ def test_each_chart_has_its_marks_a_name_and_a_table(show: Show, real_page: str)
     page = show(real_page).page
     for identity, least in LEAST_MARKS.items():
         figure = page.locator(f"#{identity}")
-        assert figure.locator("svg .mark").count() >= least, identity
-        assert figure.locator("svg[role=img] > title").text_content()
-        assert figure.locator("svg > desc").text_content()
+        assert figure.locator("svg.wide .mark").count() >= least, identity
+        assert figure.locator("svg.wide[role=img] > title").text_content()
+        assert figure.locator("svg.wide > desc").text_content()
         assert figure.locator("details table tbody tr").count() >= 1
 
 
@@ -136,18 +136,24 @@ def test_a_part_without_data_says_why_in_a_sentence(show: Show) -> None:
     absent = page.eval_on_selector_all(".absence", "all => all.map(p => [p.parentElement.id, p.textContent])")
     assert {identity for identity, _ in absent} == {"steps", "gpus", "memory", "scaling", "checkpoints", "difference"}
     assert all(text.startswith("Nothing to show: ") and text.endswith(".") for _, text in absent)
-    assert page.locator("#pipeline-0 svg .mark").count() > 2 * 4 * 8 * 2
-    headings = page.locator("#pipeline-0 .heading").all_text_contents()
+    assert page.locator("#pipeline-0 svg.wide .mark").count() > 2 * 4 * 8 * 2
+    headings = page.locator("#pipeline-0 .wide .heading").all_text_contents()
     assert len(headings) == 1, "the ideal schedule stands below the measured one"
 
 
 def test_it_fits_a_phone_and_paper(show: Show, real_page: str) -> None:
     phone = show(real_page, width=380).page
     assert phone.evaluate("document.documentElement.scrollWidth") == 380
+    assert phone.locator("#steps-0 svg.narrow").is_visible()
+    assert not phone.locator("#steps-0 svg.wide").is_visible()
+    scrolled = phone.eval_on_selector_all(
+        ".chart-scroll", "all => all.filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    assert scrolled == 0
     paper = show(real_page, media="print").page
     assert not paper.locator("nav").is_visible()
     assert not paper.locator(".controls").is_visible()
-    assert paper.locator("#steps-0 svg").is_visible()
+    assert paper.locator("#steps-0 svg.wide").is_visible()
     assert paper.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 

@@ -40,7 +40,7 @@ def compare(shot: bytes, stored: Path) -> tuple[float, float]:
 def test_a_chart_looks_as_it_did(show: Show, real_page: str, part: str, scheme: Scheme) -> None:
     page = show(real_page, scheme=scheme).page
     page.evaluate(HIDE_TEXT)
-    shot = page.locator(f"#{part}-0 svg").screenshot()
+    shot = page.locator(f"#{part}-0 svg.wide").screenshot()
     mean, different = compare(shot, PICTURES / f"{part}-{scheme}.png")
     assert mean <= MOST_MEAN
     assert different <= MOST_DIFFERENT
@@ -58,6 +58,6 @@ def test_the_timeline_looks_as_it_did(show: Show, scheme: Scheme) -> None:
 def test_a_page_without_its_colours_is_noticed(show: Show, real_page: str) -> None:
     page = show(real_page.replace("--compute:#2f6db3", "--compute:#b3342f")).page
     page.evaluate(HIDE_TEXT)
-    shot = page.locator("#breakdown-0 svg").screenshot()
+    shot = page.locator("#breakdown-0 svg.wide").screenshot()
     mean, different = compare(shot, PICTURES / "breakdown-light.png")
     assert mean > MOST_MEAN or different > MOST_DIFFERENT
