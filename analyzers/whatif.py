@@ -26,6 +26,7 @@ from perfscope.tables.kernel_classes import short_name
 _MOST_OFFERED = 10
 _MOST_PATH_ROWS = 12
 _LARGEST_ERROR = 0.02
+_FEWEST_STEPS = 3
 #: What saves less than this share of a step is not offered.
 _LEAST_SAVED = 0.001
 
@@ -118,6 +119,11 @@ class WhatIf:
             for outlook in self.outlooks
         ]
         notes = [f"The replay of the measured durations is {self.error:+.2%} from the measured step."]
+        if self.measured.steps < _FEWEST_STEPS:
+            notes.append(
+                f"{_count_steps(self.measured.steps).capitalize()}: with three or more the median counts, and one that "
+                "was disturbed does not."
+            )
         notes += self._describe_overhead()
         if abs(self.error) > _LARGEST_ERROR:
             notes.append("That is too far for what saves less: the graph misses something that this job waited for.")

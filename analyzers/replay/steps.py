@@ -1,7 +1,7 @@
 """The time of a step, from the ends of the device's work: it is what a step takes while the host runs ahead, too.
 
 The work of a job's marked steps lasts from the end of what was launched before them to the end of their own, on the
-rank where each is last; the time of a step is that over the number of steps.
+rank where each is last; the time of a step is the median of three or more, else the mean.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
+
+#: Of fewer steps nobody can say which one was disturbed.
+_FEWEST_FOR_MEDIAN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,21 @@ class StepSpan:
     edges_ns: tuple[int, ...] = ()
 
     @property
+    def _lengths_ns(self) -> Int64:
+        return np.diff((self.start_ns, *self.edges_ns))
+
+    @property
     def step_ns(self) -> float:
-        """The time of one step."""
-        return (self.end_ns - self.start_ns) / self.steps
+        """The time of one step: of three or more the median, because one may have been disturbed; else the mean."""
+        lengths = self._lengths_ns
+        if len(lengths) < _FEWEST_FOR_MEDIAN:
+            return (self.end_ns - self.start_ns) / self.steps
+        return float(np.median(lengths))
 
     @property
     def standard_error_ns(self) -> float:
         """That of the time of a step, from how much the steps differ; 0 where there is one step alone."""
-        lengths = np.diff((self.start_ns, *self.edges_ns))
+        lengths = self._lengths_ns
         return float(np.std(lengths, ddof=1) / math.sqrt(len(lengths))) if len(lengths) > 1 else 0.0
 
 
