@@ -75,7 +75,7 @@ def answer_with(group: TyperGroup) -> Answer:
                 raise PerfscopeError(str(error)) from None
         if not isinstance(outcome, Outcome) or outcome.report is None:
             raise PerfscopeError("the command gives no report")
-        if outcome.format is not Format.MARKDOWN:
+        if outcome.format not in (None, Format.MARKDOWN):
             raise PerfscopeError("a block holds markdown", hint="leave out --format")
         if outcome.exit_code not in _ANSWERED:
             raise PerfscopeError(f"the command exits with status {outcome.exit_code}")
