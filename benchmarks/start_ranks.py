@@ -6,10 +6,18 @@ Run: ``python benchmarks/start_ranks.py RANKS SCRIPT [ARGUMENTS...]``. When a ra
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+
+
+def end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.terminate()
 
 
 def main() -> int:
@@ -24,11 +32,10 @@ def main() -> int:
         )
         for rank in range(count)
     ]
+    signal.signal(signal.SIGTERM, lambda *_: end_all(ranks))
     while any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks):
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.terminate()
+            end_all(ranks)
             break
         time.sleep(0.1)
     return max(abs(rank.wait()) for rank in ranks)

@@ -94,7 +94,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         or case.find_absent()
         or case.find_idle()
         or case.find_never_started()
-        or case.find_failure(with_libraries=True)
+        or case.find_lost_connection()
     )
     if answer is None:
         has_ended = all(_has_ended_well(state) for state in evidence.ranks.values())
@@ -125,9 +125,9 @@ class _Case:
         }
         self.histories = {rank: History(state.dump.calls) for rank, state in self.ranks.items() if state.dump}
 
-    def find_failure(self, *, with_libraries: bool = False) -> Diagnosis | None:
+    def find_failure(self) -> Diagnosis | None:
         """A rank failed by itself."""
-        first = find_first_failure(self.evidence, with_libraries=with_libraries)
+        first = find_first_failure(self.evidence)
         if first is None:
             return None
         state = self.ranks[first.rank]
@@ -135,6 +135,16 @@ class _Case:
         reason = _OF_FAILURES[first.kind]
         text = f"rank {first.rank} failed first: {first.text}"
         return self._answer(reason, (first.rank,), text, line=own_line(frames))
+
+    def find_lost_connection(self) -> Diagnosis | None:
+        """A communication library gave up, and no rank left its collectives: they disagree, or one was lost."""
+        first = find_first_failure(self.evidence, with_libraries=True)
+        if first is None:
+            return None
+        spot = self.places.get(first.rank)
+        where = "" if spot is None else f" in {spot}"
+        text = f"the communication library of rank {first.rank} gave up first{where}: {first.text}"
+        return self._answer(Reason.UNKNOWN, (first.rank,), text, line=None if spot is None else spot.line)
 
     def find_difference(self) -> Diagnosis | None:
         """Ranks called different things as the same collective."""

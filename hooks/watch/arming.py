@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 #: collective that a device has begun from one that waits, is left to the user: it costs an event a collective, and
 #: torch warns that its watchdog may hang on it.
 _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+#: One more open file is a small share of so many.
+_FEWEST_FILES = 64
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -80,6 +83,8 @@ class FaultHandler:
         Raises:
             OSError: The file cannot be created.
         """
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
+            return  # the script may need every one of them
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
         if not faulthandler.is_enabled():
             faulthandler.enable(file=self._file, all_threads=True)

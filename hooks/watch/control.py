@@ -59,7 +59,7 @@ def publish(folder: str, name: str, content: bytes) -> bool:
         OSError: The folder cannot be written to.
     """
     path = os.path.join(folder, name)
-    unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    unfinished = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")  # ranks of several hosts may write
     try:
         with open(unfinished, "wb") as file:
             file.write(content)

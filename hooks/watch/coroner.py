@@ -22,8 +22,6 @@ from typing import Any
 _LOOK_MS = 250
 #: Ranks that appear later, as after an elastic restart, are found within this time.
 _SCAN_S = 2.0
-#: It ends where no rank was found so long after its start.
-_PATIENCE_S = 30.0
 _START_FIELD = 19  # of /proc/PID/stat, behind the name of the program
 _EXIT_CODE_FIELD = 49
 _LARGEST_DIFFERENCE_NS = 2 * 10**9
@@ -151,15 +149,15 @@ def _write(record: dict[str, object]) -> None:
 _KILLS_AT_START = count_memory_kills()
 
 
-def main(ranks_folder: str, pynvml_folder: str) -> None:
-    """Watch the ranks of this node until all have ended."""
+def main(ranks_folder: str, pynvml_folder: str, starter: int) -> None:
+    """Watch the ranks of this node until all have ended, the one that started this process included."""
     ranks, errors = Ranks(ranks_folder), KernelErrors(pynvml_folder)
-    began_s, scan_due_s, had_any = time.monotonic(), 0.0, False
-    while ranks.processes or (not had_any and time.monotonic() < began_s + _PATIENCE_S):
+    ranks.scan()
+    scan_due_s = time.monotonic() + _SCAN_S
+    while ranks.processes or os.getppid() == starter:
         if time.monotonic() >= scan_due_s:
             ranks.scan()
             scan_due_s = time.monotonic() + _SCAN_S
-        had_any = had_any or bool(ranks.processes)
         ranks.wait()
         errors.write_new()
         if not ranks.processes:
@@ -168,4 +166,4 @@ def main(ranks_folder: str, pynvml_folder: str) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(OSError):
-        main(sys.argv[1], sys.argv[2])
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

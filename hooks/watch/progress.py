@@ -7,9 +7,12 @@ steps between two looks is one measurement.
 from __future__ import annotations
 
 import re
-import statistics
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Measurements that the median is of: two minutes of short steps.
 _MOST_MEASUREMENTS = 240
@@ -52,12 +55,12 @@ class Progress:
         """After how long without a completed step training is stalled."""
         if not self._measured_ns:
             return _START_FACTOR * self._shortest_ns
-        return max(self._shortest_ns, int(self._factor * statistics.median(self._measured_ns)))
+        return max(self._shortest_ns, int(self._factor * _median(self._measured_ns)))
 
     @property
     def step_ns(self) -> float | None:
         """The median step; None before the second one."""
-        return statistics.median(self._measured_ns) if self._measured_ns else None
+        return _median(self._measured_ns) if self._measured_ns else None
 
     def idle_ns(self, now_ns: int) -> int:
         """Since when no step was completed."""
@@ -107,6 +110,12 @@ class Progress:
             return None
         self._slow = 0
         return self._last_ratio
+
+
+def _median(values: Sequence[float]) -> float:
+    """The median; the module statistics would load modules that a script may have names of its own for."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def parse_anomaly(text: str) -> float:

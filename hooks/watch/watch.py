@@ -107,7 +107,7 @@ class Watch:
         self._faults.enable(was_loaded=SCRIPT_HAS_FAULTHANDLER)
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coroner.py")
         run_dir = self._config.run_dir
-        arguments = (os.path.join(run_dir, RANKS_FOLDER), self._config.nvml_path or "-")
+        arguments = (os.path.join(run_dir, RANKS_FOLDER), self._config.nvml_path or "-", str(os.getpid()))
         start_once_a_node("coroner", run_dir, os.path.join(run_dir, DEATHS_FOLDER), script, arguments)
 
     def look(self) -> None:

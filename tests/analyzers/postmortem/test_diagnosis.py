@@ -1,0 +1,271 @@
+"""The right rank and the right reason, from dumps and stacks that are made by hand, and none for a clean training."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
+from perfscope.analyzers.postmortem.matching import match_calls
+from perfscope.analyzers.postmortem.signatures import signature_of
+from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.tables.postmortem import (
+    CodeLine,
+    Death,
+    Failure,
+    KernelError,
+    PostMortem,
+    RankState,
+    ThreadStack,
+)
+from tests.sources.postmortem.dumps import entry, write_dumps
+
+STEPS = 6
+#: A step: two collectives of the framework, and two of the script.
+STEP = (("all_gather", 16, 20), ("reduce_scatter", 32, 21), ("all_reduce", 1, 30), ("all_reduce", 4, 30))
+
+
+def number(calls: list[dict[str, Any]], state: str = "started", first: int = 1) -> list[dict[str, Any]]:
+    sequences: dict[str, int] = {}
+    entries = []
+    for index, call in enumerate(calls):
+        group = call.get("group", "0")
+        sequences[group] = sequences.get(group, first - 1) + 1
+        last = index == len(calls) - 1
+        created_ns = 10**18 + index * 10**6
+        entries.append(entry(sequences[group], **call, created_ns=created_ns, state=state if last else "completed"))
+    return entries
+
+
+def calls() -> list[dict[str, Any]]:
+    return [dict(zip(("operation", "size", "line"), call, strict=True)) for _ in range(STEPS) for call in STEP]
+
+
+def changed(fault: str) -> list[dict[str, Any]]:
+    """The calls of the rank that does something wrong in the last step."""
+    faulty = calls()
+    match fault:
+        case "skip":
+            del faulty[-2]
+        case "size":
+            faulty[-1]["size"] = 5
+        case "dtype":
+            faulty[-1]["dtype"] = "Half"
+        case "operation":
+            faulty[-1]["operation"] = "reduce"
+        case "order":
+            faulty[-2:] = [faulty[-1], faulty[-2]]
+        case "group":
+            faulty[-1]["group"] = "1"
+    return faulty
+
+
+REASONS = {
+    "skip": Reason.SKIPPED,
+    "size": Reason.SIZE,
+    "dtype": Reason.DTYPE,
+    "operation": Reason.OPERATION,
+    "order": Reason.ORDER,
+    "group": Reason.GROUP,
+}
+
+
+def diagnose_dumps(folder: Path, ranks: dict[int, list[dict[str, Any]]]) -> Diagnosis:
+    write_dumps(folder, ranks, groups=("0", "1"))
+    return diagnose(read_post_mortem(folder))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("fault", REASONS)
+def test_dumps_alone_name_the_rank_and_the_reason(fault: str, ranks: int, tmp_path: Path) -> None:
+    culprit = ranks // 2
+    entries = {rank: number(changed(fault) if rank == culprit else calls()) for rank in range(ranks)}
+    diagnosis = diagnose_dumps(tmp_path, entries)
+    assert (diagnosis.reason, diagnosis.ranks) == (REASONS[fault], (culprit,)), diagnosis.text
+    assert diagnosis.line == CodeLine("/job/train.py", 30, "train")
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_buffers_that_have_wrapped_are_matched_by_number(fault: str, tmp_path: Path) -> None:
+    entries = {rank: number(changed(fault) if rank == 1 else calls()) for rank in range(2)}
+    entries = {0: entries[0][5:], 1: entries[1][2:]}
+    diagnosis = diagnose_dumps(tmp_path, entries)
+    assert (diagnosis.reason, diagnosis.ranks) == (REASONS[fault], (1,)), diagnosis.text
+
+
+def test_two_ranks_that_differ_without_a_history_are_both_named(tmp_path: Path) -> None:
+    diagnosis = diagnose_dumps(tmp_path, {0: number(calls()[:1]), 1: number(calls()[1:2])})
+    assert diagnosis.reason is Reason.UNKNOWN
+    assert diagnosis.ranks == (0, 1)
+    assert "all_gather" in diagnosis.text
+    assert "reduce_scatter" in diagnosis.text
+
+
+def test_a_device_that_has_not_begun_what_others_wait_in_hangs(tmp_path: Path) -> None:
+    entries = {rank: number(calls(), state="scheduled" if rank == 2 else "started") for rank in range(4)}
+    diagnosis = diagnose_dumps(tmp_path, entries)
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.DEVICE, (2,))
+
+
+def test_uneven_exchanges_are_no_difference(tmp_path: Path) -> None:
+    exchanges = [{"operation": "all_to_all", "size": size} for size in (3, 5, 8)]
+    others = [{"operation": "all_to_all", "size": size} for size in (4, 4, 9)]
+    entries = {0: number(exchanges, state="completed"), 1: number(others, state="completed")}
+    matching = match_calls(read_post_mortem(write_dumps(tmp_path, entries)).ranks, 2)
+    assert matching.differences == ()
+
+
+def naive_first_difference(ranks: dict[int, list[dict[str, Any]]]) -> tuple[str, int] | None:
+    """The slow oracle: group by group and number by number, over every pair of ranks that remember the call."""
+    numbers = {
+        (call["process_group"][0], call["collective_seq_id"], call["time_created_ns"])
+        for entries in ranks.values()
+        for call in entries
+    }
+    first = {
+        group: max(min(c["collective_seq_id"] for c in e if c["process_group"][0] == group) for e in ranks.values())
+        for group in {name for name, _, _ in numbers}
+        if all(any(c["process_group"][0] == group for c in e) for e in ranks.values())
+    }
+    differing = []
+    for group, begin in first.items():
+        for sequence in range(begin, max(number for _, number, _ in numbers) + 1):
+            seen = [
+                (call["profiling_name"], sum(size for (size,) in call["input_sizes"]), call["time_created_ns"])
+                for entries in ranks.values()
+                for call in entries
+                if call["process_group"][0] == group and call["collective_seq_id"] == sequence
+            ]
+            if len({(name, size) for name, size, _ in seen}) > 1:
+                differing.append((min(time for *_, time in seen), group, sequence))
+                break
+            if len(seen) < len(ranks):
+                break
+    return min(differing)[1:] if differing else None
+
+
+def test_the_first_difference_is_that_of_a_slow_oracle(tmp_path: Path) -> None:
+    generator = random.Random(7)
+    for turn in range(60):
+        base = [
+            {
+                "operation": generator.choice(["all_reduce", "all_gather"]),
+                "size": generator.randint(1, 3),
+                "group": group,
+            }
+            for group in generator.choices(["0", "1"], k=40)
+        ]
+        entries = {}
+        for rank in range(3):
+            mine = [dict(call) for call in base]
+            for _ in range(generator.randint(0, 2)):
+                mine[generator.randrange(len(mine))]["size"] = generator.randint(1, 3)
+            entries[rank] = number(mine)[generator.randint(0, 10) :]
+        folder = write_dumps(tmp_path / str(turn), entries, groups=("0", "1"))
+        differences = match_calls(read_post_mortem(folder).ranks, 3).differences
+        actual = (differences[0].group, differences[0].sequence) if differences else None
+        assert actual == naive_first_difference(entries), turn
+
+
+WAITING = ThreadStack(
+    "0x1", (CodeLine("/lib/torch/distributed/distributed_c10d.py", 1, "all_reduce"), CodeLine("/job/a.py", 5, "f"))
+)
+OWN = ThreadStack("0x1", (CodeLine("/job/a.py", 77, "download"),))
+LOADER = ThreadStack(
+    "0x1", (CodeLine("/job/data.py", 3, "__getitem__"), CodeLine("/lib/torch/utils/data/_utils/fetch.py", 5, "fetch"))
+)
+SAVING = ThreadStack("0x1", (CodeLine("/lib/torch/serialization.py", 3, "save"), CodeLine("/job/a.py", 9, "main")))
+
+
+def stalled(rank: int, stack: ThreadStack | None, **fields: Any) -> RankState:
+    return RankState(rank, "host", 10, stack=stack, stalled_ns=10**11, noticed_ns=10**18, **fields)
+
+
+def job(*ranks: RankState, world_size: int | None = None, **fields: Any) -> PostMortem:
+    return PostMortem("RUN", {state.rank: state for state in ranks}, world_size or len(ranks), **fields)
+
+
+@pytest.mark.parametrize(
+    ("stack", "reason", "line"),
+    [(OWN, Reason.HOST, 77), (LOADER, Reason.LOADING, 3), (SAVING, Reason.SAVING, 9)],
+)
+def test_stacks_alone_name_the_rank_that_waits_for_nobody(stack: ThreadStack, reason: Reason, line: int) -> None:
+    diagnosis = diagnose(job(stalled(0, WAITING), stalled(1, stack), stalled(2, WAITING)))
+    assert (diagnosis.reason, diagnosis.ranks, diagnosis.waiting) == (reason, (1,), (0, 2))
+    assert diagnosis.line is not None
+    assert diagnosis.line.line == line
+
+
+def test_a_line_that_waits_in_c_is_a_wait() -> None:
+    waits = stalled(0, OWN, source_text="work.wait()")
+    diagnosis = diagnose(job(waits, stalled(1, LOADER)))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.LOADING, (1,))
+
+
+def ended(rank: int, wall_ns: int, **how: Any) -> RankState:
+    return RankState(rank, "host", 10, death=Death(wall_ns, **how))
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (ended(1, 5, signal=11), Reason.CRASH),
+        (ended(1, 5, exit_code=3), Reason.CRASH),
+        (ended(1, 5, signal=9, memory_kills=1), Reason.MEMORY),
+        (ended(1, 5, signal=9, memory_kills=0), Reason.CRASH),
+        (RankState(1, "h", 1, failure=Failure("ValueError", "bad", 5)), Reason.CRASH),
+        (RankState(1, "h", 1, failure=Failure("torch.OutOfMemoryError", "CUDA out of memory.", 5)), Reason.MEMORY),
+        (
+            RankState(1, "h", 1, failure=Failure("RuntimeError", "CUDA error: an illegal memory access", 5)),
+            Reason.KERNEL,
+        ),
+    ],
+)
+def test_the_rank_that_failed_by_itself_comes_before_those_that_it_took_along(first: RankState, reason: Reason) -> None:
+    lost = Failure("RuntimeError", "[gloo/transport/tcp/pair.cc:553] Connection closed by peer", 4)
+    others = RankState(0, "host", 10, failure=lost, death=Death(3, exit_code=1)), ended(2, 6, signal=15)
+    diagnosis = diagnose(job(others[0], first, others[1]))
+    assert (diagnosis.reason, diagnosis.ranks) == (reason, (1,))
+
+
+def test_a_gpus_error_is_the_ranks_that_use_it() -> None:
+    errors = (KernelError("GPU-1", 79, 3, (1,)),)
+    diagnosis = diagnose(job(stalled(0, WAITING), stalled(1, WAITING), kernel_errors=errors))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.KERNEL, (1,))
+    assert "Xid 79" in diagnosis.text
+
+
+def test_a_job_that_a_person_ends_after_a_stall_did_not_crash() -> None:
+    killed = Death(2 * 10**18, signal=9)
+    diagnosis = diagnose(job(stalled(0, WAITING, death=killed), stalled(1, OWN, death=killed)))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.HOST, (1,))
+
+
+def test_a_rank_that_left_nothing_never_started() -> None:
+    failure = Failure("torch.distributed.DistStoreError", "Timed out after 61 seconds waiting for clients.", 5)
+    diagnosis = diagnose(job(RankState(0, "h", 0, failure=failure), world_size=2))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.ABSENT, (1,))
+
+
+def test_a_clean_training_and_a_job_without_steps_are_blamed_for_nothing() -> None:
+    clean = [RankState(rank, "host", 0, death=Death(5, exit_code=0), has_ended=True) for rank in range(2)]
+    assert diagnose(job(*clean)).reason is Reason.NOTHING
+    assert diagnose(job(*clean)).ranks == ()
+
+
+def test_clocks_that_jump_do_not_change_the_order_of_calls(tmp_path: Path) -> None:
+    entries = {rank: number(changed("skip") if rank == 1 else calls()) for rank in range(2)}
+    for call in entries[0]:
+        call["time_created_ns"] += 3600 * 10**9
+    diagnosis = diagnose_dumps(tmp_path, entries)
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.SKIPPED, (1,))
+
+
+def test_a_signature_counts_elements_not_shapes(tmp_path: Path) -> None:
+    folder = write_dumps(tmp_path, {0: [entry(1)], 1: [{**entry(1), "input_sizes": [[2, 2]]}]})
+    first, second = (state.dump.calls[0] for state in read_post_mortem(folder).ranks.values() if state.dump)
+    assert first.input_sizes != second.input_sizes
+    assert signature_of(first) == signature_of(second)

@@ -1,0 +1,81 @@
+"""What torch and Python keep is armed where the user has not, by the names of each version of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perfscope.hooks.watch.arming import arm_recorder
+from tests.conftest import environment
+
+OLD = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "RUN/nccl_",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+NEW = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "RUN/nccl_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("2.4.1", OLD), ("2.8.0+cu126", OLD), ("2.9.0", NEW), ("2.13.0+cpu", NEW), ("3.0a", NEW)]
+)
+def test_variables_have_the_names_of_the_version(
+    version: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    variables: dict[str, str] = {}
+    arm_recorder("RUN/nccl_", variables)
+    assert variables == expected
+
+
+@pytest.mark.parametrize("name", [*OLD, *NEW])
+def test_what_the_user_has_set_stays(name: str) -> None:
+    variables = {name: "mine"}
+    arm_recorder("RUN/nccl_", variables)
+    assert variables[name] == "mine"
+    assert len(variables) == 3
+
+
+HELD = """
+import ctypes, sys
+from perfscope.hooks.watch.arming import FaultHandler
+handler = FaultHandler(sys.argv[1])
+handler.enable(was_loaded=False)
+handler.set_timer(0.3)
+ctypes.PyDLL(None).usleep(900_000)  # holds the interpreter lock
+print("goes on")
+"""
+OWN_TIMER = """
+import faulthandler, sys, time
+from perfscope.hooks.watch.arming import FaultHandler
+handler = FaultHandler(sys.argv[1])
+handler.enable(was_loaded=False)
+handler.set_timer(100)
+faulthandler.dump_traceback_later(0.2, file=open(sys.argv[2], "w"))
+handler.set_timer(0.1)
+handler.cancel_timer()
+time.sleep(0.6)
+"""
+LOADED_BEFORE = OWN_TIMER.replace("was_loaded=False", "was_loaded=True")
+
+
+def execute(code: str, *words: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+
+
+def test_stacks_are_written_while_the_interpreter_lock_is_held(tmp_path: Path) -> None:
+    ended = execute(HELD, tmp_path / "fatal.txt")
+    assert ended.stdout == "goes on\n"
+    assert "line 7 in <module>" in (tmp_path / "fatal.txt").read_text()
+
+
+@pytest.mark.parametrize("code", [OWN_TIMER, LOADED_BEFORE])
+def test_the_scripts_own_timer_comes_first(code: str, tmp_path: Path) -> None:
+    execute(code, tmp_path / "fatal.txt", tmp_path / "own.txt")
+    assert "most recent call first" in (tmp_path / "own.txt").read_text()
+    assert (tmp_path / "fatal.txt").read_text() == ""

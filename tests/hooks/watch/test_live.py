@@ -1,0 +1,92 @@
+"""Faults in real trainings are kept and explained, and a running job opens windows; the whole matrix is a benchmark."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import postmortem, triggers
+from benchmarks.postmortem import Case
+from perfscope.collect.parts import LocalPart
+from perfscope.collect.running import look_at
+from perfscope.sources.postmortem.reading import read_post_mortem
+from tests.conftest import ROOT, perfscope, profile
+
+pytestmark = pytest.mark.slow
+
+STALLS = """
+import time, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(60):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    time.sleep(4 if step == 40 else 0.01)
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case("ddp", "group", 2, 1), Case("pipeline", "skip", 2, 1)],
+    ids=lambda case: f"{case.framework}-{case.fault}",
+)
+def test_the_right_rank_and_reason(case: Case, tmp_path: Path) -> None:
+    result = postmortem.judge(case, postmortem.run_case(case, tmp_path, cuda=False), 0)
+    assert result.is_right, result
+
+
+def test_a_stall_that_ends_is_kept_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STALLS.replace("CODE", "0"))
+    options = ["--stall-seconds", "2", "--steps", "1000"]
+    ended = profile(sys.executable, "train.py", cwd=tmp_path, run_dir="RUN", options=options)
+    assert ended.code == 0
+    assert "rank 0 has finished no step for 2 s (limit 2 s)" in ended.stderr
+    evidence = read_post_mortem(tmp_path / "RUN")
+    state = evidence.ranks[0]
+    assert state.has_resumed
+    assert state.stack is not None
+    assert state.stack.frames[0].line == 8
+    answer = perfscope("postmortem", "RUN", "--format", "json", cwd=tmp_path)
+    report = json.loads(answer.stdout)
+    assert (report["reason"], report["ranks"], report["line"]["line"]) == ("host stall", [0], 8)
+
+
+def test_without_a_watchdog_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STALLS.replace("CODE", "7"))
+    options = ["--no-watchdog", "--stall-seconds", "2", "--steps", "1000"]
+    ended = profile(sys.executable, "train.py", cwd=tmp_path, run_dir="RUN", options=options)
+    assert ended.code == 7
+    assert "finished no step" not in ended.stderr
+    files = {path.name for path in (tmp_path / "RUN" / "ranks" / "00000").iterdir()}
+    assert not files & {"incidents.jsonl", "fatal.txt", "stacks.1.txt"}
+    assert not (tmp_path / "RUN" / "deaths").exists()
+
+
+def test_every_rank_opens_the_window_at_the_same_step(tmp_path: Path) -> None:
+    run = tmp_path / "RUN"
+    process = triggers.start(run, 2)
+    try:
+        while not (run / "run.json").is_file() or triggers.steps_by_now(run) < 30:
+            time.sleep(0.5)
+            assert process.poll() is None
+        (run / "control" / "window-0000.json").write_text("{half")
+        window = triggers.ask(run)
+        assert window is not None
+        while triggers.steps_by_now(run) <= window[1] + 2:
+            time.sleep(0.2)
+        time.sleep(1.5)
+        assert all(window in ranks for ranks in triggers.windows(run))
+        assert len(list((run / "traces").glob("*.pt.trace.json*"))) == 2 * 2
+        notes = (run / "ranks" / "00000" / "events.jsonl").read_text()
+        assert "the request window-0000.json was ignored: it is not JSON" in notes
+    finally:
+        process.terminate()
+        process.wait()
+    time.sleep(1)
+    assert all(rank.has_ended for rank in look_at(LocalPart(str(run))).ranks)
+    assert "no rank runs any more" in perfscope("trigger", str(run), cwd=ROOT).stderr

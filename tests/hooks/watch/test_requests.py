@@ -1,0 +1,106 @@
+"""Requests appear whole, are seen once, and malformed ones are named in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from perfscope.hooks.config import Config
+from perfscope.hooks.selection import parse_windows
+from perfscope.hooks.watch.control import ControlFolder, publish
+from perfscope.hooks.watch.slowdowns import ask_for_window
+from perfscope.wire.requests import WindowRequest, first_step
+
+REQUEST = WindowRequest(100, 102, 1, ranks=(0, 3), stack=True)
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    assert WindowRequest.from_json(REQUEST.to_json()) == REQUEST
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "not JSON"),
+        (b'{"first": 1', "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"first": 10, "last": 9, "wall_ns": 1}', "10-9 cannot be profiled"),
+        (b'{"first": 1, "last": 3, "wall_ns": 1}', "1-3 cannot be profiled"),
+        (b'{"first": 10, "last": 9999999, "wall_ns": 1}', "cannot be profiled"),
+        (b'{"first": "10", "last": 12, "wall_ns": 1}', "cannot be profiled"),
+        (b'{"first": 10, "last": 12, "wall_ns": 1, "stack": 1}', "stack is neither"),
+        (b'{"first": 10, "last": 12, "wall_ns": 1, "ranks": "0"}', "ranks is not"),
+        (b'{"first": 10, "last": 12, "wall_ns": 1, "run": "rm"}', "unknown fields: run"),
+    ],
+)
+def test_a_malformed_request_is_refused_with_a_reason(content: bytes, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        WindowRequest.from_json(content)
+
+
+def test_each_file_is_new_once_and_hidden_ones_are_not_seen(tmp_path: Path) -> None:
+    folder = ControlFolder(str(tmp_path))
+    (tmp_path / ".window-0001.json.tmp").write_bytes(b"half")
+    assert folder.find_new() == []
+    assert publish(str(tmp_path), "window-0001.json", b"{}")
+    assert folder.find_new() == ["window-0001.json"]
+    assert folder.find_new() == []
+    assert not publish(str(tmp_path), "window-0001.json", b"other")
+    assert folder.read("window-0001.json") == b"{}"
+
+
+def test_a_file_in_the_same_tick_of_the_folders_clock_is_seen(tmp_path: Path) -> None:
+    folder = ControlFolder(str(tmp_path))
+    publish(str(tmp_path), "a.json", b"{}")
+    folder.find_new()
+    changed_ns = tmp_path.stat().st_mtime_ns
+    publish(str(tmp_path), "b.json", b"{}")
+    os.utime(tmp_path, ns=(changed_ns, changed_ns))
+    assert folder.find_new() == ["b.json"]
+
+
+def test_a_folder_that_does_not_change_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ControlFolder(str(tmp_path))
+    old_ns = time.time_ns() - 60 * 10**9
+    os.utime(tmp_path, ns=(old_ns, old_ns))
+    folder.find_new()
+    monkeypatch.setattr(os, "listdir", lambda _path: pytest.fail("listed"))
+    assert folder.find_new() == []
+
+
+def test_without_a_folder_nothing_is_asked(tmp_path: Path) -> None:
+    assert ControlFolder(str(tmp_path / "none")).find_new() == []
+
+
+def test_of_many_ranks_that_become_slower_one_asks_and_at_most_so_often_a_day(tmp_path: Path) -> None:
+    config = Config(str(tmp_path), parse_windows("4"), slowdown=1.2, slowdown_windows=2)
+    asked: list[bool] = []
+    ranks = [
+        threading.Thread(target=lambda: asked.append(ask_for_window(config, str(tmp_path), 100, 1e8, 1.4)))
+        for _ in range(8)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert sum(asked) == 1
+    for _ in range(3):  # later on the same day
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        asked.append(ask_for_window(config, str(tmp_path), 100, 1e8, 1.4))
+    assert sum(asked) == 2
+    (first, second) = sorted(tmp_path.iterdir())
+    assert json.loads(first.read_bytes())["reason"] == "steps take 1.40 times as long as usual"
+    assert second.name.endswith("-2.json")
+
+
+@pytest.mark.parametrize("step_ns", [None, 1e6, 1e8, 1e9, 60e9])
+def test_a_window_is_far_enough_ahead_for_eight_looks(step_ns: float | None) -> None:
+    ahead = first_step(1000, step_ns) - 1000
+    assert ahead >= 5
+    assert step_ns is None or ahead * step_ns >= 4e9

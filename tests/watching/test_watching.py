@@ -1,0 +1,204 @@
+"""A running job is seen by the ends of its files: what is new is read once, and a look at a long run is as short."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics import parser
+
+from perfscope.watching.job import RECENT, WatchedJob
+from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
+from perfscope.watching.screen import print_once
+from perfscope.watching.tails import Tail
+from perfscope.wire import RankRecord, StepRecord, to_line
+from perfscope.wire.host import HostWaits
+
+MS = 10**6
+parse: Callable[[str], Iterator[Any]] = parser.text_string_to_metric_families
+
+
+class Job:
+    """A run that grows."""
+
+    def __init__(self, folder: Path, ranks: int = 2) -> None:
+        self.folder = folder
+        self.now_ns = time.time_ns()
+        (folder / "ranks").mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        for rank in range(ranks):
+            record = RankRecord(rank, ranks, "node", 1000 + rank, self.now_ns, 0, "3.11")
+            (folder / "ranks" / f"{rank:05d}").mkdir()
+            (folder / "ranks" / f"{rank:05d}" / "rank.json").write_bytes(to_line(record))
+
+    def add_steps(self, rank: int, first: int, last: int, *, ms: int = 100, **fields: Any) -> None:
+        with (self.folder / "ranks" / f"{rank:05d}" / "steps.jsonl").open("ab") as file:
+            for step in range(first, last + 1):
+                record = StepRecord(step, step * ms * MS, "optimizer", ms * MS, samples=4, tokens=400, **fields)
+                file.write(to_line(record))
+
+    def add_line(self, rank: int, name: str, line: str) -> None:
+        with (self.folder / "ranks" / f"{rank:05d}" / name).open("a") as file:
+            file.write(line + "\n")
+
+
+def look(job: Job) -> WatchedJob:
+    watched = WatchedJob(job.folder)
+    watched.look()
+    return watched
+
+
+def test_steps_rates_and_ages_are_those_of_the_last_steps(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN")
+    for rank in range(2):
+        job.add_steps(rank, 1, 50, ms=100)
+        job.add_steps(rank, 51, 50 + RECENT, ms=200)
+    watched = look(job)
+    assert [rank.step for rank in watched.ranks.values()] == [150, 150]
+    assert watched.step_ns() == 200 * MS
+    assert watched.per_second("samples") == 2 * 4 / 0.2
+    assert watched.per_second("tokens") == 2 * 400 / 0.2
+
+
+def test_only_new_lines_are_read_and_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    tail = Tail(path)
+    assert tail.read_lines() == []
+    path.write_bytes(b"one\ntwo\nthr")
+    assert tail.read_lines() == [b"one", b"two"]
+    assert tail.read_lines() == []
+    with path.open("ab") as file:
+        file.write(b"ee\n")
+    assert tail.read_lines() == [b"three"]
+    path.write_bytes(b"new\n")
+    assert tail.read_lines() == [b"new"]
+
+
+def test_a_look_at_a_million_steps_reads_their_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"".join(b'{"step":%d}\n' % step for step in range(1_000_000)))
+    lines = Tail(path).read_lines()
+    assert lines[-1] == b'{"step":999999}'
+    assert sum(map(len, lines)) < 65536
+    assert all(line.startswith(b'{"step":') for line in lines)
+
+
+def test_the_rank_that_others_wait_for_is_late(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=4)
+    for rank in range(4):
+        job.add_steps(rank, 1, 50, waits=HostWaits(1 * MS if rank == 2 else 40 * MS, 0))
+    watched = look(job)
+    assert watched.late_ranks() == [(2, 39 * MS)]
+    assert "late ranks, and how long the others wait for them in a step: 2 (39 ms, 39 %)" in print_once(
+        watched, None, ""
+    )
+
+
+def test_ranks_that_wait_alike_are_not_late(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=4)
+    for rank in range(4):
+        job.add_steps(rank, 1, 50, waits=HostWaits((10 + rank) * MS, 0))
+    assert look(job).late_ranks() == []
+
+
+def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN")
+    for rank in range(2):
+        job.add_steps(rank, 1, 5)
+    watched = look(job)
+    assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
+    job.add_line(1, "incidents.jsonl", '{"kind":"stall","number":1}')
+    watched.look()
+    assert [watched.is_stalled(rank) for rank in watched.ranks.values()] == [False, True]
+    assert "ranks 1 finish no step" in print_once(watched, None, "")
+    job.add_line(1, "incidents.jsonl", '{"kind":"resumed","number":1}')
+    watched.look()
+    assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
+
+
+def test_a_run_without_steps_and_one_that_has_ended_are_shown(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN")
+    text = print_once(look(job), None, "too few steps")
+    assert "2 of 2 ranks run" in text
+    assert "MFU n/a (too few steps)" in text
+    (job.folder / "run.json").write_text('{"exit_status": "ended with exit code 0"}')
+    assert "the command ended with exit code" in print_once(look(job), 0.42, "")
+    assert "MFU 42.0 %" in print_once(look(job), 0.42, "")
+
+
+GPU = {"uuid": "GPU-1", "name": "NVIDIA H200", "index": 0, "memory_total_bytes": 150_000_000_000}
+SAMPLE = {"power_mw": 650_000, "gpu_util_percent": 98, "memory_used_bytes": 90_000_000_000, "temperature_c": 61}
+
+
+def with_gpu(job: Job) -> None:
+    lines = [{"host": "node", "hz": 5, "gpus": [GPU]}, {"t_ns": 1, "gpus": [SAMPLE]}, {"t_ns": 2, "lost": "GPU-2"}]
+    (job.folder / "nvml").mkdir()
+    (job.folder / "nvml" / "node.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_gpus_show_their_last_sample(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN")
+    with_gpu(job)
+    assert "NVIDIA H200  98 %  90.0 GB  650 W" in print_once(look(job), None, "")
+
+
+def test_prometheus_reads_the_metrics(tmp_path: Path) -> None:
+    job = Job(tmp_path / 'R"U\\N', ranks=3)
+    with_gpu(job)
+    for rank in range(3):
+        job.add_steps(rank, 1, 30, waits=HostWaits(0 if rank == 0 else 50 * MS, 0))
+    text = to_openmetrics(look(job), 0.4)
+    families = {family.name: family for family in parse(text)}
+    values = {
+        name: {sample.labels.get("rank"): sample.value for sample in family.samples}
+        for name, family in families.items()
+    }
+    assert values["perfscope_steps"] == {"0": 30, "1": 30, "2": 30}
+    assert families["perfscope_steps"].type == "counter"
+    assert values["perfscope_step_seconds"] == {None: 0.1}
+    assert values["perfscope_late_seconds"] == {"0": 0.05, "1": 0.0, "2": 0.0}
+    assert values["perfscope_mfu_ratio"] == {None: 0.4}
+    assert values["perfscope_gpu_utilization_ratio"] == {None: 0.98}
+    assert values["perfscope_gpu_power_watts"] == {None: 650.0}
+    assert families["perfscope_step_age_seconds"].unit == "seconds"
+
+
+def test_metrics_of_a_job_without_steps_are_valid(tmp_path: Path) -> None:
+    text = to_openmetrics(look(Job(tmp_path / "RUN")), None)
+    assert "perfscope_mfu_ratio" not in text
+    assert "perfscope_steps" in [family.name for family in parse(text)]
+
+
+def test_a_port_answers_on_this_host_alone(tmp_path: Path) -> None:
+    target = open_target("0")
+    assert isinstance(target, PortTarget)
+    try:
+        target.publish(to_openmetrics(look(Job(tmp_path / "RUN")), None))
+        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/metrics", timeout=5) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert answer.read().endswith(b"# EOF\n")
+        assert target._server.server_address[0] == "127.0.0.1"
+        with pytest.raises(Exception, match=f"port {target.port} cannot be used"):
+            open_target(str(target.port))
+    finally:
+        target.close()
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    target = open_target(str(tmp_path / "perfscope.prom"))
+    assert isinstance(target, FileTarget)
+    target.publish("a\n# EOF\n")
+    target.publish("b\n# EOF\n")
+    assert (tmp_path / "perfscope.prom").read_text() == "b\n# EOF\n"
+    assert list(tmp_path.iterdir()) == [tmp_path / "perfscope.prom"]
+
+
+@pytest.mark.parametrize(("word", "problem"), [("99999", "no port"), ("/none/at/all", "not a folder")])
+def test_a_target_that_cannot_be_is_an_error_of_one_line(word: str, problem: str) -> None:
+    with pytest.raises(Exception, match=problem):
+        open_target(word)
