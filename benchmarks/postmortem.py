@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,6 +150,19 @@ def judge(case: Case, run: Path, seconds: float) -> Result:
         seconds=seconds,
         is_right=is_right,
     )
+
+
+def to_markdown(results: Sequence[Mapping[str, object]]) -> str:
+    """The matrix: of each fault in each framework, how many trainings were explained rightly."""
+    rows = []
+    for fault, expected in FAULTS.items():
+        tried = [[r for r in results if (r["fault"], r["framework"]) == (fault, name)] for name in FRAMEWORKS]
+        cells = [f"{sum(bool(r['is_right']) for r in cell)} of {len(cell)}" if cell else "n/a" for cell in tried]
+        rows.append((fault, str(expected), *cells))
+    table: str = tabulate(
+        rows, headers=("Fault", "Expected reason", *FRAMEWORKS), tablefmt="pipe", disable_numparse=True
+    )
+    return table
 
 
 def main() -> None:

@@ -10,7 +10,14 @@ from enum import StrEnum
 from perfscope.tables.postmortem import CodeLine
 
 #: Our own hooks stand between a script and the functions that they wrap.
-_HOOKS = ("/perfscope/hooks/", "/hooks/frameworks/", "/hooks/timers/", "/hooks/guard.py", "/hooks/quick_hooks.py")
+_HOOKS = (
+    "/perfscope/hooks/",
+    "/hooks/frameworks/",
+    "/hooks/timers/",
+    "/hooks/facts/",
+    "/hooks/guard.py",
+    "/hooks/quick_hooks.py",
+)
 _LIBRARIES = ("/torch/", "/deepspeed/", "<frozen", "<string>", *_HOOKS)
 _STANDARD_LIBRARY = "/lib/python3"
 _INSTALLED = ("/site-packages/", "/dist-packages/")

@@ -10,7 +10,10 @@ import pytest
 
 from tests.conftest import ROOT, perfscope
 
-GUIDES = ("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md")
+GUIDES = (
+    *("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md"),
+    *("watch.md", "postmortem.md"),
+)
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -72,13 +72,14 @@ def _read_run(run: Path) -> PostMortem:
     ranks, world_size, devices = {}, 0, dict[str, list[int]]()
     for rank, (attempt, folder) in folders.items():
         record = read_rank_record(folder)
-        state = _read_rank(run, folder, rank, damage)
+        death = deaths.get((rank, attempt))
+        state = _read_rank(run, folder, rank, death, damage)
         if record is not None:
             world_size = max(world_size, record.world_size)
             state = replace(state, host=record.host)
             for uuid in record.device_uuids or (record.device_uuid,):
                 devices.setdefault(str(uuid), []).append(rank)
-        ranks[rank] = replace(state, death=deaths.get((rank, attempt)))
+        ranks[rank] = replace(state, death=death)
     if not ranks:
         raise SourceError(
             run, "holds nothing of any rank", hint="no process reached torch.distributed or a step: see its own output"
@@ -104,7 +105,7 @@ def _latest_folders(ranks: Path) -> dict[int, tuple[int, Path]]:
     return latest
 
 
-def _read_rank(run: Path, folder: Path, rank: int, damage: list[str]) -> RankState:
+def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: list[str]) -> RankState:
     records = read_records(folder / incidents.INCIDENTS_FILE, _decode_incident, damage)
     by_number = {record.number: record for record in records if record.kind != incidents.RESUMED}
     resumed = {record.number for record in records if record.kind == incidents.RESUMED}
@@ -112,7 +113,10 @@ def _read_rank(run: Path, folder: Path, rank: int, damage: list[str]) -> RankSta
     failure = next((record for record in by_number.values() if record.kind == incidents.FAILURE), None)
     open_stalls = [record for record in stalls if record.number not in resumed]
     # A stall that lasts shows all ranks in the same moment; what fails because of it does so one after the other.
-    chosen = open_stalls[-1] if open_stalls else failure or (stalls[-1] if stalls else None)
+    # One that was over says nothing about how a process ended badly later.
+    has_ended_well = death is None or death.exit_code == 0
+    last_stall = stalls[-1] if stalls and has_ended_well else None
+    chosen = open_stalls[-1] if open_stalls else failure or last_stall
     dumps = [] if chosen is None else _dumps_of(folder, chosen.number, damage)
     dumps += [_try_dump(path, damage) for path in sorted((run / incidents.RECORDER_FOLDER).glob(f"*_{rank}"))]
     stacks = [] if chosen is None else parse_stacks(_read_text(folder / incidents.stacks_file(chosen.number)))
