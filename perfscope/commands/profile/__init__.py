@@ -191,7 +191,19 @@ def profile(
     if not command:
         raise UsageError("no command after --", hint="perfscope profile -- deepspeed train.py")
     executable = _find_executable(command[0])
-    config = Config(
+    config = _configure(windows, events, nvml_hz, watch)
+    start = replace_process if replace else run
+    prepared = replace_fields(prepare(config, run_dir, command), writes_page=page)
+    return _run(start, executable, command, prepared)
+
+
+def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, watch: WatchOptions) -> Config:
+    """What to record.
+
+    Raises:
+        UsageError: An option cannot be read.
+    """
+    return Config(
         run_dir="",  # of all options the folder alone may not be possible, and the command runs without it
         windows=_parse_option("--steps", parse_windows, windows.steps),
         ranks=None if windows.ranks is None else _parse_option("--ranks", parse_ranks, windows.ranks),
@@ -209,9 +221,6 @@ def profile(
         slowdown=None if watch.on_anomaly is None else _parse_option("--on-anomaly", parse_anomaly, watch.on_anomaly),
         slowdown_windows=watch.anomalies_per_day,
     )
-    start = replace_process if replace else run
-    prepared = replace_fields(prepare(config, run_dir, command), writes_page=page)
-    return _run(start, executable, command, prepared)
 
 
 def _parse_option(option: str, parse: Callable[[str], _T], text: str) -> _T:
