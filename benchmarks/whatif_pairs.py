@@ -77,7 +77,12 @@ def _median_ms(traces: str, name: str) -> float:
 
 @cache
 def _graphs(traces: str, *, with_operators: bool) -> tuple[tuple[RankGraph, ...], ...]:
-    events = BASIC_EVENTS | Events.WAITS | (Events.OPERATORS | Events.SEQUENCES if with_operators else NO_EVENTS)
+    events = (
+        BASIC_EVENTS
+        | Events.WAITS
+        | Events.GRIDS
+        | (Events.OPERATORS | Events.SEQUENCES if with_operators else NO_EVENTS)
+    )
     paths = sorted((FOLDER / traces).glob("*.json.gz"))
     return tuple(partial for path in paths if (partial := measure(read_trace(path, events))))
 

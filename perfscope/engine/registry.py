@@ -230,7 +230,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "whatif",
         "perfscope.analyzers.whatif",
         Reads.TRACES,
-        wants=Events.WAITS,
+        wants=Events.WAITS | Events.GRIDS,
         is_default=False,
         measure_module="perfscope.analyzers.replay.graphs",
     ),

@@ -370,6 +370,8 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     extra_events |= Events.SEQUENCES if plan.with_sequences else NO_EVENTS
     for analyzer in chosen:
         extra_events |= analyzer.wants
+    # The kernels of one rank are compared with those of another one by their grids.
+    extra_events |= Events.GRIDS if traces > 1 else NO_EVENTS
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     return Task(names, extra_events, plan.rank_rule, pace)

@@ -49,7 +49,7 @@ class Events(Flag):
         SHAPES: With OPERATORS, their inputs, where the profiler recorded shapes.
         CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
-        GRIDS: The grids of kernels, also in the trace of a single rank; traces of several ranks have them anyway.
+        GRIDS: The grids of kernels, which tell apart kernels of one name.
     """
 
     DEVICE = auto()
@@ -67,7 +67,7 @@ class Events(Flag):
 
 
 NO_EVENTS = Events(0)
-ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS
+ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS | Events.GRIDS
 #: The events that every analyzer needs: device time, steps, and the launches that connect them.
 BASIC_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS
 

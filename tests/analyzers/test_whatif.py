@@ -15,7 +15,7 @@ from perfscope.analyzers.replay.regain import Fixes
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Trace
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Trace
 from tests.analyzers.replay.jobs import FIXTURES, real_job, truth_ms
 
 NS_PER_MS = 1e6
@@ -25,7 +25,11 @@ BASE_WITHOUT_COMMUNICATION_MS = 48.2
 
 def traces_of(folder: str, *ranks: int) -> list[Trace]:
     paths = sorted((FIXTURES / folder).glob("*.json.gz"))
-    return [read_trace(path, BASIC_EVENTS) for number, path in enumerate(paths) if not ranks or number in ranks]
+    return [
+        read_trace(path, BASIC_EVENTS | Events.GRIDS)
+        for number, path in enumerate(paths)
+        if not ranks or number in ranks
+    ]
 
 
 def ask(folder: str, *scenarios: str, ranks: tuple[int, ...] = ()) -> WhatIf:

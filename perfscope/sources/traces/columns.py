@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
-from perfscope.sources.traces.callers import is_caller
+from perfscope.sources.traces.callers import are_callers, is_caller, to_spans, without_ids
 from perfscope.sources.traces.device_work import classify_work, is_work
 from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
 from perfscope.sources.traces.operator_inputs import InputTexts
-from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, HostArgs
+from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, DeviceArgs, HostArgs
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
@@ -55,7 +55,7 @@ _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
-_Arguments = TypeVar("_Arguments", Args, HostArgs)
+_Arguments = TypeVar("_Arguments", DeviceArgs, HostArgs)
 
 
 class TimesDoNotFit(Exception):
@@ -75,7 +75,7 @@ class Columns:
         is_of_mtia: Whether events of MTIA, Meta's accelerator, are among them.
     """
 
-    def __init__(self, requested: Events, *, needs_grids: bool = True) -> None:
+    def __init__(self, requested: Events) -> None:
         self.names: dict[str, int] = {}
         self.collectives: list[Collective] = []
         self.groups: dict[str, tuple[str, str, int]] = {}
@@ -88,10 +88,11 @@ class Columns:
         self._texts: dict[str, int] = {}
         self._grids: dict[bytes, int] = {}
         self._inputs = InputTexts()
-        self._needs_grids = needs_grids
+        self._needs_grids = Events.GRIDS in requested
         self._tables: dict[Events, HostSpans] = {}
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
+        self._callers: list[HostSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
     def add(self, events: Iterable[AnyEvent]) -> None:
@@ -186,13 +187,14 @@ class Columns:
         """What tells who made a call; empty where it is not requested."""
         if Events.CALLERS not in self.requested:
             return no_spans()
-        names = list(self.names)
-        chosen = []
-        for kind in _OF_CALLERS:
-            spans = self.host_spans(kind)
-            is_of_kind = np.array([is_caller(name, kind) for name in names], np.bool_)
-            chosen.append(spans.take(is_of_kind[spans.name]))
-        return joined(*chosen)
+        tables = [(kind, self.host_spans(kind)) for kind in _OF_CALLERS]
+        chosen = [spans.take(are_callers(self.names, kind)[spans.name]) for kind, spans in tables]
+        return without_ids(joined(*chosen, *self._callers))
+
+    def add_callers(self, names: Sequence[str], spans: tuple[Int64, Int64, Int64, Int64]) -> None:
+        """Add operators that may wait: the number of each one's name, its start, its duration and its thread."""
+        numbers = np.array([self.names.setdefault(name, len(self.names)) for name in names], np.int32)
+        self._callers.append(to_spans(numbers, *spans))
 
     def add_operator_times(self, spans: ThreadSpans) -> None:
         """Add when threads were inside operators."""
@@ -292,24 +294,24 @@ class Columns:
             return -2 - self._texts.setdefault(str(value), len(self._texts))
         return number if abs(number) < 1 << 63 else ABSENT
 
-    def _collectives_of(self, args: Sequence[Args]) -> Int64:
+    def _collectives_of(self, args: Sequence[DeviceArgs]) -> Int64:
         rows = np.full(len(args), ABSENT, np.int64)
         for index, arguments in enumerate(args):
             if arguments.operation is not None or arguments.group is not None:
                 rows[index] = self._collective(arguments)
         return rows
 
-    def _grids_of(self, args: Sequence[Args]) -> Int64:
+    def _grids_of(self, args: Sequence[DeviceArgs]) -> Int64:
         """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
         if not self._needs_grids:
             return np.full(len(args), ABSENT, np.int64)
         checksums = self._grids
-        texts = [bytes(arguments.grid) for arguments in args]
+        texts = [bytes(arguments.grid) if isinstance(arguments, Args) else b"" for arguments in args]
         for text in set(texts).difference(checksums):
             checksums[text] = crc32(b"".join(text.split())) if text else ABSENT
         return np.fromiter(map(checksums.__getitem__, texts), np.int64, len(texts))
 
-    def _collective(self, args: Args) -> int:
+    def _collective(self, args: DeviceArgs) -> int:
         group = args.group or ""
         if group not in self.groups:
             self.groups[group] = (args.description or "", args.ranks or "", args.group_size or 0)
@@ -357,7 +359,7 @@ def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
     return [column[order] for column in columns]
 
 
-def _integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
+def _integers(records: Sequence[DeviceArgs] | Sequence[HostArgs], name: str) -> Int64:
     """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
     try:
         return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
@@ -383,7 +385,7 @@ def _arguments(events: Sequence[AnyEvent], default: _Arguments) -> list[_Argumen
     return args if all(args) else [arguments or default for arguments in args]
 
 
-def _external_ids(args: Sequence[Args] | Sequence[HostArgs]) -> Int64:
+def _external_ids(args: Sequence[DeviceArgs] | Sequence[HostArgs]) -> Int64:
     return _with_fallback(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
 
 

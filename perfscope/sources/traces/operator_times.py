@@ -21,6 +21,7 @@ from perfscope.sources.traces.records import HostEvent
 from perfscope.sources.traces.salvage import FAILURES
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.trace import ABSENT
 
 _Letters: TypeAlias = npt.NDArray[np.uint8]
 _Words: TypeAlias = npt.NDArray[np.uint64]
@@ -52,30 +53,37 @@ class OperatorTimes:
         self.lost = 0
         self._model: re.Match[bytes] | None = None
         self._slices: list[npt.NDArray[np.void]] = []
+        self._names: list[Int64] = []
+        self._named: list[tuple[Int64, Int64, Int64, Int64]] = []
         self._rows = 0
         self._spans: list[ThreadSpans] = []
         self._decode = msgspec.json.Decoder(HostEvent, strict=False).decode
         self._threads: dict[int, int] = {}
 
-    def scan(self, text: bytes, starts: Int64, arguments: Int64, stops: Int64) -> None:
-        """Scan operators: the positions of their opening braces, of those of their arguments, and of their ends."""
+    def scan(self, text: bytes, starts: Int64, arguments: Int64, stops: Int64, names: Int64 | None = None) -> None:
+        """Scan operators: the positions of their opening braces, of those of their arguments, and of their ends.
+
+        Those with a number of a name are kept one by one, too, for ``named``; the others have a negative one.
+        """
         if not len(starts):
             return
+        names = np.full(len(starts), ABSENT, np.int64) if names is None else names
         if self._model is None:
             self._model = _TIMES.search(text[int(starts[0]) : int(arguments[0]) + 1])
         if self._model is None:
-            self._add_events(text, starts, stops)
+            self._add_events(text, starts, stops, names)
             return
         letters = np.frombuffer(text, np.uint8)
         to_key = len(self._model["behind"]) - self._model["behind"].rindex(b'"') - 1
         # The brace behind the key of the arguments, and not one in a name.
         fits = (arguments < stops) & (arguments >= _WIDTH) & (letters.take(arguments - to_key, mode="clip") == _QUOTE)
         if not fits.all():
-            self._add_events(text, starts[~fits], stops[~fits])
-            arguments = arguments[fits]
+            self._add_events(text, starts[~fits], stops[~fits], names[~fits])
+            arguments, names = arguments[fits], names[fits]
         if len(arguments):
             windows = np.ndarray((len(text) - _WIDTH + 1,), f"V{_WIDTH}", text, strides=(1,))
             self._slices.append(windows[arguments + 1 - _WIDTH])
+            self._names.append(names)
             self._rows += len(arguments)
             if self._rows >= _ROWS_PER_BATCH:
                 self._convert_collected(self._model)
@@ -86,11 +94,20 @@ class OperatorTimes:
             self._convert_collected(self._model)
         return join_spans(self._spans)
 
-    def _add_events(self, text: bytes, starts: Int64, stops: Int64) -> None:
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            self._add_event(text[start:stop])
+    def named(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """Of the operators with a number: that, start, duration and thread; call ``spans`` first."""
+        number, start, duration, thread = (
+            (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in zip(*self._named, strict=True))
+            if self._named
+            else (np.zeros(0, np.int64),) * 4
+        )
+        return number, start, duration, thread
 
-    def _add_event(self, text: bytes) -> None:
+    def _add_events(self, text: bytes, starts: Int64, stops: Int64, names: Int64) -> None:
+        for start, stop, name in zip(starts.tolist(), stops.tolist(), names.tolist(), strict=True):
+            self._add_event(text[start:stop], name)
+
+    def _add_event(self, text: bytes, name: int) -> None:
         try:
             event = self._decode(text)
         except FAILURES:
@@ -99,28 +116,38 @@ class OperatorTimes:
         if event.ts is None or event.dur is None or not isinstance(event.tid, int):
             self.lost += 1
             return
-        self._add([_to_ns(event.ts)], [_to_ns(event.dur)], [event.tid])
+        self._add([_to_ns(event.ts)], [_to_ns(event.dur)], [event.tid], [name])
 
-    def _add_slices(self, texts: Sequence[bytes]) -> None:
+    def _add_slices(self, texts: Sequence[bytes], names: Int64) -> None:
         """Add operators whose times have other lengths than the first one's, such as those behind the trace's zero."""
-        matches = [match for match in map(_TIMES.search, texts) if match]
+        matches = [
+            (match, name) for text, name in zip(texts, names.tolist(), strict=True) if (match := _TIMES.search(text))
+        ]
         self.lost += len(texts) - len(matches)
         if matches:
             start_ns, duration_ns = (
-                [int(match[name].replace(b".", b"")) for match in matches] for name in ("start", "duration")
+                [int(match[name].replace(b".", b"")) for match, _ in matches] for name in ("start", "duration")
             )
-            self._add(start_ns, duration_ns, [int(match["thread"]) for match in matches])
+            self._add(
+                start_ns, duration_ns, [int(match["thread"]) for match, _ in matches], [name for _, name in matches]
+            )
 
-    def _add(self, start_ns: _Column, duration_ns: _Column, thread: _Column) -> None:
-        start, duration, of = (np.asarray(column, np.int64) for column in (start_ns, duration_ns, thread))
+    def _add(self, start_ns: _Column, duration_ns: _Column, thread: _Column, names: _Column) -> None:
+        start, duration, of, number = (
+            np.asarray(column, np.int64) for column in (start_ns, duration_ns, thread, names)
+        )
         self._spans.append(join_spans([ThreadSpans(start, start + duration, of)]))
+        is_named = number != ABSENT
+        if is_named.any():
+            self._named.append((number[is_named], start[is_named], duration[is_named], of[is_named]))
 
     def _convert_collected(self, model: re.Match[bytes]) -> None:
         """Convert the times of the collected operators."""
         if not self._slices:
             return
         rows = np.concatenate(self._slices)
-        self._slices, self._rows = [], 0
+        names = np.concatenate(self._names)
+        self._slices, self._names, self._rows = [], [], 0
         letters = rows.view(np.uint8).reshape(len(rows), _WIDTH)
         end = _WIDTH - len(model["behind"])
         whole = _word(letters, end - _WORD - _DECIMALS)
@@ -137,8 +164,8 @@ class OperatorTimes:
         start, are_numbers = _convert_starts(before, to_start, high)
         thread = self._threads_of(before)
         fits &= are_numbers & (before[:, to_start - 1] == model["to_start"][-1]) & (thread >= 0)
-        self._add(start[fits], duration[fits], thread[fits])
-        self._add_slices([letters[row].tobytes() for row in np.flatnonzero(~fits).tolist()])
+        self._add(start[fits], duration[fits], thread[fits], names[fits])
+        self._add_slices([letters[row].tobytes() for row in np.flatnonzero(~fits).tolist()], names[~fits])
 
     def _threads_of(self, letters: _Letters) -> Int64:
         """The threads that end with the first eight letters of each row; negative where there is none."""

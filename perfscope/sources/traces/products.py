@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
-from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products
 from perfscope.tables.trace import ABSENT
 
@@ -63,9 +64,6 @@ class _Inputs(NamedTuple):
     values: bytes
 
 
-_NOTHING = _Inputs(b"", b"", b"")
-
-
 #: Thread, start and end in microseconds, and operator of a call.
 _Times: TypeAlias = tuple[int, float, float, int]
 
@@ -81,6 +79,23 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
+class _Operator:
+    """What is known of an operator from earlier calls.
+
+    Attributes:
+        meaning: What its name says.
+        needs_values: Whether the inputs that are numbers count.
+        numbers: The number of each of its products, by its inputs as they are written.
+    """
+
+    __slots__ = ("meaning", "needs_values", "numbers")
+
+    def __init__(self, meaning: Meaning) -> None:
+        self.meaning = meaning
+        self.needs_values = needs_values(meaning.product)
+        self.numbers: dict[bytes, int] = {}
+
+
 class ProductFinder:
     """Collects the products of a trace, text by text."""
 
@@ -90,8 +105,7 @@ class ProductFinder:
         self._passes: dict[str, int] = {}
         self._pass_starts, self._pass_names = array("d"), array("q")
         self._fits = True
-        self._inputs: dict[bytes, _Inputs] = {}
-        self._meanings: dict[bytes, Meaning | None] = {}
+        self._operators: dict[bytes, _Operator | None] = {}
 
     def scan(self, text: bytes, categories: Int64, stops: Int64) -> None:
         """Scan events: the positions of the first letters of their categories, and of their ends."""
@@ -128,56 +142,61 @@ class ProductFinder:
             msgspec.MsgspecError: It cannot be read.
         """
         for event in msgspec.json.decode(events, type=list[_Event]):
-            meaning = find_meaning(event.name) if event.cat in _CATEGORIES else None
-            if meaning is not None:
+            operator = self._operator(event.name.encode()) if event.cat in _CATEGORIES else None
+            if operator is not None:
                 args = event.args or _Args()
-                start_us, thread = _number(event.ts), str(event.tid).encode()
-                values = bytes(args.values) if needs_values(meaning.product) else b""
+                values = bytes(args.values) if operator.needs_values else b""
                 inputs = _Inputs(bytes(args.dims), bytes(args.elements) if args.dims else b"", values)
-                self._add(meaning, thread, start_us, _number(event.dur), inputs)
+                start_us, product = _number(event.ts), operator.meaning.product
+                self._note_pass(operator.meaning, start_us)
+                if product:
+                    number = self._calls.number(product, inputs)
+                    self._calls.add(number, str(event.tid).encode(), start_us, start_us + _number(event.dur))
+
+    def _operator(self, name: bytes) -> _Operator | None:
+        """What is known of an operator; None where its name has no meaning."""
+        try:
+            return self._operators[name]
+        except KeyError:
+            meaning = find_meaning(name.decode("utf-8", "replace"))
+            operator = self._operators[name] = None if meaning is None else _Operator(meaning)
+            return operator
 
     def _look(self, text: bytes, name: int, stop: int) -> None:
         """Look at the operator whose name begins at a position."""
         begin = text.find(b'"', name, stop)
-        written = text[name:begin]
-        try:
-            meaning = self._meanings[written]
-        except KeyError:
-            meaning = self._meanings[written] = find_meaning(written.decode("utf-8", "replace"))
-        if meaning is None:
+        operator = self._operator(text[name:begin])
+        if operator is None:
             return
         in_order = _IN_ORDER.match(text, begin + 1, stop)
         if in_order:
             thread, start, duration = in_order.groups()
         else:
             thread, start, duration = (_search(pattern, text, begin, stop) for pattern in (_THREAD, _START, _DURATION))
-        inputs = self._inputs_of(text, begin, stop, meaning.product) if meaning.product else _NOTHING
-        self._add(meaning, thread, float(start or 0.0), float(duration or 0.0), inputs)
+        start_us = float(start or 0.0)
+        self._note_pass(operator.meaning, start_us)
+        if operator.meaning.product:
+            number = self._number_of(operator, text, begin, stop)
+            self._calls.add(number, thread, start_us, start_us + float(duration or 0.0))
 
-    def _inputs_of(self, text: bytes, begin: int, end: int, operator: str) -> _Inputs:
-        """The inputs of a call, as they are written; most calls have those of an earlier one."""
+    def _number_of(self, operator: _Operator, text: bytes, begin: int, end: int) -> int:
+        """The number of a product; most calls have the inputs of an earlier one."""
         first = text.find(_INPUTS, begin, end)
-        if first < 0:
-            return _NOTHING
-        if needs_values(operator):
+        if first >= 0 and operator.needs_values:
             values = text.find(_VALUES, begin, end)
             first = values if 0 <= values < first else first
-        inputs = text[first : text.rfind(b"]", first, end) + 1]
-        if inputs not in self._inputs:
-            dims, elements, numbers = (pattern.search(inputs) for pattern in (_DIMS, _ELEMENTS, _NUMBERS))
-            self._inputs[inputs] = _Inputs(
-                dims[1] if dims else b"",
-                elements[1] if dims and elements else b"",
-                numbers[1] if numbers and needs_values(operator) else b"",
-            )
-        return self._inputs[inputs]
+        written = text[first : text.rfind(b"]", first, end) + 1] if first >= 0 else b""
+        try:
+            return operator.numbers[written]
+        except KeyError:
+            inputs = _read_inputs(written, with_values=operator.needs_values)
+            number = operator.numbers[written] = self._calls.number(operator.meaning.product, inputs)
+            return number
 
-    def _add(self, meaning: Meaning, thread: bytes, start_us: float, duration_us: float, inputs: _Inputs) -> None:
+    def _note_pass(self, meaning: Meaning, start_us: float) -> None:
         if meaning.in_passes:
             self._pass_starts.append(start_us)
             self._pass_names.append(self._passes.setdefault(meaning.in_passes, len(self._passes)))
-        if meaning.product:
-            self._calls.add(thread, start_us, start_us + duration_us, meaning.product, inputs)
 
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
@@ -208,9 +227,13 @@ class _Calls:
         self._number, self._thread = array("q"), array("q")
         self._start_us, self._end_us = array("d"), array("d")
 
-    def add(self, thread: bytes, start_us: float, end_us: float, operator: str, inputs: _Inputs) -> None:
+    def number(self, operator: str, inputs: _Inputs) -> int:
+        """The number of a product."""
+        return self.numbers.setdefault((operator, inputs), len(self.numbers))
+
+    def add(self, number: int, thread: bytes, start_us: float, end_us: float) -> None:
         """Add a call."""
-        self._number.append(self.numbers.setdefault((operator, inputs), len(self.numbers)))
+        self._number.append(number)
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
         self._start_us.append(start_us)
         self._end_us.append(end_us)
@@ -235,26 +258,32 @@ class _Calls:
 
         Two that have the same times are nested where they are different operators: one calls the other.
         """
+        parents = np.full(len(number), ABSENT, np.int64)
+        rows = np.flatnonzero(_may_nest(thread, start_us, end_us))
+        if not len(rows):
+            return parents
         operators: dict[str, int] = {}
         by_number = np.array([operators.setdefault(name, len(operators)) for name, _ in self.numbers], np.int64)
-        calls = list(
-            zip(
-                thread.tolist(),
-                start_us.tolist(),
-                end_us.tolist(),
-                by_number[number].tolist() if len(number) else (),
-                strict=True,
-            )
-        )
-        parents = np.full(len(calls), ABSENT, np.int64)
+        columns = thread, start_us, end_us, by_number[number]
+        calls = list(zip(*(column[rows].tolist() for column in columns), strict=True))
         around: list[int] = []
-        for row, call in enumerate(calls):
+        for index, call in enumerate(calls):
             while around and not _contains(calls[around[-1]], call):
                 around.pop()
             if around:
-                parents[row] = around[-1]
-            around.append(row)
+                parents[rows[index]] = rows[around[-1]]
+            around.append(index)
         return parents
+
+
+def _may_nest(thread: Int64, start_us: Float64, end_us: Float64) -> Bool:
+    """Which of the calls, by thread and start, may be around another one or inside one: most are neither."""
+    is_apart = np.ones(len(thread) + 1, np.bool_)
+    for first, last in pairwise([0, *(np.flatnonzero(np.diff(thread)) + 1).tolist(), len(thread)]):
+        begins, ends = start_us[first:last], end_us[first:last]
+        reach = np.maximum.accumulate(ends)[:-1]
+        is_apart[first + 1 : last] = (begins[1:] > reach) | ((begins[1:] == reach) & (ends[1:] > begins[1:]))
+    return np.asarray(~(is_apart[:-1] & is_apart[1:]))
 
 
 def _contains(outer: _Times, inner: _Times) -> bool:
@@ -263,6 +292,16 @@ def _contains(outer: _Times, inner: _Times) -> bool:
     begins_inside = start < outer_end or (start, end) == (outer_start, outer_end)
     is_inside = inner_thread == thread and begins_inside and end <= outer_end + _ROUNDING_US
     return is_inside and (end - start < outer_end - outer_start or operator != outer_operator)
+
+
+def _read_inputs(written: bytes, *, with_values: bool) -> _Inputs:
+    """The inputs of a call, from the text of its arguments."""
+    dims, elements, numbers = (pattern.search(written) for pattern in (_DIMS, _ELEMENTS, _NUMBERS))
+    return _Inputs(
+        dims[1] if dims else b"",
+        elements[1] if dims and elements else b"",
+        numbers[1] if numbers and with_values else b"",
+    )
 
 
 def _search(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> bytes:

@@ -24,12 +24,13 @@ from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_la
 from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
-from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.traces.layout import Layout, find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     AnyEvent,
     Device,
+    DeviceEvent,
     DistributedInfo,
     Event,
     EventInDigits,
@@ -51,8 +52,6 @@ RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
-#: The head of a job of one rank, whose kernels are compared with those of no other rank.
-_IS_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 _LARGEST_HEAD_BYTES = 16 * MIB
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
@@ -132,14 +131,8 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
         times = OperatorTimes() if fits and needs_times_alone else None
         scanner = Scanner(layout, events, finder, times)
-        needs_grids = Events.GRIDS in events or _IS_ALONE.search(head[:start]) is None
-        columns = Columns(events, needs_grids=needs_grids)
-        of_device: EventDecoder[AnyEvent] = EventDecoder(
-            Event if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
-        )
-        of_host: EventDecoder[AnyEvent] = EventDecoder(
-            _kind_of_event(events, HostEvent) if fits else EventInDigits, is_unambiguous=layout.is_unambiguous
-        )
+        columns = Columns(events)
+        of_device, of_host, of_any = _decoders(events, layout, fits=fits)
         odd = OddEvents(_kind_of_event(events, Event) if fits else EventInDigits)
         for texts in scanner.scan(chain((head[first:],), blocks)):
             columns.add(of_device.decode(texts.device))
@@ -147,7 +140,7 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
             columns.add(odd.decode(texts.odd, finder))
     if finder:
         finder.scan_last(scanner.rest)
-    last, tail, is_closed = decode_last(scanner.rest, of_device)
+    last, tail, is_closed = decode_last(scanner.rest, of_any)
     if tail and not is_closed:
         raise DoesNotFit
     if last is not None and not layout.is_unambiguous and has_no_time(last):
@@ -160,6 +153,7 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         damage.append(f"{path}: {odd.lost} of its events cannot be read and are left out")
     if times:
         columns.add_operator_times(times.spans())
+        columns.add_callers(scanner.callers.names, times.named())
         if times.lost:
             raise DoesNotFit
     products = finder.products() if finder else None
@@ -169,6 +163,15 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
 def _kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
     """The record of an event: with inputs where they are requested."""
     return ShapedEvent if Events.SHAPES in events else plain
+
+
+def _decoders(events: Events, layout: Layout, *, fits: bool) -> tuple[EventDecoder[AnyEvent], ...]:
+    """What decodes events on devices, on the host, and those of either kind; ``fits`` says that doubles hold times."""
+    of_device = Event if Events.GRIDS in events else DeviceEvent
+    kinds: tuple[type[AnyEvent], ...] = (of_device, _kind_of_event(events, HostEvent), _kind_of_event(events, Event))
+    if not fits:
+        kinds = (EventInDigits,) * 3
+    return tuple(EventDecoder(kind, is_unambiguous=layout.is_unambiguous) for kind in kinds)
 
 
 def _refuse_merged(path: str, head: bytes) -> None:

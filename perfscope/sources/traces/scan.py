@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.sources.traces.callers import CallerFilter
+from perfscope.sources.traces.heads import HeadCutter, Heads
 from perfscope.sources.traces.layout import Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.plausibility import PHASES
@@ -141,14 +142,6 @@ class _Block:
                 matches &= self.letters(positions, index) == letter
         return matches
 
-    def words(self, positions: Int64) -> _Words:
-        """The eight bytes from each position on; those at the border where they lead beyond it."""
-        if len(self.text) < _WORD:
-            return np.zeros(len(positions), np.uint64)
-        words = np.ndarray((len(self.text) - _WORD + 1,), "<u8", self.text, strides=(1,))
-        words_at: _Words = words[np.minimum(positions, len(words) - 1)]  # take would copy all words first
-        return words_at
-
     def commas(self, positions: Int64) -> Int64:
         """The position of the first comma after each position, or the position itself where none is near."""
         near = self._bytes.take(positions[:, None] + np.arange(_LONGEST_ID), mode="clip") == _COMMA
@@ -170,6 +163,7 @@ class Scanner:
         products: Finds matrix products among the operators; absent where they are not requested.
         operator_times: Finds when threads were inside operators; absent where the operators themselves are requested,
             or their times are not.
+        callers: Finds the operators that may wait, and the script's own functions.
         rest: The text behind the last separator so far; in the end the last event and what follows the list.
         events: How many events were passed.
     """
@@ -180,13 +174,15 @@ class Scanner:
     operator_times: OperatorTimes | None = None
     rest: bytes = b""
     events: int = 0
-    _callers: CallerFilter = field(default_factory=CallerFilter)
+    callers: CallerFilter = field(default_factory=CallerFilter)
     _kinds: npt.NDArray[np.uint8] = field(init=False)
     _words: _CategoryWords = field(init=False)
+    _cutter: HeadCutter = field(init=False)
 
     def __post_init__(self) -> None:
         self._kinds = np.zeros(1 << 16, np.uint8)
         self._words = _CategoryWords()
+        self._cutter = HeadCutter(self.layout)
         for name, kind in KIND.items():
             is_looked_at = kind is Events.OPERATORS and self._looks_at_operators()
             if kind in self.requested or is_looked_at or (kind is Events.FRAMES and Events.CALLERS in self.requested):
@@ -238,21 +234,20 @@ class Scanner:
         return self._find(_Block(text, 0, len(text)))
 
     def _find(self, block: _Block) -> EventTexts:
-        layout = self.layout
-        rows = self._events(block)
+        layout, cutter = self.layout, self._cutter
+        rows, heads = self._events(block)
         starts = block.braces[rows]
         self.events += len(starts)
         stops = np.append(starts[1:] - layout.until_brace + len(layout.close), block.end)
-        phase, category = layout.prefix.index(b'"X"') + 1, len(layout.prefix) + len(layout.key)
-        begins_as_expected = block.has_text(layout.prefix[:phase], starts)
-        phases = block.letters(starts, phase)
-        is_span = begins_as_expected & (phases == ord("X"))
-        fits = is_span & block.has_text((layout.prefix + layout.key)[phase:], starts, phase)
-        first, second = (block.letters(starts, category + letter).astype(np.intp) for letter in _KEY_LETTERS)
+        category = len(layout.prefix) + len(layout.key)
+        begins_as_expected = heads.have(cutter.until_phase)
+        phases = heads.letters[:, cutter.phase]
+        fits = begins_as_expected & heads.have(cutter.behind_phase)
+        first, second = (heads.letters[:, cutter.category + letter].astype(np.intp) for letter in _KEY_LETTERS)
         codes = first << 8 | second
         kinds = self._kinds[codes]
         is_alone = self._are_alone(block, rows)
-        is_category = fits & self._words.are_expected(block.words(starts + category), codes)
+        is_category = fits & self._words.are_expected(heads.words[:, cutter.category // _WORD], codes)
         # What is decoded is seen to be one event then.
         is_decoded = is_category & _IS_DECODED[kinds]
         is_as_expected = is_alone & (is_category | (begins_as_expected & _IS_PHASE[phases])) | is_decoded
@@ -262,18 +257,23 @@ class Scanner:
         host = np.flatnonzero(_IS_HOST[kinds])
         if Events.CALLERS in self.requested and Events.FRAMES not in self.requested:
             frames = np.flatnonzero(kinds == Events.FRAMES.value)
-            callers = frames[self._callers.choose(block.text, starts[frames] + category, Events.FRAMES)]
+            callers = frames[self.callers.choose(block.text, starts[frames] + category, Events.FRAMES)]
             host = np.sort(np.concatenate([host[kinds[host] != Events.FRAMES.value], callers]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         if self.products is not None:
             self.products.scan(block.text, starts[operators] + category, stops[operators])
         host_texts = block.cut(starts[host], stops[host])
+        names = None
         if Events.CALLERS in self.requested and not self._cuts_operators:
-            callers = operators[self._callers.choose(block.text, starts[operators] + category, Events.OPERATORS)]
-            host_texts += block.cut(starts[callers], stops[callers])
+            categories = starts[operators] + category
+            if self.operator_times is not None:
+                names = self.callers.number_operators(block.text, categories)
+            if names is None:
+                callers = operators[self.callers.choose(block.text, categories, Events.OPERATORS)]
+                host_texts += self._shortened(block, rows[callers], stops[callers])
         if self.operator_times is not None:
             inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
-            self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
+            self.operator_times.scan(block.text, starts[operators], inner, stops[operators], names)
         elif len(operators) and self._cuts_operators:
             host_texts += self._shortened(block, rows[operators], stops[operators])
         return EventTexts(block.cut(starts[device], stops[device]), host_texts, block.cut(starts[odd], stops[odd]))
@@ -289,18 +289,23 @@ class Scanner:
         behind_colon = (block.letters(inner, -1) == _COLON) | (block.letters(inner, -2) == _COLON)
         return np.asarray((count == 1) | ((count == 2) & behind_colon))  # noqa: PLR2004
 
-    def _events(self, block: _Block) -> Int64:
-        """The braces of the block that begin events, in order; the first is the one at the beginning of the block."""
-        layout, braces = self.layout, block.braces
-        between, opening = layout.separator[: layout.until_brace], layout.separator[layout.until_brace :]
-        rows = np.flatnonzero(block.letters(braces, -len(between)) == between[0])
-        rows = rows[block.has_text(between, braces[rows], -len(between)) & (braces[rows] >= block.begin + len(between))]
-        opens = block.has_text(opening, braces[rows])
-        for index in np.flatnonzero(~opens):
+    def _events(self, block: _Block) -> tuple[Int64, Heads]:
+        """The braces of the block that begin events, in order, the first at the beginning of the block; their heads."""
+        layout, cutter, braces = self.layout, self._cutter, block.braces
+        before = layout.until_brace
+        is_candidate = block.letters(braces, -before) == layout.separator[0]
+        is_candidate &= braces >= block.begin + before
+        is_candidate[0] = True
+        rows = np.flatnonzero(is_candidate)
+        heads = cutter.cut(block.text, braces[rows])
+        begins, opens = heads.have(cutter.between), heads.have(cutter.opening)
+        begins[0] = opens[0] = True
+        for index in np.flatnonzero(begins & ~opens).tolist():
             # A quoted brace is never followed by a bare quote.
             brace = braces[rows[index]]
             opens[index] = block.text[brace + 1 : brace + _LONGEST_INDENT].lstrip().startswith(b'"')
-        return np.concatenate([[0], rows[opens]])
+        chosen = begins & opens
+        return (rows, heads) if chosen.all() else (rows[chosen], heads.take(np.flatnonzero(chosen)))
 
     def _shortened(self, block: _Block, rows: Int64, stops: Int64) -> list[bytes]:
         """Operators without the shapes and types that follow their external ids, and with all where those count."""

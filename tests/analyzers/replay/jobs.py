@@ -18,7 +18,7 @@ from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.replay.waits import CallKind
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.columns import Int64
-from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Work
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Work
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"
@@ -28,7 +28,7 @@ _COMMUNICATION_STREAM = 9
 @cache
 def real_job(folder: str) -> JobGraph:
     """The graph of the traces of a folder of fixtures."""
-    traces = [read_trace(path, BASIC_EVENTS) for path in sorted((FIXTURES / folder).glob("*.json.gz"))]
+    traces = [read_trace(path, BASIC_EVENTS | Events.GRIDS) for path in sorted((FIXTURES / folder).glob("*.json.gz"))]
     return join_ranks([graph for trace in traces if (graph := build_rank_graph(trace, first_device(trace)))])
 
 

@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 def test_blocks_of_small_grids_are_counted_and_others_are_many() -> None:
-    trace = read_trace(FIXTURES / "whatif" / "base" / "rank0.json.gz", BASIC_EVENTS)
+    trace = read_trace(FIXTURES / "whatif" / "base" / "rank0.json.gz", BASIC_EVENTS | Events.GRIDS)
     blocks = count_blocks(trace.device.grid)
     names = np.array(trace.names)[trace.device.name]
     nccl = {int(count) for name, count in zip(names, blocks, strict=True) if name.startswith("ncclDevKernel")}
@@ -203,7 +203,9 @@ def test_a_backward_launch_belongs_to_the_module_of_its_forward_operator(tmp_pat
         event("cuda_runtime", "cudaLaunchKernel", 55, 1, 2, correlation=2),
         event("cuda_runtime", "cudaLaunchKernel", 90, 1, correlation=3),
     ]
-    trace = read_trace(write(tmp_path / "rank0.json", events), BASIC_EVENTS | Events.OPERATORS | Events.SEQUENCES)
+    trace = read_trace(
+        write(tmp_path / "rank0.json", events), BASIC_EVENTS | Events.OPERATORS | Events.SEQUENCES | Events.GRIDS
+    )
     stacks, stack = find_stacks(trace, np.arange(3))
     forward, backward = stacks[stack[0]], stacks[stack[1]]
     assert forward == ("nn.Module: net.mlp", "aten::linear", "aten::mm")
@@ -237,7 +239,9 @@ def recorded_waits(tmp_path: Path, *, states_waits: bool) -> Path:
 
 def test_a_recorded_wait_is_for_what_was_launched_before_its_event(tmp_path: Path) -> None:
     for states_waits, source in ((True, "first"), (False, "second")):
-        trace = read_trace(recorded_waits(tmp_path, states_waits=states_waits), BASIC_EVENTS | Events.WAITS)
+        trace = read_trace(
+            recorded_waits(tmp_path, states_waits=states_waits), BASIC_EVENTS | Events.WAITS | Events.GRIDS
+        )
         graph = build_rank_graph(trace, first_device(trace))
         assert graph is not None
         names = [graph.names[name] for name in graph.name]
