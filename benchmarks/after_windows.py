@@ -226,10 +226,10 @@ def judge(case: str, folder: Path, script: Path | None) -> Verdict:
         ranks = min(2, torch.cuda.device_count())
         child = megatron_words(script or Path("pretrain_gpt.py"), ranks)
     profile = [sys.executable, "-m", "perfscope", "profile", "--exec", "--run-dir", str(folder / case)]
+    words = [*profile, "--steps", WINDOWS, "--window", "both", "--", *child]
     try:
-        bare = subprocess.run(child, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        words = [*profile, "--steps", WINDOWS, "--window", "both", "--", *child]
-        ours = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        with ThreadPoolExecutor(2) as pool:
+            bare, ours = pool.map(_run, (child, words))
     except subprocess.TimeoutExpired as error:
         return Verdict(case, f"did not end: {' '.join(error.cmd)}", ())
     if bare.returncode != 0:
@@ -252,6 +252,10 @@ def judge(case: str, folder: Path, script: Path | None) -> Verdict:
         else "",
     ]
     return Verdict(case, ", ".join(filter(None, problems)), tuple(next(iter(kernels.values()), ())))
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
 
 
 def numbers(output: str) -> list[str]:

@@ -75,7 +75,7 @@ def choose_plan(*, small: bool) -> Plan:
         return Plan(GptConfig(1, 16, 1, 16, 9), warmup=5, blocks=2, steps=5, waves=1, pairs=2)
     cores = len(os.sched_getaffinity(0))
     model = GptConfig(layers=4, hidden=64, heads=2, vocabulary=256, seq_len=33)
-    return Plan(model, warmup=30, blocks=32, steps=25, waves=2, pairs=max(2, min(8, cores // 3)))
+    return Plan(model, warmup=30, blocks=32, steps=25, waves=2, pairs=max(2, min(12, 3 * cores // 8)))
 
 
 @dataclass(frozen=True)
