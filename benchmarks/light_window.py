@@ -109,9 +109,18 @@ def time_kernels_ns(truth: Mapping[str, Any]) -> float:
     isolated_ns = _median_without_waits(truth["isolated_ns"], truth.get("isolated_wait_ns"))
     # Without events around undisturbed steps the host's time is the most that the device can have worked.
     device_ns = _median_without_waits(truth.get("device_ns") or truth["host_ns"], truth.get("device_wait_ns"))
-    waits = device_ns > _WITHOUT_WAITS * isolated_ns
-    kernels = sum(truth["isolated_busy_ns"]) / sum(truth["isolated_window_ns"])
-    return float((isolated_ns if waits else device_ns) * kernels)
+    busy_ns = statistics.mean(truth["isolated_busy_ns"])
+    # A window that held the kernel that spins was not kept.
+    window_ns = statistics.mean(truth["isolated_window_ns"]) if "isolated_window_ns" in truth else isolated_ns
+    if device_ns > _WITHOUT_WAITS * isolated_ns:
+        return float(isolated_ns * busy_ns / window_ns)
+    # The steps between events may be slower than the others by the device's clock. Where the device never waits for the
+    # host, one step's events follow the other's at once.
+    slower = 1.0
+    if "device_wait_ns" in truth:
+        distance_ns = truth.get("distance_ns") or truth["device_ns"]
+        slower = statistics.median(distance_ns) / statistics.median(truth["host_ns"])
+    return float(device_ns / slower * busy_ns / window_ns)
 
 
 def _median_without_waits(times_ns: Sequence[int], waits_ns: Sequence[int] | None) -> float:

@@ -5,10 +5,12 @@ On GPUs, with the options of ``perfscope/workloads/gpt_torch.py``, on one rank o
     python -m benchmarks.undisturbed_steps --hidden 256 --layers 8 --write TRUTH.json --record RUN
 
 One process does it all, because processes of one training differ by a fifth where the host bounds their steps. Steps
-without perfscope are timed by the host. Then perfscope records ``--steps`` steps with its windows, and ends. Behind it
-CUDA events are put around each step. At last the device's work is measured alone: a kernel that spins keeps the device
-busy until the host has launched a whole step, so that CUDA events around the step's kernels measure these and the gaps
-of a microsecond between them, and no host. How much of that is kernels is read from a light window of such steps.
+without perfscope are timed by the host. Then perfscope records ``--steps`` steps with its windows, and ends; more steps
+without it follow, because host and device get slower and faster with time. Behind them CUDA events are put around each
+step, whose times are related to the distance of these steps. At last the device's work is measured alone: a kernel that
+spins keeps the device busy until the host has launched a whole step, so that CUDA events around the step's kernels
+measure these and the gaps of a microsecond between them, and no host. How much of that is kernels is read from a light
+window of such steps.
 
 With DDP the gradients are reduced in all of them, on a stream of NCCL's. While that goes on the kernels are slower; and
 before the optimizer the stream of the kernels waits for it. Events around this wait say how long, and it is no work.
@@ -41,7 +43,7 @@ _ISOLATED = 10
 _IN_WINDOW = 3
 _SPIN_CYCLES = 120_000_000
 _PROFILED = "40-42"
-_NO_WORK = "spin_kernel", "nccl"
+_SPIN, _NCCL = "spin_kernel", "nccl"
 
 
 class Waits:
@@ -109,9 +111,10 @@ def measure(training: Training, run_dir: Path | None, steps: int) -> dict[str, A
     host_ns = _time_on_host(training.step)
     if run_dir is not None:
         _record(training, run_dir, steps)
+        host_ns += _time_on_host(training.step)
     waits = Waits(training.model) if isinstance(training.model, DistributedDataParallel) else None
     training.step()
-    device_ns, device_wait_ns = _time_on_device(training.step, waits)
+    device_ns, device_wait_ns, distance_ns = _time_on_device(training.step, waits)
     isolated = [_time_isolated(training, waits) for _ in range(_ISOLATED)]
     windows = [_profile_isolated(training, waits) for _ in range(_IN_WINDOW)]
     return {
@@ -120,6 +123,7 @@ def measure(training: Training, run_dir: Path | None, steps: int) -> dict[str, A
         "host_ns": host_ns,
         "device_ns": device_ns,
         "device_wait_ns": device_wait_ns,
+        "distance_ns": distance_ns,
         "isolated_ns": [span for span, _ in isolated],
         "isolated_wait_ns": [wait for _, wait in isolated],
         "isolated_busy_ns": [busy for busy, _ in windows],
@@ -150,8 +154,8 @@ def _time_on_host(step: Callable[[], None]) -> list[int]:
     return [after - before for before, after in pairwise(moments_ns)]
 
 
-def _time_on_device(step: Callable[[], None], waits: Waits | None) -> tuple[list[int], list[int]]:
-    """The time of each step between its events, and how long it waited for reductions in between."""
+def _time_on_device(step: Callable[[], None], waits: Waits | None) -> tuple[list[int], list[int], list[int]]:
+    """The time of each step between its events, how long it waited for reductions, and from one step to the next."""
     torch.cuda.synchronize()
     if waits is not None:
         waits.take_ns()
@@ -163,7 +167,9 @@ def _time_on_device(step: Callable[[], None], waits: Waits | None) -> tuple[list
         after.record()
         events.append((before, after))
     torch.cuda.synchronize()
-    return [elapsed_ns(*pair) for pair in events], waits.take_ns() if waits else [0] * _UNDISTURBED
+    spans_ns = [elapsed_ns(*pair) for pair in events]
+    distances_ns = [elapsed_ns(before, following) for (before, _), (following, _) in pairwise(events)]
+    return spans_ns, waits.take_ns() if waits else [0] * _UNDISTURBED, distances_ns
 
 
 def _time_isolated(training: Training, waits: Waits | None) -> tuple[int, int]:
@@ -197,15 +203,17 @@ def _profile_isolated(training: Training, waits: Waits | None) -> tuple[int, int
 
 
 def add_up(events: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """How long kernels, copies and fills ran, and from the first one to the last one.
+    """How long kernels, copies and fills ran, and from the first one to the last one, behind the kernel that spins.
 
-    Without the kernel that spins, and without those of NCCL, which run beside the others or while these wait.
+    Without those of NCCL, which run beside the others or while these wait.
     """
+    spins = [float(event["ts"]) for event in events if event.get("cat") == "kernel" and _SPIN in event["name"]]
     spans = sorted(
         (round(float(event["ts"]) * NS_PER_US), round((float(event["ts"]) + float(event["dur"])) * NS_PER_US))
         for event in events
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-        and not any(word in event["name"] for word in _NO_WORK)
+        and float(event["ts"]) > max(spins, default=-1.0)
+        and _NCCL not in event["name"]
     )
     busy, reach = 0, spans[0][0]
     for start, end in spans:

@@ -16,6 +16,7 @@ from perfscope.tables.trace import ABSENT, Trace, join
 from tests.conftest import ROOT
 
 RUNS = ROOT / "fixtures" / "light"
+WITH_DDP = ROOT / "fixtures" / "light_ddp"
 REPORT = ROOT / "reports" / "h200-light-window.md"
 TRAININGS = sorted(path.stem for path in RUNS.glob("*.json"))
 ISOLATED = {"isolated_ns": [90, 100, 110], "isolated_busy_ns": [80, 80], "isolated_window_ns": [100, 100]}
@@ -31,8 +32,15 @@ def test_where_it_does_not_wait_undisturbed_steps_count_because_of_their_clock()
 
 def test_waits_for_reductions_are_no_work_of_either_kind_of_step() -> None:
     waits = {"isolated_wait_ns": [10, 20, 30], "device_wait_ns": [300, 410, 510]}
-    assert time_kernels_ns({**ISOLATED, **waits, "device_ns": [390, 498, 600]}) == pytest.approx(72)
+    near = {"device_ns": [390, 498, 600], "distance_ns": [500], "host_ns": [500]}
+    assert time_kernels_ns({**ISOLATED, **waits, **near}) == pytest.approx(0.8 * 90)
     assert time_kernels_ns({**ISOLATED, **waits, "device_ns": [500, 600, 700]}) == pytest.approx(64)
+
+
+def test_steps_between_events_may_be_slower_than_those_without() -> None:
+    slower = {"host_ns": [99, 100, 101], "device_ns": [105, 110, 112], "device_wait_ns": [0, 0, 0]}
+    assert time_kernels_ns({**ISOLATED, **slower, "distance_ns": [109, 110, 111]}) == pytest.approx(80)
+    assert time_kernels_ns({**ISOLATED, **slower}) == pytest.approx(80)
 
 
 def test_the_table_is_fresh_and_a_changed_figure_makes_it_stale(tmp_path: Path) -> None:
@@ -51,6 +59,14 @@ def test_what_is_reported_is_within_two_points_of_cuda_events_and_the_windows_al
     of_host = shares["host bound"]
     assert of_host.operators < of_host.light < of_host.events
     assert of_host.events - of_host.operators > 0.05
+
+
+def test_beside_reductions_what_is_reported_is_within_a_point_of_events_in_the_same_process() -> None:
+    assert document(WITH_DDP) in REPORT.read_text()
+    shares = {row.training: row for row in compare(WITH_DDP)}
+    assert set(shares) == {"ddp gpu bound", "ddp host bound"}
+    assert all(abs(row.error) < 1 for row in shares.values())
+    assert shares["ddp host bound"].events - shares["ddp host bound"].operators > 0.05
 
 
 @pytest.mark.parametrize("name", TRAININGS)

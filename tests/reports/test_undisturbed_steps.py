@@ -10,7 +10,8 @@ def test_overlapping_kernels_count_once_and_those_that_spin_or_communicate_not_a
         return {"cat": category, "name": name, "ts": start, "dur": duration}
 
     events = [
-        event("spin_kernel(long)", 0.0, 90.0),
+        event("FillFunctor of the barrier", 0.5, 2.0),
+        event("spin_kernel(long)", 3.0, 87.0),
         event("gemm", 100.0, 10.0),
         event("other", 105.0, 10.0),
         event("Memcpy HtoD", 120.5, 2.25, "gpu_memcpy"),
