@@ -19,7 +19,7 @@ from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan
-from perfscope.engine.sides import read_side
+from perfscope.engine.sides import is_saved, read_side
 from perfscope.errors import ExitCode, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -94,6 +94,12 @@ def _describe(paths: Sequence[str], against: str | None, plan: Plan) -> _Subject
         if len(paths) != 1:
             raise UsageError("--against compares two sides", hint="perfscope page A --against B")
         return _Subject(describe_comparison(compare_sides(read_side(against), read_side(paths[0]))))
+    saved = [path for path in paths if Path(path).is_file() and is_saved(Path(path))]
+    if len(saved) == len(paths) == _PAIR:
+        return _Subject(describe_comparison(compare_sides(read_side(saved[0]), read_side(saved[1]))))
+    if saved:
+        problem = f"{saved[0]} is a saved result, which has no timeline and no charts of its own"
+        raise UsageError(problem, hint="name the run, or two sides: perfscope page A B, perfscope page A --against B")
     groups = split_into_runs(paths)
     if len(groups) == 1:
         analysis = read_for_page(groups[0], plan)

@@ -57,7 +57,7 @@ def _read_part(location: str, *, with_operators: bool) -> Side:
         return _read_traces([location], name=location, with_operators=with_operators)
     if path.is_dir():
         return _read_folder(location, with_operators=with_operators)
-    if path.is_file() and _is_saved(path):
+    if path.is_file() and is_saved(path):
         return read_saved(path)
     if path.is_file() and not location.endswith(TRACE_ENDINGS):
         return _read_log(path)
@@ -118,10 +118,11 @@ def _read_log(path: Path) -> Side:
 
 
 def _is_trace(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(TRACE_ENDINGS) and not _is_saved(path)
+    return path.is_file() and path.name.endswith(TRACE_ENDINGS) and not is_saved(path)
 
 
-def _is_saved(path: Path) -> bool:
+def is_saved(path: Path) -> bool:
+    """Whether a file is one that perfscope saved: an analysis, a baseline or a comparison."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     return head.lstrip()[:1] == b"{" and _SCHEMA in head

@@ -105,6 +105,15 @@ def test_against_compares_with_any_side(tmp_path: Path) -> None:
     assert [part["part"] for part in answer["parts"]] == ["difference"]
 
 
+def test_two_saved_results_are_compared_and_one_alone_is_refused(tmp_path: Path) -> None:
+    sides = [ROOT / "fixtures" / "compare" / f"base_{number}.json" for number in (1, 2)]
+    answer, _ = write(*sides, "-o", tmp_path / "page.html")
+    assert [part["part"] for part in answer["parts"]] == ["difference"]
+    result = CliRunner().invoke(app, ["page", str(sides[0]), "-o", str(tmp_path / "other.html")])
+    assert "is a saved result" in str(result.exception)
+    assert not (tmp_path / "other.html").exists()
+
+
 def test_several_runs_are_a_scaling_study(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{ranks}gpu", SyntheticRun(ranks=ranks, profiled=0)) for ranks in (1, 2, 4)]
     answer, html = write(*runs, "-o", tmp_path / "page.html")
