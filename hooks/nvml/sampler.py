@@ -1,6 +1,6 @@
 """Samples every GPU of this node until the rank that started it ends.
 
-Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID``. It writes lines of JSON, the first of which
+Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm]``. It writes lines of JSON, the first of which
 describes the GPUs; in the following ones ``gpus`` has the values read at that moment, in the same order::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
 import sys
 import time
@@ -165,7 +166,7 @@ class Nvml:
         codes = [getattr(self._pynvml, f"NVML_ERROR_{name}", None) for name in names]
         return getattr(error, "value", None) in codes
 
-    def make_metrics(self, fast_period_ns: int) -> list[Metric]:
+    def make_metrics(self, fast_period_ns: int, *, with_gpm: bool) -> list[Metric]:
         """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
         slow_period_ns = max(fast_period_ns, _SLOW_PERIOD_NS)
         fast = {
@@ -177,6 +178,8 @@ class Nvml:
             "temperature": self._read_temperature,
         }
         slow = {"energy": self._read_energy, "counters": self._read_counters, "pcie": self._read_pcie_rates}
+        if with_gpm:
+            slow["gpm"] = runpy.run_path(os.path.join(os.path.dirname(__file__), "gpm.py"))["Gpm"](self._pynvml).read
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
             *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
@@ -298,7 +301,7 @@ class Nvml:
         }
 
 
-def main(pynvml_folder: str, hz: float, parent_pid: int) -> None:
+def main(pynvml_folder: str, hz: float, parent_pid: int, *, with_gpm: bool) -> None:
     """Sample until the parent process has ended."""
     sys.path.append(pynvml_folder)
     try:
@@ -313,7 +316,8 @@ def main(pynvml_folder: str, hz: float, parent_pid: int) -> None:
     now = {"host": socket.gethostname(), "wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
     _write({**now, "hz": hz, **nvml.read_driver_version(), "gpus": descriptions})
     if devices:
-        _sample_until_orphaned(nvml, devices, nvml.make_metrics(int(_NS_PER_S / hz)), parent_pid)
+        metrics = nvml.make_metrics(int(_NS_PER_S / hz), with_gpm=with_gpm)
+        _sample_until_orphaned(nvml, devices, metrics, parent_pid)
     else:
         _write({"note": "NVML is not sampled: it finds no GPU"})
 
@@ -391,6 +395,6 @@ def _write(record: Values) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), with_gpm="gpm" in sys.argv)
     except OSError:
         sys.exit(1)  # the disk is full: the lines written so far stay

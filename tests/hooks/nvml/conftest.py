@@ -44,11 +44,13 @@ def sampled() -> Sampled:
     return sample
 
 
-def sample(library: Path, behaviour: str, rounds: int, hz: float = 20.0) -> list[dict[str, Any]]:
+def sample(
+    library: Path, behaviour: str, rounds: int, hz: float = 20.0, extra: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The lines of a sampler that ended by itself, or was stopped after so many rounds."""
     lines: list[dict[str, Any]] = []
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", SAMPLER, Path(pynvml.__file__).parent, str(hz), str(os.getpid())],
+        [sys.executable, "-I", "-S", SAMPLER, Path(pynvml.__file__).parent, str(hz), str(os.getpid()), *extra],
         stdout=subprocess.PIPE,
         env={**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": behaviour},
     ) as process:
