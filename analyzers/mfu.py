@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts
+from perfscope.analyzers.flops.counter_check import CounterCheck, check_by_counters
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
 from perfscope.analyzers.flops.spread import explain_spread
@@ -59,6 +60,7 @@ class Utilisation:
         counted: The operations of the traces beside the formula; absent where the traces state no shapes.
         notes: What a reader must know.
         has_gpu: Whether a rank trained on a GPU, or the user states a peak.
+        by_counters: The share of the peak that the GPUs' own counters state.
     """
 
     conventions: tuple[Convention, ...]
@@ -69,11 +71,12 @@ class Utilisation:
     counted: CrossCheck | None
     notes: tuple[str, ...]
     has_gpu: bool
+    by_counters: CounterCheck
 
     @property
     def headline(self) -> Convention:
         """The median step by the headline convention."""
-        return next(convention for convention in self.conventions if convention.name == HEADLINE)
+        return _find_headline(self.conventions)
 
     def data(self) -> Json:
         """The value of ``results.mfu``."""
@@ -98,6 +101,7 @@ class Utilisation:
             "doubt": self.headline.reason or None,
             "checkpointing": str(self.checkpointing),
             "counted": self.counted.data() if self.counted else None,
+            "by_counters": self.by_counters.data(),
             "notes": list(self.notes),
         }
 
@@ -122,7 +126,7 @@ class Utilisation:
         )
         if not self.has_gpu:
             return (Section(_TITLE, notes=("No MFU: the run had no GPU. TFLOPs by convention are in --format json.",)),)
-        return (Section(_TITLE, columns, rows, self.notes),)
+        return (Section(_TITLE, columns, rows, self.notes), *self.by_counters.sections())
 
 
 def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
@@ -160,6 +164,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         device=device,
         checkpointing=checkpointing,
         counted=counted,
+        by_counters=check_by_counters(run, device.gpu, _find_ran_share(conventions)),
         has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
         notes=(
             *trained.notes,
@@ -171,6 +176,16 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
     )
+
+
+def _find_headline(conventions: Sequence[Convention]) -> Convention:
+    return next(convention for convention in conventions if convention.name == HEADLINE)
+
+
+def _find_ran_share(conventions: Sequence[Convention]) -> float | None:
+    """The share of the peak by the operations that ran, recomputation included."""
+    headline = _find_headline(conventions)
+    return headline.mfu if headline.hfu is None else headline.hfu
 
 
 def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:

@@ -1,0 +1,92 @@
+"""The share of the peak by counters is activity times clock, of undisturbed steps, beside the counted one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers import mfu
+from perfscope.analyzers.flops.counter_check import CounterCheck
+from perfscope.models.hardware import lookup_gpu
+from perfscope.sources.runs.run import read_run
+from perfscope.tables.stated import Stated
+from tests.conftest import ROOT
+
+RUN = ROOT / "fixtures" / "runs" / "h200_zero1"
+PEAK_CLOCK_MHZ = 989.4e12 / (132 * 4096) / 1e6
+WINDOW_NS = 200_000_000
+
+
+def sampled(folder: Path, activity: Callable[[int], int | None]) -> CounterCheck:
+    """The check of a real run, to whose samples GPM's are added: an activity in millionths, None for none."""
+    run = folder / "run"
+    shutil.copytree(RUN, run)
+    for path in (run / "nvml").glob("*.jsonl"):
+        lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines[1:]:
+            ppm = activity(line["t_ns"])
+            for gpu in line.get("gpus", ()) if ppm is not None else ():
+                gpu |= {"tensor_activity_ppm": ppm, "sm_activity_ppm": 900_000}
+                gpu |= {"gpm_from_ns": line["t_ns"] - WINDOW_NS, "gpm_to_ns": line["t_ns"], "sm_clock_mhz": 1525}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return analyze(run).by_counters
+
+
+def analyze(run: Path) -> mfu.Utilisation:
+    return mfu.analyze(replace(read_run(run), stated=Stated(precision="bf16")))
+
+
+def text(check: CounterCheck) -> str:
+    return " ".join(note for section in check.sections() for note in section.notes)
+
+
+def test_the_clock_of_the_peak_is_that_of_the_datasheets_operations() -> None:
+    for name in ("h100-sxm", "h200-sxm", "gh200"):
+        gpu = lookup_gpu(name)
+        assert gpu is not None
+        assert gpu.tensor_clock_mhz == pytest.approx(PEAK_CLOCK_MHZ, rel=0.001)
+    unknown = lookup_gpu("a100-40")
+    assert unknown is not None
+    assert unknown.tensor_clock_mhz is None
+
+
+def test_activity_times_clock_is_the_share_of_the_peak(tmp_path: Path) -> None:
+    check = sampled(tmp_path, lambda _: 480_000)
+    assert check.utilisation == pytest.approx(0.48 * 1525 / 1830, rel=1e-6)
+    assert len(check.gpus) == 4
+    assert {gpu.sm_occupancy for gpu in check.gpus} == {None}
+    assert {gpu.sm_activity for gpu in check.gpus} == {0.9}
+    assert check.counted is not None
+    assert check.utilisation is not None
+    assert check.difference == pytest.approx(check.utilisation - check.counted)
+
+
+def test_counters_that_agree_and_counters_that_do_not_are_told_apart(tmp_path: Path) -> None:
+    counted = analyze(RUN).headline.mfu
+    assert counted is not None
+    same = round(1e6 * counted * 1830 / 1525)
+    assert "they agree" in text(sampled(tmp_path / "same", lambda _: same))
+    assert "padding of tiles" in text(sampled(tmp_path / "more", lambda _: same + 100_000))
+    assert "did not run" in text(sampled(tmp_path / "less", lambda _: same - 100_000))
+
+
+def test_samples_outside_of_undisturbed_steps_do_not_count(tmp_path: Path) -> None:
+    run = read_run(RUN)
+    steps = run.steps[0]
+    middle = int(steps.end_ns[len(steps.end_ns) // 2])
+    last = int(steps.end_ns[-1])
+    check = sampled(tmp_path, lambda t_ns: 500_000 if middle < t_ns < last else 0 if t_ns > last + WINDOW_NS else None)
+    assert {gpu.tensor_activity for gpu in check.gpus} == {0.5}
+
+
+def test_without_samples_there_is_a_reason_and_no_section(tmp_path: Path) -> None:
+    check = sampled(tmp_path, lambda _: None)
+    assert (check.utilisation, check.sections()) == (None, ())
+    assert "--gpm" in check.reason
+    assert check.data()["reason"] == check.reason  # type: ignore[call-overload, index]
