@@ -157,14 +157,14 @@ def check_by_counters(run: Run, gpu: Gpu | None, counted: float | None) -> Count
         )
     begins, ends = _undisturbed_intervals(run)
     clock = None if gpu is None else gpu.tensor_clock_mhz
-    found = [activity for each in used if (activity := _measure(each, begins, ends, clock)) is not None]
-    if not found:
+    activities = [activity for each in used if (activity := _measure(each, begins, ends, clock)) is not None]
+    if not activities:
         return CounterCheck(counted=counted, reason="no sample of NVML's GPM lies in undisturbed steps")
-    shares = [activity.utilisation for activity in found]
-    known = [share for share in shares if share is not None]
+    shares = [activity.utilisation for activity in activities]
+    stated = [share for share in shares if share is not None]
     reason = "" if clock is not None else "the clock of the datasheet's peak is unknown for this GPU"
-    mean = sum(known) / len(known) if known and len(known) == len(shares) else None
-    return CounterCheck(tuple(found), mean, counted, reason)
+    mean = sum(stated) / len(stated) if stated and len(stated) == len(shares) else None
+    return CounterCheck(tuple(activities), mean, counted, reason)
 
 
 def _undisturbed_intervals(run: Run) -> tuple[Int64, Int64]:
@@ -198,7 +198,6 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
     tensor = mean("tensor_activity_ppm")
     assert tensor is not None
     clock = _mean_clock(used, from_ns[covered], to_ns[covered])
-    known = clock is not None and peak_clock_mhz is not None
     return CountedActivity(
         ranks=used.ranks,
         windows=len(rows),
@@ -206,7 +205,7 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
         sm_activity=mean("sm_activity_ppm"),
         sm_occupancy=mean("sm_occupancy_ppm"),
         clock_mhz=clock,
-        utilisation=tensor * clock / peak_clock_mhz if known and clock and peak_clock_mhz else None,
+        utilisation=tensor * clock / peak_clock_mhz if clock and peak_clock_mhz else None,
     )
 
 

@@ -98,11 +98,11 @@ def _round_up(sizes: Int64) -> Int64:
 def _take_block_sizes(history: AllocatorHistory, addresses: Int64, rounded: Int64, is_live: Bool) -> Int64:
     """The sizes of the blocks at the end, which may be larger than a request rounded up: a rest too small to split."""
     order = np.argsort(history.blocks.addresses)
-    known = history.blocks.addresses[order]
-    places = np.searchsorted(known, addresses)
-    inside = np.minimum(places, max(len(known) - 1, 0))
-    matches = is_live & (places < len(known)) & (known[inside] == addresses if len(known) else False)
-    return np.where(matches, history.blocks.sizes[order][inside] if len(known) else 0, rounded)
+    begins = history.blocks.addresses[order]
+    places = np.searchsorted(begins, addresses)
+    inside = np.minimum(places, max(len(begins) - 1, 0))
+    matches = is_live & (places < len(begins)) & (begins[inside] == addresses if len(begins) else False)
+    return np.where(matches, history.blocks.sizes[order][inside] if len(begins) else 0, rounded)
 
 
 def _curve(begins: Int64, ends: Int64, sizes: Int64, count: int) -> tuple[Int64, int]:

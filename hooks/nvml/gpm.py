@@ -35,8 +35,8 @@ class Gpm:
             pynvml.NVMLError: NVML refuses it.
         """
         pynvml = self._pynvml
-        known = self._samples.get(device.uuid)
-        if known is None:
+        pair = self._samples.get(device.uuid)
+        if pair is None:
             if device.mig_handles or not pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice:
                 device.unsupported.add("gpm")
                 return {"gpm": "not supported"}
@@ -44,7 +44,7 @@ class Gpm:
             pynvml.nvmlGpmSampleGet(device.handle, old)
             self._samples[device.uuid] = old, new, time.monotonic_ns()
             return {}
-        old, new, from_ns = known
+        old, new, from_ns = pair
         pynvml.nvmlGpmSampleGet(device.handle, new)
         to_ns = time.monotonic_ns()
         self._samples[device.uuid] = new, old, to_ns

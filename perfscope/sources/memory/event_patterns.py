@@ -84,14 +84,14 @@ class EventPatterns:
             return
         self._kinds.append(kind)
         self._kinds_by_group, first = {}, 1
-        for known in self._kinds:
+        for kind in self._kinds:
             # an empty group stands last: its number names the kind, and it is what a kind without a value has
-            last = first + len(known.names)
-            places = {name: first + index for index, name in enumerate(known.names)}
+            last = first + len(kind.names)
+            places = {name: first + index for index, name in enumerate(kind.names)}
             groups = tuple(places.get(name, last) for name in _SOUGHT)
-            self._kinds_by_group[last] = _NumberedKind(groups, (None,) * known.memoized, known.frames_at)
+            self._kinds_by_group[last] = _NumberedKind(groups, (None,) * kind.memoized, kind.frames_at)
             first = last + 1
-        self._pattern = re.compile(b"|".join(known.pattern + rb"()" for known in self._kinds), re.DOTALL)
+        self._pattern = re.compile(b"|".join(each.pattern + rb"()" for each in self._kinds), re.DOTALL)
 
     def read_events(self, position: int, stack: list[object]) -> int:
         """Read events from a position on, and push their rows; returns where the first one of another kind begins."""
@@ -129,12 +129,12 @@ class EventPatterns:
     def _find_stack(self, frames: bytes, kind: _NumberedKind, first_key: int) -> int:
         if kind.frames_at is None:
             return self._rows.find_stack(self._memo[_to_number(frames[1:])])
-        known = self._lists.get(frames)
-        if known is None:
+        stack = self._lists.get(frames)
+        if stack is None:
             references = [self._memo[_to_number(token[1:])] for token in _REFERENCES.findall(frames, 2)]
-            known = self._lists[frames] = references, self._rows.find_stack(references)
-        self._memo[first_key + kind.frames_at] = known[0]
-        return known[1]
+            stack = self._lists[frames] = references, self._rows.find_stack(references)
+        self._memo[first_key + kind.frames_at] = stack[0]
+        return stack[1]
 
     def _describe(self, begin: int, end: int) -> _Kind | None:
         content = self._content

@@ -60,11 +60,11 @@ class EventRows:
         """The number of a stack, given as a list of frames."""
         if not isinstance(frames, list) or not frames:
             return NO_STACK
-        known = self._by_list.get(id(frames))
-        if known is None:
+        numbered = self._by_list.get(id(frames))
+        if numbered is None:
             number = self.number_stack(tuple([self._find_frame(frame) for frame in frames]))
-            known = self._by_list[id(frames)] = frames, number  # the list lives, so that no other gets its id
-        return known[1]
+            numbered = self._by_list[id(frames)] = frames, number  # the list lives, so that no other gets its id
+        return numbered[1]
 
     def number_stack(self, stack: tuple[int, ...]) -> int:
         """The number of a stack, given as numbers of frames."""
@@ -74,14 +74,14 @@ class EventRows:
         return number
 
     def _find_frame(self, frame: object) -> int:
-        known = self._by_dict.get(id(frame))
-        if known is None:
+        numbered = self._by_dict.get(id(frame))
+        if numbered is None:
             row = _to_frame(frame)
             number = self._frame_numbers.setdefault(row, len(self.frames))
             if number == len(self.frames):
                 self.frames.append(row)
-            known = self._by_dict[id(frame)] = frame, number
-        return known[1]
+            numbered = self._by_dict[id(frame)] = frame, number
+        return numbered[1]
 
     def select(self, rows: Sequence[int]) -> Events:
         """Some of the events, by their rows."""
