@@ -1,0 +1,146 @@
+"""A week of training in two minutes: a million steps of two ranks through the code that records them.
+
+Run: ``python -m benchmarks.week [--steps N] [--json FILE]``. Nothing trains: each rank's process calls what a training
+calls in a step, on a clock that moves by 0.6 s a step, and lets the records be written as they are in a training.
+Limits: memory of a rank's process does not grow by more than 8 MB from a tenth of the steps to the end; 100 MB of files
+a rank; 5 s of processor time for ``perfscope analyze``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+STEP_NS = 600_000_000
+_FLUSH = 512
+MOST_GROWTH_MB = 8.0
+MOST_FILES_MB = 100.0
+MOST_ANALYZE_S = 5.0
+_REAL_CLOCK = time.monotonic_ns
+
+
+class Clock:
+    """The monotonic clock, and the time that steps would have taken."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def now_ns(self) -> int:
+        """The time on it."""
+        return _REAL_CLOCK() + self.ahead_ns
+
+
+def run_rank(run: str, rank: int, steps: int) -> None:
+    """Record the steps of one rank, and print the resident memory at a tenth of them and at the end."""
+    clock, source = Clock(), random.Random(rank)
+    time.monotonic_ns = clock.now_ns  # before the hooks are loaded, which look the clock up once
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    import torch  # after the clock
+
+    from perfscope.hooks.capture import Capture  # after the clock
+    from perfscope.hooks.config import Config
+    from perfscope.hooks.selection import parse_windows
+
+    capture = Capture(Config(run, parse_windows("2000000"), nvml_hz=0))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    batch = [torch.zeros(8, 1024, dtype=torch.long)]
+    memory = []
+    for step in range(1, steps + 1):
+        wait_ns = source.randint(50_000, 900_000)
+        clock.ahead_ns += wait_ns
+        capture.on_batch_loaded(batch, wait_ns)
+        capture.on_gradients_cleared(optimizer)
+        capture.on_forward((batch[0],), {})
+        clock.ahead_ns += round(source.gauss(STEP_NS, STEP_NS / 100))
+        if step % 1000 == 0:
+            capture.activities._on_garbage_collected(clock.now_ns() - 5_000_000, clock.now_ns())  # noqa: SLF001
+        capture.on_optimizer_step(optimizer)
+        if step % _FLUSH == 0:
+            capture.files.claim().late.flush()
+        if step in (steps // 10, steps):
+            memory.append(resident_mb())
+    capture.files.close()
+    print(json.dumps(memory), flush=True)
+
+
+def resident_mb() -> float:
+    """Memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("the kernel does not report RssAnon")
+
+
+def measure(run: Path, steps: int) -> dict[str, Any]:
+    """Record the steps of two ranks, and analyze them."""
+    (run / "ranks").mkdir(parents=True)
+    (run / "run.json").write_text('{"schema": "perfscope/run/1", "command": ["train.py"]}')
+    words = [sys.executable, "-m", "benchmarks.week", "--child", str(run), "--steps", str(steps), "--rank"]
+    children = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+    memory = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
+    while list(run.rglob("*.tmp")) or _packers():
+        time.sleep(0.2)
+    files_mb = [sum(file.stat().st_size for file in folder.iterdir()) / 1e6 for folder in (run / "ranks").iterdir()]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    analyzed = subprocess.run(
+        [sys.executable, "-m", "perfscope", "analyze", "--format", "json", str(run)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    results = json.loads(analyzed.stdout)["results"]
+    return {
+        "steps": steps,
+        "growth_mb": max(last - first for first, last in memory),
+        "memory_mb": max(last for _, last in memory),
+        "files_mb": max(files_mb),
+        "bytes_per_step": max(files_mb) * 1e6 / steps,
+        "segments": len(list(run.rglob("*.columns"))),
+        "analyze_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "compared_steps": results["late_ranks"]["compared_steps"],
+    }
+
+
+def _packers() -> bool:
+    """Whether a process still packs."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"pack_records.py" in (folder / "cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def main() -> None:
+    """Measure, print, and fail where a limit is passed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child")
+    parser.add_argument("--rank", type=int, default=0)
+    options = parser.parse_args()
+    if options.child:
+        run_rank(options.child, options.rank, options.steps)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(Path(folder) / "run", options.steps)
+    print(json.dumps(measured, indent=2))
+    if options.json is not None:
+        options.json.write_text(json.dumps(measured, indent=2) + "\n")
+    limits = {"growth_mb": MOST_GROWTH_MB, "files_mb": MOST_FILES_MB, "analyze_s": MOST_ANALYZE_S}
+    passed = [name for name, limit in limits.items() if measured[name] > limit]
+    if passed:
+        raise SystemExit(f"past the limit: {', '.join(passed)}")
+
+
+if __name__ == "__main__":
+    main()
