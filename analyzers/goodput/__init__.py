@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.analyzers.goodput.lives import Life, Spent, number_steps
+from perfscope.analyzers.goodput.lives import Life, Spent, begin_after_each_other, number_steps
 from perfscope.analyzers.goodput.result import Goodput, Start
 from perfscope.errors import MissingInput
 
@@ -30,7 +30,7 @@ def account(
     Raises:
         MissingInput: No step was recorded.
     """
-    lives = sorted(lives, key=lambda life: life.start_ns)
+    lives = begin_after_each_other(lives)
     if not any(len(life.iteration) for life in lives):
         raise MissingInput("no training step was recorded")
     numbers, resumed = number_steps(lives, resumed_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -83,3 +83,19 @@ def number_steps(lives: Sequence[Life], resumed_at: Sequence[int]) -> tuple[list
         for step in life.saved_steps:
             saved = step + offset
     return numbers, resumed
+
+
+def begin_after_each_other(lives: Sequence[Life]) -> list[Life]:
+    """The lives in their order, by their ends.
+
+    A process can be older than what it runs: a shell that starts one training after the other becomes the last of them.
+    The time until the life before it ended is no part of its start-up.
+    """
+    ordered: list[Life] = []
+    for life in sorted(lives, key=lambda life: (life.end_ns, life.start_ns)):
+        start_up_ns = life.other_ns.get(Spent.START, 0)
+        early_ns = max(max((former.end_ns for former in ordered), default=0) - life.start_ns, 0)
+        clipped_ns = min(early_ns, start_up_ns)
+        apart_ns = {**life.other_ns, Spent.START: start_up_ns - clipped_ns}
+        ordered.append(replace(life, start_ns=life.start_ns + clipped_ns, other_ns=apart_ns))
+    return ordered

@@ -23,14 +23,14 @@ _PERSISTENT = 0.05
 _RARE = 0.25
 #: What rare late steps must cost together, as a share of all compared steps.
 _SIGNIFICANT = 0.02
-#: A part that explains so much of a persistent lateness is named.
-_CONTRIBUTES = 0.25
 #: Work that differs by this ratio is different work.
 _MORE_WORK = 1.05
 #: Page faults beyond the others' that explain time in the kernel.
 _MANY_FAULTS = 200
 #: A step in which work is waited for longer by this share of a median step had a slow network.
 _SLOW_NETWORK = 0.25
+#: ... and by so many times the usual delay of a thread that has no processor.
+_DELAYS = 4
 
 
 class Cause(StrEnum):
@@ -166,7 +166,7 @@ def _describe_persistent(
     remaining = cost
     for part in sorted(sums, key=lambda part: -sums[part]):
         share = min(sums[part], remaining)
-        if not entries or share > _CONTRIBUTES * cost:
+        if not entries or share > _PERSISTENT * float(np.median(parts.total_ns)) * int(late.sum()):
             entry = _describe(parts, excess, counted, row, late, over, part)
             if entry.cause in {named.cause for named in entries}:
                 continue
@@ -190,7 +190,8 @@ def _describe(
     cost_ns = round(float(over[chosen].sum()))
     cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
     faults = float(np.median(_over_others(parts.faults)[row][chosen]))
-    if longest in (Part.KERNEL, Part.COMPUTE) and sums.get(Part.KERNEL, 0) > cost_ns / 4 and faults > _MANY_FAULTS:
+    is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
+    if is_kernel and faults > _MANY_FAULTS:
         cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
         cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
     elif longest is Part.COMPUTE:
@@ -221,11 +222,14 @@ def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, s
 def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
     """Steps in which even the rank that waited least waited much longer than usual.
 
-    Threads of the exchange have no processor either where the training thread has none: such steps show nothing.
+    Threads of the exchange have no processor either where the training thread has none: then only what is several times
+    longer than such delays shows the network.
     """
     least = parts.parts_ns[Part.EXCHANGE].min(axis=0)
     beyond = np.asarray(least - np.median(least), np.float64)
-    slow = (beyond > _SLOW_NETWORK * median_ns) & (beyond > parts.parts_ns[Part.NO_PROCESSOR].max(axis=0))
+    delay_ns = parts.parts_ns[Part.NO_PROCESSOR].max(axis=0)
+    usual_ns = max(_SLOW_NETWORK * median_ns, _DELAYS * float(np.median(delay_ns)))
+    slow = (beyond > usual_ns) & (beyond > delay_ns)
     cost_ns = round(float(beyond[slow].sum()))
     if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 
 from perfscope.analyzers.goodput import account
 from perfscope.analyzers.goodput.from_log import find_logged_lives
+from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life, Spent
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog.moments import read_moments
+from perfscope.sources.runs.run import read_run
+from tests.conftest import ROOT
 
 
 def make_life(start_s: int, first: int, steps: int, *, numbered: bool = True, **other: int) -> Life:
@@ -80,6 +84,28 @@ def test_starts_that_overlap_are_told_and_the_parts_still_add_up() -> None:
     assert answer.overlap_ns == 5 * S
     assert sum(answer.spent_ns.values()) == answer.wall_ns == 40 * S
     assert any("overlap by 5.000 s" in note for note in answer.sections()[0].notes)
+
+
+def test_a_shell_that_becomes_the_second_training_is_no_part_of_it() -> None:
+    first = make_life(10, 1, 20, start_up=5)  # until 35
+    second = make_life(5, 21, 10, start_up=45)  # the shell was there before the first one; its steps end at 60
+    assert seconds([second, first]) == {"useful_steps": 30, "start_up": 5, "restarts": 15}
+
+
+FIXTURES = ROOT / "fixtures" / "goodput"
+
+
+def test_a_job_that_was_killed_and_resumed_is_what_its_script_measured() -> None:
+    truth = json.loads((FIXTURES / "killed" / "truth.json").read_text())
+    answer = account(find_lives(read_run(FIXTURES / "killed")))
+    step_ns = max(truth[0]["steps_ns"])
+    assert answer.spent_ns[Spent.USEFUL] == pytest.approx(
+        sum(truth[0]["steps_ns"][:6]) + sum(truth[1]["steps_ns"]), abs=2 * step_ns
+    )
+    assert answer.spent_ns[Spent.REDONE] == pytest.approx(sum(truth[0]["steps_ns"][6:]), abs=step_ns)
+    assert answer.spent_ns[Spent.SAVES] == pytest.approx(sum(truth[0]["saves_ns"] + truth[1]["saves_ns"]), rel=0.05)
+    assert [start.resumed_at for start in answer.starts] == [None, 6]
+    assert answer.overlap_ns == 0
 
 
 def test_random_jobs_add_up_and_each_iteration_is_useful_once() -> None:

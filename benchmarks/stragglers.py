@@ -1,0 +1,174 @@
+"""Whether the right rank and the right cause are named, in trainings that are late on purpose.
+
+Run: ``python -m benchmarks.stragglers [--runs DIR] [--fixtures]``. Without ``--runs`` every case of
+``tests/scripts/late_ranks.py`` is trained, which takes some minutes. It prints ``reports/stragglers.md``; with
+``--fixtures`` the records of the runs become those of ``fixtures/stragglers``, which the report is written from.
+
+Other processes may use the processors meanwhile, which perfscope names as well: where another cause was put in, answers
+"it had no processor" and, as the threads of gloo have none either, "the exchange took longer" are left out before the
+first answer is compared with it, and so they are of clean runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
+from perfscope.constants import NS_PER_MS
+from perfscope.hooks.pack_records import pack
+from perfscope.sources.runs.run import read_run
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "fixtures" / "stragglers"
+SCRIPT = ROOT / "tests" / "scripts" / "late_ranks.py"
+REPORT = ROOT / "reports" / "stragglers.md"
+LATE = 1
+STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
+CAUSES = {
+    "clean": None,
+    "garbage": Cause.GARBAGE,
+    "data": Cause.DATA,
+    "contention": Cause.CONTENTION,
+    "faults": Cause.FAULTS,
+    "work": Cause.WORK,
+    "sleep": Cause.BLOCKED,
+    "network": Cause.NETWORK,
+    "save": Cause.SAVE,
+}
+RARE = ("garbage", "data", "sleep", "contention")
+FAULTS = {
+    "clean": "nothing",
+    "garbage": "a full collection of garbage",
+    "data": "a sample takes 30 ms to load",
+    "contention": "another process on its processor",
+    "faults": "128 MiB of new memory",
+    "work": "sequences of twice the length",
+    "sleep": "the host sleeps 30 ms",
+    "network": "an exchange takes 240 ms longer, on all ranks, in five steps",
+    "save": "a checkpoint after every sixth step, on this rank alone",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one run.
+
+    Attributes:
+        case: ``STRATEGY.CAUSE`` or ``STRATEGY.CAUSE.rare``.
+        first: The answer that is compared; absent for none.
+        is_right: Whether rank and cause are those that were put in.
+    """
+
+    case: str
+    first: Lateness | None
+    is_right: bool
+
+
+def all_cases() -> list[str]:
+    """Every case; stages of a pipeline cannot have work that differs by sequences."""
+    cases = [f"{strategy}.{cause}" for strategy in STRATEGIES for cause in CAUSES]
+    cases += [f"{strategy}.{cause}.rare" for strategy in STRATEGIES for cause in RARE]
+    return [case for case in cases if case != "pipeline.work"]
+
+
+def judge(case: str, run: Path) -> Answer:
+    """Compare the first answer with what was put in."""
+    expected = CAUSES[case.split(".")[1]]
+    lateness = analyze(read_run(run)).lateness
+    by_load = {Cause.CONTENTION, Cause.NETWORK} - {expected}
+    lateness = tuple(late for late in lateness if late.cause not in by_load)
+    first = lateness[0] if lateness else None
+    if expected is None or first is None:
+        return Answer(case, first, expected is None and first is None)
+    rank = None if expected is Cause.NETWORK else LATE
+    return Answer(case, first, (first.cause, first.rank) == (expected, rank))
+
+
+def to_markdown(answers: list[Answer]) -> str:
+    """The report."""
+    lines = [
+        "# Late ranks in trainings with injected causes",
+        "",
+        "Two ranks trained a small GPT over gloo on a machine with two processors that others used, too, and rank 1",
+        "was late on purpose in each step, or in a few. `perfscope stragglers` says who was late, what it cost and why",
+        "([docs/stragglers.md](../docs/stragglers.md)). Contention by processes that have nothing to do with the",
+        "training is named as well, and so is an exchange whose threads had no processor; both are left out here, but",
+        "where they are what was put in.",
+        "`python -m benchmarks.stragglers` writes this page from the records in",
+        "[fixtures/stragglers](../fixtures/stragglers/README.md).",
+        "",
+        "| Training | Put in | In | First answer | Rank | Steps | Cost (ms) | Right |",
+        "|:---|:---|:---|:---|:---|---:|---:|:---|",
+    ]
+    for answer in answers:
+        strategy, cause, *rare = answer.case.split(".")
+        late = answer.first
+        cells = ["nothing", "n/a", "n/a", "n/a"]
+        if late is not None:
+            rank = "all" if late.rank is None else str(late.rank)
+            cells = [str(late.cause), rank, str(late.steps), f"{late.cost_ns / NS_PER_MS:.0f}"]
+        when = "n/a" if cause == "clean" else "five steps" if rare or cause == "network" else "each step"
+        when = "each sixth step" if cause == "save" else when
+        lines.append(
+            f"| {strategy} | {FAULTS[cause]} | {when} | {' | '.join(cells)} | {'yes' if answer.is_right else 'no'} |"
+        )
+    injected = [answer for answer in answers if ".clean" not in answer.case]
+    clean = [answer for answer in answers if ".clean" in answer.case]
+    right, calm = sum(answer.is_right for answer in injected), sum(answer.is_right for answer in clean)
+    lines += [
+        "",
+        f"- Rank and cause are right in {right} of {len(injected)} runs ({right / max(len(injected), 1):.0%}).",
+        f"- Nothing is named in {calm} of {len(clean)} clean runs.",
+        "- Not put in: a lower clock, which needs rights that the machine did not give.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def keep_fixture(run: Path, target: Path) -> None:
+    """Keep the records of a run, its steps in columns."""
+    shutil.rmtree(target, ignore_errors=True)
+    for folder in sorted((run / "ranks").iterdir()):
+        copy = target / "ranks" / folder.name
+        copy.mkdir(parents=True)
+        rank = json.loads((folder / "rank.json").read_text())
+        rank |= {"host": "host", "argv": [Path(word).name for word in rank["argv"]]}
+        (copy / "rank.json").write_text(json.dumps(rank, separators=(",", ":")) + "\n")
+        for name in ("parallel.json", "setup.json"):
+            if (folder / name).exists():
+                shutil.copy(folder / name, copy / name)
+        shutil.copy(folder / "steps.jsonl", copy / "steps.000001.jsonl")
+        pack(str(copy / "steps.000001.jsonl"))
+    (target / "run.json").write_text('{"schema": "perfscope/run/1"}\n')
+
+
+def main() -> None:
+    """Train, judge, and print the report."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=Path, help="runs that were trained already")
+    parser.add_argument("--fixtures", action="store_true")
+    options = parser.parse_args()
+    cases = all_cases()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = options.runs
+        if runs is None:
+            runs = Path(folder)
+            subprocess.run([sys.executable, str(SCRIPT), "--out", str(runs), *cases], check=True)
+        cases = [case for case in cases if (runs / case / "ranks").is_dir()]
+        answers = [judge(case, runs / case) for case in cases]
+        if options.fixtures:
+            for case in cases:
+                keep_fixture(runs / case, FIXTURES / case)
+            REPORT.write_text(to_markdown(answers))
+    sys.stdout.write(to_markdown(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Which rank is late and why, against steps whose parts were put together by hand and a slow count of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.late_ranks.lateness import Cause, _over_others
+from perfscope.analyzers.late_ranks.parts import Part, split_steps
+from perfscope.constants import NS_PER_MS as MS
+from perfscope.errors import MissingInput
+from perfscope.sources.runs.step_records import to_steps
+from perfscope.tables.run import Rank, Run
+from perfscope.tables.steps import Steps
+from perfscope.wire import GARBAGE, Span, StepRecord
+from perfscope.wire.host import HostWaits, HostWork
+
+STEPS = 40
+
+
+def make_steps(ranks: list[dict[int, dict[str, Any]]], *, waits: bool = True, **always: Any) -> list[Steps]:
+    """The steps of ranks that compute 20 ms each and wait for the last; each has parts (ms) of its own in some steps.
+
+    A part is ``data``, ``garbage``, ``delay``, ``system``, ``sleep``, ``save``, ``compute``; ``tokens`` and ``faults``
+    are counts.
+    """
+    source = random.Random(5)
+    ends = [0] * len(ranks)
+    records: list[list[StepRecord]] = [[] for _ in ranks]
+    for step in range(1, STEPS + 1):
+        own = []
+        for parts in ranks:
+            ms = {**always, **parts.get(0, {}), **parts.get(step, {})}
+            names = ("data", "garbage", "delay", "system", "sleep", "save", "compute")
+            own.append((20 + source.random() / 4 + sum(ms.get(name, 0) for name in names), ms))
+        longest = max(time for time, _ in own)
+        for rank, (time, ms) in enumerate(own):
+            total = round(longest * MS) + MS
+            wait = round((longest - time) * MS) + MS if waits else None
+            ends[rank] += total
+            off = round((ms.get("data", 0) + ms.get("sleep", 0) + ms.get("save", 0)) * MS) + (wait or 0)
+            delay = round(ms.get("delay", 0) * MS)
+            spans = None
+            if ms.get("garbage"):
+                spans = (Span(GARBAGE, ends[rank] - MS - round(ms["garbage"] * MS), ends[rank] - MS),)
+            save = round(ms.get("save", 0) * MS)
+            records[rank].append(
+                StepRecord(
+                    step,
+                    ends[rank],
+                    "optimizer",
+                    wall_ns=total - save,
+                    tokens=ms.get("tokens", 1000),
+                    data_wait_ns=round(ms.get("data", 0) * MS),
+                    save_ns=save or None,
+                    spans=spans,
+                    host=HostWork(total - off - delay, delay, round(ms.get("system", 0) * MS), ms.get("faults", 0), 0),
+                    waits=None if wait is None else HostWaits(wait, 0),
+                )
+            )
+    return [to_steps(rank, 0, rows) for rank, rows in enumerate(records)]
+
+
+def make_run(tables: list[Steps], parallel: dict[int, dict[str, int]] | None = None) -> Run:
+    ranks = tuple(
+        Rank(table.rank, 0, len(tables), "host", None, (), None, "cpu", None, (), (parallel or {}).get(table.rank, {}))
+        for table in tables
+    )
+    return Run("run", (), None, ranks, tuple(tables), (), ())
+
+
+def answers(ranks: list[dict[int, dict[str, Any]]], **options: Any) -> list[tuple[int | None, Cause, bool]]:
+    result = analyze(make_run(make_steps(ranks, **options)))
+    return [(late.rank, late.cause, late.is_persistent) for late in result.lateness]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ({"data": 10}, Cause.DATA),
+        ({"garbage": 10}, Cause.GARBAGE),
+        ({"delay": 10}, Cause.CONTENTION),
+        ({"sleep": 10}, Cause.BLOCKED),
+        ({"system": 10, "faults": 5000}, Cause.FAULTS),
+        ({"system": 10}, Cause.KERNEL),
+        ({"compute": 10, "tokens": 1500}, Cause.WORK),
+        ({"compute": 10}, Cause.COMPUTE),
+    ],
+)
+def test_a_rank_that_is_always_late_is_named_with_its_cause(ranks: int, parts: dict[str, Any], cause: Cause) -> None:
+    quiet: list[dict[int, dict[str, Any]]] = [{} for _ in range(ranks - 1)]
+    assert answers([*quiet, {0: parts}]) == [(ranks - 1, cause, True)]
+
+
+@pytest.mark.parametrize("part", ["data", "garbage", "delay", "sleep", "save"])
+def test_a_rank_that_is_late_in_a_few_steps_is_named_with_them(part: str) -> None:
+    steps = (11, 23, 24)
+    result = analyze(make_run(make_steps([{}, {step: {part: 30} for step in steps}, {}])))
+    (late,) = result.lateness
+    assert (late.rank, late.is_persistent, late.steps, late.examples) == (1, False, 3, steps)
+    assert late.cost_ns == pytest.approx(90 * MS, rel=0.02)
+    assert late.cause_ns <= late.cost_ns
+
+
+def test_nobody_is_late_where_all_do_the_same() -> None:
+    assert answers([{}, {}]) == []
+    assert answers([{0: {"data": 8, "delay": 3}}] * 4) == []
+
+
+def test_two_ranks_that_are_late_by_turns_are_both_named() -> None:
+    late = answers([{5: {"data": 40}, 15: {"data": 40}}, {25: {"sleep": 40}, 35: {"sleep": 40}}, {}])
+    assert sorted(late, key=str) == [(0, Cause.DATA, False), (1, Cause.BLOCKED, False)]
+
+
+def test_several_causes_of_one_rank_are_told_apart_and_cost_at_most_all() -> None:
+    result = analyze(make_run(make_steps([{}, {0: {"data": 12, "sleep": 8}}])))
+    assert [(late.rank, late.cause) for late in result.lateness] == [(1, Cause.DATA), (1, Cause.BLOCKED)]
+    assert sum(late.cost_ns for late in result.lateness) <= 21 * STEPS * MS
+
+
+def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
+    tables = make_steps([{}, {}])
+    slow = [7, 19, 31]
+    changed = []
+    for table in tables:
+        host = table.host
+        assert host is not None
+        shift = np.cumsum(np.isin(table.step, slow)) * 50 * MS
+        waits = np.ma.MaskedArray(host.collectives_ns.data + np.isin(table.step, slow) * 50 * MS)
+        wall = np.ma.MaskedArray(table.wall_ns.data + np.isin(table.step, slow) * 50 * MS)
+        changed.append(
+            dataclasses.replace(
+                table, end_ns=table.end_ns + shift, wall_ns=wall, host=dataclasses.replace(host, collectives_ns=waits)
+            )
+        )
+    (late,) = analyze(make_run(changed)).lateness
+    assert (late.rank, late.cause, late.examples) == (None, Cause.NETWORK, tuple(slow))
+
+
+def test_without_timed_waits_only_evidence_counts() -> None:
+    assert answers([{}, {0: {"compute": 10}}], waits=False) == []
+    assert answers([{}, {0: {"data": 10}}], waits=False) == [(1, Cause.DATA, True)]
+
+
+def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:
+    tables = make_steps([{}, {0: {"compute": 15}}])
+    parallel = {0: {"pp": 0}, 1: {"pp": 1}}
+    assert analyze(make_run(tables, parallel)).lateness == ()
+    (late,) = analyze(make_run(make_steps([{}, {0: {"sleep": 15}}]), parallel)).lateness
+    assert (late.rank, late.cause) == (1, Cause.BLOCKED)
+
+
+def test_the_parts_of_each_step_add_up_to_it() -> None:
+    source = random.Random(2)
+    names = ("data", "garbage", "delay", "system", "sleep", "save", "compute")
+    ranks = [
+        {step: {name: source.choice([0, 0, source.random() * 30]) for name in names} for step in range(1, STEPS + 1)}
+        for _ in range(4)
+    ]
+    parts = split_steps(make_steps(ranks))
+    assert parts is not None
+    assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns)
+    assert min(values.min() for values in parts.parts_ns.values()) >= 0
+    for row, rank in enumerate(ranks):
+        for column, step in enumerate(parts.step.tolist()):
+            assert parts.parts_ns[Part.DATA][row, column] == round(rank[step]["data"] * MS)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 9])
+def test_the_excess_over_the_other_ranks_is_that_of_their_median(ranks: int) -> None:
+    values = np.asarray(
+        [[random.Random(rank * 100 + step).randint(0, 9) for step in range(50)] for rank in range(ranks)]
+    )
+    ours = _over_others(values)
+    for rank in range(ranks):
+        for step in range(50):
+            assert ours[rank, step] == values[rank, step] - median(np.delete(values[:, step], rank).tolist())
+
+
+def test_only_steps_that_all_ranks_have_are_compared() -> None:
+    first, second = make_steps([{}, {0: {"data": 10}}])
+    window = second.window.astype("<U8")
+    window[9:12] = "profiled"
+    parts = split_steps([first, dataclasses.replace(second, window=window)])
+    assert parts is not None
+    assert not {10, 11, 12} & set(parts.step.tolist())
+    assert 1 not in parts.step
+
+
+def test_a_clock_that_jumps_back_is_left_out() -> None:
+    tables = make_steps([{}, {0: {"data": 10}}])
+    for table in tables:
+        table.end_ns[20:] -= 10**12
+    result = analyze(make_run(tables))
+    assert [(late.rank, late.cause) for late in result.lateness] == [(1, Cause.DATA)]
+    assert result.parts is not None
+    assert 21 not in result.parts.step
+    assert result.parts.total_ns.min() > 0
+
+
+def test_one_rank_and_old_records_say_why_they_are_not_compared() -> None:
+    with pytest.raises(MissingInput, match="two ranks"):
+        analyze(make_run(make_steps([{}])))
+    old = [to_steps(rank, 0, [StepRecord(1, 5, "optimizer", 5)]) for rank in (0, 1)]
+    with pytest.raises(MissingInput, match="did not record"):
+        analyze(make_run(old))

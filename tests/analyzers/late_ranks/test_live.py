@@ -1,0 +1,27 @@
+"""Two ranks that train, and are late on purpose: the cause stands first, however busy the machine is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.late_ranks.lateness import Cause
+from perfscope.sources.runs.run import read_run
+from tests.conftest import SCRIPTS, environment
+
+pytestmark = pytest.mark.slow
+CASES = {"ddp.garbage": Cause.GARBAGE, "fsdp2.data": Cause.DATA, "pipeline.save": Cause.SAVE}
+
+
+def test_the_cause_that_was_put_in_is_found(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "late_ranks.py"), "--out", str(tmp_path), "--port", "29980", *CASES]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for case, cause in CASES.items():
+        lateness = analyze(read_run(tmp_path / case)).lateness
+        assert (1, cause) in [(late.rank, late.cause) for late in lateness], case
+        assert not [late for late in lateness if late.rank == 0 and late.cause is cause]
