@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -52,12 +53,17 @@ class UndisturbedSteps:
         return np.isin(steps.step, self.numbers)
 
     def times_ns(self) -> dict[int, int]:
-        """The time of each undisturbed step on its slowest rank, by its number."""
-        return slowest_rank_times_ns(self.tables, self.mask)
+        """The time of each undisturbed step on its slowest rank, by its number; ascending."""
+        return dict(_undisturbed_times_ns(self))
 
     def times_s(self) -> Float64:
         """These times in seconds."""
-        return slowest_rank_times_s(self.tables, self.mask)
+        return np.asarray(list(_undisturbed_times_ns(self).values()), np.float64) / NS_PER_S
+
+
+@lru_cache(maxsize=4)
+def _undisturbed_times_ns(steps: UndisturbedSteps) -> dict[int, int]:
+    return slowest_rank_times_ns(steps.tables, steps.mask)
 
 
 def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
@@ -66,6 +72,11 @@ def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
     Steady-state steps are those that no start-up, window, checkpoint save or validation affected on any rank. Where a
     window slowed the ones behind it, only those before the first window are undisturbed.
     """
+    return _find_undisturbed(tuple(tables))
+
+
+@lru_cache(maxsize=4)  # several analyzers ask for those of the same run
+def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
     last = last_attempts(tables)
     steady = _steady_on_all_ranks(last)
     labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
@@ -79,12 +90,22 @@ def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
     return UndisturbedSteps(tuple(last), steady[steady < min(labelled)] if is_slowed else steady, steady, effect)
 
 
+def _merge_sorted(columns: Sequence[Int64]) -> Int64:
+    """The numbers of some columns, each once, ascending; a week's are ascending already, so that sorting is quick."""
+    if not columns:
+        return np.zeros(0, np.int64)
+    ordered = np.sort(np.concatenate(columns), kind="stable")
+    is_new = np.ones(len(ordered), np.bool_)
+    is_new[1:] = np.diff(ordered) > 0
+    return np.asarray(ordered[is_new], np.int64)
+
+
 def _steady_on_all_ranks(tables: Sequence[Steps]) -> Int64:
     """The steps that are steady on every rank; where hardly any are, what some ranks write beside them is allowed."""
-    every = np.unique(np.concatenate([table.step for table in tables])) if tables else np.zeros(0, np.int64)
+    every = _merge_sorted([table.step for table in tables])
     for steady in ([table.is_alone for table in tables], [table.is_unstalled for table in tables]):
         disturbed = [table.step[~rows] for table, rows in zip(tables, steady, strict=True)]
-        chosen = np.setdiff1d(every, np.concatenate(disturbed)) if disturbed else every
+        chosen = every[~np.isin(every, np.concatenate(disturbed))] if disturbed else every
         if len(chosen) >= FEWEST_STEPS:
             return np.asarray(chosen, np.int64)
     return np.asarray(chosen, np.int64)
@@ -129,12 +150,18 @@ def steps_beside_save(steps: Steps) -> Bool:
 
 def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> dict[int, int]:
     """The time of each selected step on its slowest rank, by the step's number."""
-    slowest: dict[int, int] = {}
-    for table in tables:
-        timed = selection(table) & present(table.wall_ns)
-        for step, wall_ns in zip(table.step[timed].tolist(), table.wall_ns.data[timed].tolist(), strict=True):
-            slowest[step] = max(slowest.get(step, 0), wall_ns)
-    return slowest
+    timed = [selection(table) & present(table.wall_ns) for table in tables]
+    if not timed:
+        return {}
+    steps = np.concatenate([table.step[rows] for table, rows in zip(tables, timed, strict=True)])
+    walls_ns = np.concatenate([table.wall_ns.data[rows] for table, rows in zip(tables, timed, strict=True)])
+    if not len(steps):
+        return {}
+    order = np.argsort(steps, kind="stable")
+    steps, walls_ns = steps[order], walls_ns[order]
+    first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
+    slowest = np.maximum(np.maximum.reduceat(walls_ns, first), 0)
+    return dict(zip(steps[first].tolist(), slowest.tolist(), strict=True))
 
 
 def slowest_rank_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:

@@ -171,7 +171,7 @@ def _split_boundaries(steps: Steps, windows: Sequence[Window], begins: Int64, en
     """The boundary before each step: what windows took of it, and the hooks; the first step has none."""
     rest = begins - np.concatenate([begins[:1], ends[:-1]])
     by_step = {part: np.zeros(len(ends), np.int64) for part in Part}
-    rows = {int(step): row for row, step in enumerate(steps.step.tolist())}
+    rows = {int(step): row for row, step in enumerate(steps.step.tolist())} if windows else {}
     for window in windows:
         behind, before = rows.get(window.last_step + 1), rows.get(max(window.first_step - 1, 1))
         stalls = (

@@ -82,6 +82,8 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
     times = ledger.step_ns
     usual = steps.steady if steps.steady.any() else np.ones(len(times), np.bool_)
     median = int(np.median(times[usual]))
+    if not (times > _SLOW * median).any():
+        return []
     excess = _excess_by_cause(ledger, steps, usual)
     slow = []
     for row in np.argsort(-times, kind="stable")[:_MOST_STEPS].tolist():
