@@ -47,11 +47,11 @@ RARE = ("garbage", "data", "sleep", "contention")
 FAULTS = {
     "clean": "nothing",
     "garbage": "a full collection of garbage",
-    "data": "a sample takes 30 ms to load",
+    "data": "a sample takes 30 ms to load (240 ms in five steps)",
     "contention": "another process on its processor",
     "faults": "128 MiB of new memory",
     "work": "sequences of twice the length",
-    "sleep": "the host sleeps 30 ms",
+    "sleep": "the host sleeps 30 ms (240 ms in five steps)",
     "network": "an exchange takes 240 ms longer, on all ranks, in five steps",
     "save": "a checkpoint after every sixth step, on this rank alone",
 }
@@ -126,7 +126,10 @@ def to_markdown(answers: list[Answer]) -> str:
     lines += [
         "",
         f"- Rank and cause are right in {right} of {len(injected)} runs ({right / max(len(injected), 1):.0%}).",
-        f"- Nothing is named in {calm} of {len(clean)} clean runs.",
+        f"- In {calm} of {len(clean)} clean runs nothing is named but contention and what it does to the exchange.",
+        "- The machine was so busy that a step of 20 ms took 100 to 300 ms. Single delays of 30 ms and exchanges that",
+        "  took 60 ms longer were then not always found: they are shorter than a quarter of a step. In five steps the",
+        "  delay is therefore 240 ms.",
         "- Not put in: a lower clock, which needs rights that the machine did not give.",
     ]
     return "\n".join(lines) + "\n"

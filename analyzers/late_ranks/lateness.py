@@ -30,7 +30,7 @@ _MANY_FAULTS = 200
 #: A step in which work is waited for longer by this share of a median step had a slow network.
 _SLOW_NETWORK = 0.25
 #: ... and by so many times the usual delay of a thread that has no processor.
-_DELAYS = 4
+_DELAYS = 2
 
 
 class Cause(StrEnum):
@@ -222,7 +222,7 @@ def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, s
 def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
     """Steps in which even the rank that waited least waited much longer than usual.
 
-    Threads of the exchange have no processor either where the training thread has none: then only what is several times
+    Threads of the exchange have no processor either where the training thread has none: then only what is far
     longer than such delays shows the network.
     """
     least = parts.parts_ns[Part.EXCHANGE].min(axis=0)

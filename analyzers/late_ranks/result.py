@@ -128,7 +128,7 @@ class LateRanks:
             return "No rank is late"
         worst = self.lateness[0]
         who = "The network" if worst.rank is None else f"Rank {worst.rank}"
-        when = "in most steps" if worst.is_persistent else f"in {worst.steps} steps"
+        when = "in most steps" if worst.is_persistent else f"in {_count(worst.steps)}"
         if worst.rank is None:
             return f"{who} was slow {when}: {CAUSES[worst.cause]}"
         return f"{who} is late {when}: {CAUSES[worst.cause]}"
@@ -145,7 +145,7 @@ class LateRanks:
         rows = [
             (
                 "all" if late.rank is None else str(late.rank),
-                "most steps" if late.is_persistent else f"{late.steps} steps, as {format_ranges(late.examples)}",
+                "most steps" if late.is_persistent else f"{_count(late.steps)}, as {format_ranges(late.examples)}",
                 late.cost_ns / NS_PER_S,
                 percent_of(late.cost_ns, self.compared_ns) if self.compared_ns else None,
                 CAUSES[late.cause],
@@ -223,3 +223,7 @@ class LateRanks:
         shown, left_out = first_rows([rows[index] for index in slowest_first], _MOST_RANKS)
         note = "Medians of the steps that were timed by events on the device; relative to the median of the others."
         return Section("Pace of the devices", columns, tuple(shown), (note, *left_out))
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"

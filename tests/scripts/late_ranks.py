@@ -42,6 +42,7 @@ DTYPE = torch.bfloat16 if GPU else torch.float32
 MICROBATCHES = 4
 RARE = (9, 14, 15, 22, 28)
 DELAY_S = 0.03
+RARE_DELAY_S = 0.24
 
 
 class Tokens(Dataset):
@@ -56,7 +57,7 @@ class Tokens(Dataset):
 
     def __getitem__(self, index):
         if index % BATCH == 0 and self.plan.is_due("data"):
-            time.sleep(DELAY_S)
+            time.sleep(self.plan.delay_s)
         length = CONFIG.seq_len if self.plan.is_due("work") else CONFIG.seq_len // 2
         return torch.randint(CONFIG.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
 
@@ -67,6 +68,7 @@ class Plan:
     def __init__(self, name, rank, folder):
         self.strategy, self.cause, *rest = name.split(".")
         self.is_rare = bool(rest)
+        self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
         self.rank, self.folder = rank, folder
         self.step = 1
         gc.freeze()  # what the imports made is not looked through
@@ -85,7 +87,7 @@ class Plan:
         if self.is_due("garbage"):
             gc.collect()
         if self.is_due("sleep"):
-            time.sleep(DELAY_S)
+            time.sleep(self.delay_s)
         if self.is_due("faults"):
             with mmap.mmap(-1, 128 << 20) as memory:
                 for page in range(0, len(memory), mmap.PAGESIZE):
@@ -124,14 +126,14 @@ class Plan:
         def delayed(work, *args):
             if self.step in RARE and last[0] != self.step:
                 last[0] = self.step
-                time.sleep(8 * DELAY_S)
+                time.sleep(RARE_DELAY_S)
             return wait(work, *args)
 
         dist.distributed_c10d.Work.wait = delayed
 
     def hook(self, _state, bucket):
         if self.step in RARE and bucket.is_last():
-            time.sleep(8 * DELAY_S)
+            time.sleep(RARE_DELAY_S)
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
