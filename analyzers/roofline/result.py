@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.roofline.bounds import Bound, Ceilings, find_bound
+from perfscope.analyzers.roofline.categories import categorize
 from perfscope.analyzers.roofline.measurement import OperatorWork, RankWork
 from perfscope.constants import GIGA, MB, NS_PER_MS, NS_PER_US
 from perfscope.models.hardware import lookup_gpu
@@ -71,6 +72,15 @@ class Roofline:
             "total_us": rank.device_ns / steps / NS_PER_US,
             "has_shapes": rank.has_shapes,
             "graphs_us": rank.graph_ns / steps / NS_PER_US,
+            "categories": [
+                {
+                    "category": name,
+                    "calls": calls / steps,
+                    "kernels": kernels / steps,
+                    "device_us": time / steps / NS_PER_US,
+                }
+                for name, calls, kernels, time in _by_category(rank)
+            ],
             "operators": [_operator_data(work, find_bound(work, ceilings), steps) for work in self._sorted(rank)],
         }
 
@@ -85,7 +95,8 @@ class Roofline:
         ceilings, steps = self._ceilings(rank), max(1, rank.steps)
         bounds = [(work, find_bound(work, ceilings)) for work in self._sorted(rank)]
         rows = tuple(_row(work, bound, steps, rank.device_ns) for work, bound in bounds[:_MOST_ROWS])
-        return (Section("Roofline of operators", _COLUMNS, rows, tuple(self._notes(rank, bounds))),)
+        operators = Section("Roofline of operators", _COLUMNS, rows, tuple(self._notes(rank, bounds)))
+        return operators, _categories_section(rank)
 
     def _notes(self, rank: RankWork, bounds: Sequence[tuple[OperatorWork, Bound]]) -> Iterator[str]:
         ceilings, steps = self._ceilings(rank), max(1, rank.steps)
@@ -111,6 +122,32 @@ class Roofline:
             yield f"{percent_of(rank.graph_ns, rank.device_ns):.1f} % of the time is in CUDA graphs, without operators."
         if len(bounds) > _MOST_ROWS:
             yield f"{len(bounds) - _MOST_ROWS} more rows are in --format json."
+
+
+def _by_category(rank: RankWork) -> list[tuple[str, int, int, int]]:
+    """Each kind of operators with its calls, kernels and time, the most time first; they add up to all kernels."""
+    totals: dict[str, tuple[int, int, int]] = {}
+    for work in rank.operators:
+        calls, kernels, time = totals.get(categorize(work), (0, 0, 0))
+        totals[categorize(work)] = calls + work.calls, kernels + work.kernels, time + work.device_ns
+    return sorted(((name, *sums) for name, sums in totals.items()), key=lambda entry: (-entry[3], entry[0]))
+
+
+def _categories_section(rank: RankWork) -> Section:
+    steps = max(1, rank.steps)
+    columns = (
+        Column("Category"),
+        Column("Calls", 0),
+        Column("Kernels", 0),
+        Column("Total (ms)", 3),
+        Column("Share (%)"),
+    )
+    rows = tuple(
+        (name, calls / steps, kernels / steps, time / steps / NS_PER_MS, percent_of(time, rank.device_ns))
+        for name, calls, kernels, time in _by_category(rank)
+    )
+    note = "Kernels by the kind of their operator; copies by the host and CUDA graphs are not among them."
+    return Section("Operators by category", columns, rows, (note,))
 
 
 def _computing(rank: RankWork) -> int:
@@ -152,6 +189,7 @@ def _row(work: OperatorWork, bound: Bound, steps: int, whole: int) -> Row:
 def _operator_data(work: OperatorWork, bound: Bound, steps: int) -> Json:
     return {
         "operator": work.operator,
+        "category": categorize(work),
         "inputs": work.shapes or None,
         "dtype": work.dtype or None,
         "calls": work.calls / steps,

@@ -115,6 +115,7 @@ class OperatorWorkData(TypedDict):
 
     Attributes:
         operator: Its name.
+        category: Its kind: ``matrix product``, ``norm``, ``elementwise`` and so on; ``other`` for an unknown one.
         inputs: Its tensors in words; absent where the trace does not state them.
         dtype: The data type that it computes in; absent where it is not known.
         calls: How often it is called.
@@ -131,6 +132,7 @@ class OperatorWorkData(TypedDict):
     """
 
     operator: str
+    category: str
     inputs: str | None
     dtype: str | None
     calls: float
@@ -147,6 +149,22 @@ class OperatorWorkData(TypedDict):
     doubt: str | None
 
 
+class CategoryTimeData(TypedDict):
+    """Operators of one kind; means of a step.
+
+    Attributes:
+        category: The kind.
+        calls: How often they are called.
+        kernels: Device events that they launch.
+        device_us: Their time.
+    """
+
+    category: str
+    calls: float
+    kernels: float
+    device_us: float
+
+
 class RankWorkData(TypedDict):
     """The operators of one rank; means of a step, or of the whole trace where it marks none.
 
@@ -158,6 +176,7 @@ class RankWorkData(TypedDict):
         total_us: Time of all device events.
         has_shapes: Whether the trace states inputs of operators.
         graphs_us: Time of kernels in CUDA graphs, whose operators are not known.
+        categories: Operators by kind, the most time first.
         operators: Every operator, the one first that would regain the most.
     """
 
@@ -168,6 +187,7 @@ class RankWorkData(TypedDict):
     total_us: float
     has_shapes: bool
     graphs_us: float
+    categories: list[CategoryTimeData]
     operators: list[OperatorWorkData]
 
 

@@ -277,7 +277,7 @@ def test_nested_operators_count_once_and_unknown_ones_keep_their_time(tmp_path: 
 
 def test_without_shapes_a_note_says_how_to_record_them(tmp_path: Path) -> None:
     events = [operator("aten::mm", 0, 100), call("cudaLaunchKernel", 20, 21, launch=1), kernel("k", 200, 300, launch=1)]
-    (section,) = roofline.analyze([measured(write(tmp_path / "rank0.json", events))]).sections()
+    section, _ = roofline.analyze([measured(write(tmp_path / "rank0.json", events))]).sections()
     assert any("--shapes" in note for note in section.notes)
     assert any("no listed rate of memory" in note for note in section.notes)
     with pytest.raises(NoDevice):
@@ -291,5 +291,9 @@ def test_real_traces_add_up_and_no_share_is_above_one(folder: str) -> None:
     (entry,) = data["ranks"]
     assert all(work["share"] is None or 0 <= work["share"] <= 1 for work in entry["operators"])
     assert sum(work.device_ns for work in rank.operators) <= rank.device_ns
+    by_kind = sum(kind["device_us"] for kind in entry["categories"])
+    assert by_kind == pytest.approx(sum(work["device_us"] for work in entry["operators"]))
+    unknown = sum(kind["device_us"] for kind in entry["categories"] if kind["category"] == "other")
+    assert unknown < 0.05 * entry["total_us"]
     known = sum(work["device_us"] for work in entry["operators"] if work["share"] is not None)
     assert known / entry["total_us"] > (0.6 if folder == "llama" else 0.3)

@@ -15,7 +15,7 @@ from perfscope.sources.traces.metadata import read_metadata
 from perfscope.sources.traces.pairing import pair_windows
 from perfscope.sources.traces.reader import read_trace
 from perfscope.sources.traces.timeline import Timeline
-from perfscope.tables.trace import ABSENT, Events, HostSpans, Trace, join
+from perfscope.tables.trace import ABSENT, ALL_EVENTS, Events, HostSpans, Trace, join
 from tests.sources.traces.making import AUTOGRAD
 from tests.sources.traces.two_windows import (
     BASE_NS,
@@ -252,3 +252,17 @@ def test_a_timeline_stretches_what_is_between_its_moments_and_only_moves_what_is
     at = timeline.at(np.array([90, 100, 150, 200, 210, 240, 250]))
     assert at.tolist() == [990, 1000, 1025, 1050, 1070, 1130, 1140]
     assert Timeline.through(np.array([100]), np.array([7])).at(np.array([90, 110])).tolist() == [-3, 17]
+
+
+def test_the_details_of_operators_follow_them_into_the_light_window(tmp_path: Path) -> None:
+    steps = [program(2), program(2)]
+    paths = write_pair(tmp_path, steps, steps)
+    operators, light = (read_trace(path, ALL_EVENTS | Events.SEQUENCES | Events.SHAPES) for path in paths)
+    assert operators.details is not None
+    numbered = np.arange(len(operators.operators))
+    paired = pair_windows(replace(operators, details=replace(operators.details, sequence=numbered)), light)
+    assert paired.details is not None
+    assert len(paired.details.sequence) == len(paired.operators) > 0
+    names = names_of(operators, operators.operators)
+    assert names_of(paired, paired.operators) == [names[number] for number in paired.details.sequence.tolist()]
+    assert (np.diff(paired.operators.start_ns) >= 0).all()
