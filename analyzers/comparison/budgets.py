@@ -24,6 +24,8 @@ from perfscope.tables.columns import Float64
 CLOCKS, OWN_COST, SLOWEST = "clocks", "perfscope", "slowest rank"
 #: Host and device agree on the time of profiled steps up to this share; else the host runs ahead of the device.
 _SAME_TIME = 0.05
+#: Ends of steps that scatter make a window as long or short by so many standard deviations of single steps, at most.
+_SCATTER = 4
 #: A smaller difference of clocks is noise of the samples.
 _LEAST_CLOCK_CHANGE = 0.005
 
@@ -245,14 +247,29 @@ def _agree(side: Side) -> bool:
     return abs(mean_ns / side.budget.step_ns - 1) <= _SAME_TIME
 
 
+def _profiled_ns(side: Side) -> Float64:
+    """The profiled steps in the mean over ranks: by the traces where the hooks only scatter around them.
+
+    A host that waits within its step marks its end some milliseconds earlier or later than the device. Over a window
+    this is the difference of two ends, however many steps are between them; what grows with each step is real.
+    """
+    by_hooks = np.array(side.profiled_mean_ns, np.float64)
+    assert side.budget is not None
+    by_trace: Float64 = np.asarray(sum(side.budget.by_step.values(), np.zeros(1)), np.float64)
+    if len(by_trace) != len(by_hooks):
+        return by_hooks
+    difference = by_hooks - by_trace
+    return by_trace if abs(difference.sum()) <= _SCATTER * difference.std() else by_hooks
+
+
 def _host_terms(a: Side, b: Side, times_ns: tuple[int, int], factor: float, confidence: float) -> Iterator[TermChange]:
     """What lies between the terms, means over the ranks' profiled steps, and the undisturbed steps of slowest ranks.
 
     A step takes as long as on its slowest rank; and profiled steps are slower than others, which makes up for it in the
     terms.
     """
-    slowest = [np.array(side.profiled_ns, np.float64) for side in (a, b)]
-    lead = [of_slowest - np.array(side.profiled_mean_ns) for of_slowest, side in zip(slowest, (a, b), strict=True)]
+    lead = [np.array(side.profiled_ns, np.float64) - np.array(side.profiled_mean_ns) for side in (a, b)]
+    slowest = [_profiled_ns(side) + of_slowest for of_slowest, side in zip(lead, (a, b), strict=True)]
     cost = [of_slowest - step_ns for of_slowest, step_ns in zip(slowest, times_ns, strict=True)]
     for term, first, second in (
         (Term(SLOWEST, "beyond the mean of ranks"), lead[0], lead[1] * factor),
