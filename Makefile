@@ -18,7 +18,7 @@ HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test quick lint bench clean hta hosts browser screenshots
+.PHONY: demo test quick lint bench docs clean hta hosts browser screenshots
 
 demo: $(READY)
 	$(BIN)/perfscope demo
@@ -65,6 +65,11 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.overhead
 
+# The site lies in .venv/site; it opens without a server.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@echo "open $(VENV)/site/index.html"
+
 clean:
 	rm -rf $(VENV)
 
@@ -72,6 +77,6 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,tensorboard]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,docs,tensorboard]'
 	$(BIN)/python -m compileall -q perfscope analyzers hooks # where PYTHONDONTWRITEBYTECODE is set nobody else does
 	touch $@

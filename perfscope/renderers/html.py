@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from html import escape
 
@@ -11,6 +12,7 @@ from perfscope.report import Section, escape_control_characters, first_rows
 #: A notebook keeps what it shows; all rows are in ``data`` and in the frames.
 _MOST_ROWS = 25
 _LEFT_OUT = "--format json"
+_CODE, _STRONG = re.compile("`([^`]+)`"), re.compile(r"\*\*([^*]+)\*\*")
 
 
 def render_sections(sections: Iterable[Section]) -> str:
@@ -31,7 +33,7 @@ def _section(section: Section) -> Iterator[str]:
         yield f"<pre>{escape(escape_control_characters(section.drawing))}</pre>"
     notes = [*section.notes, *_left_out(section)]
     if notes:
-        yield f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in notes)}</ul>"
+        yield f"<ul>{''.join(f'<li>{_note(note)}</li>' for note in notes)}</ul>"
 
 
 def _left_out(section: Section) -> list[str]:
@@ -54,6 +56,11 @@ def _table(section: Section) -> str:
         for row in section.rows[:_MOST_ROWS]
     )
     return f"<table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _note(note: str) -> str:
+    """A note with its code and its emphasis; all else of it is text."""
+    return _STRONG.sub(r"<strong>\1</strong>", _CODE.sub(r"<code>\1</code>", _escape(note)))
 
 
 def _escape(text: str) -> str:

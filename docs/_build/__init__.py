@@ -1,0 +1,1 @@
+"""What the documentation site has besides the pages in docs/."""
