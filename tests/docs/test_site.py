@@ -120,4 +120,4 @@ def test_the_examples_in_python_print_what_they_say(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text("\n".join(blocks))
     ended = run([sys.executable, "example.py"], tmp_path)
     assert ended.code == 0, ended.stderr
-    assert [line.strip() for line in ended.stdout.splitlines()] == expected
+    assert [line.strip() for line in ended.stdout.splitlines()] == [line.strip() for line in expected]
