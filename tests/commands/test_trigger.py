@@ -128,6 +128,34 @@ def test_a_malformed_request_does_not_stop_another_one(tmp_path: Path) -> None:
     assert look_at(LocalPart(str(run))).requests == {}
 
 
+def test_hosts_that_share_no_folder_are_asked_over_ssh(tmp_path: Path) -> None:
+    near, far = make_run(tmp_path / "near"), make_run(tmp_path / "far with space", steps=120)
+    for rank in range(2):
+        (far / "ranks" / f"{rank:05d}").rename(far / "ranks" / f"{rank + 2:05d}")
+    ssh = tmp_path / "ssh.sh"
+    ssh.write_text('[ "$1" = node2 ] || exit 255\nshift\nexec /bin/sh -c "$1"\n')
+    threads = [
+        threading.Thread(target=answer, args=(near, {0: "planned", 1: "planned"})),
+        threading.Thread(target=answer, args=(far, {2: "planned", 3: "planned"})),
+    ]
+    for thread in threads:
+        thread.start()
+    words = [str(near), f"node2:{far}", "--ssh", f"sh {ssh}", "--format", "json"]
+    ended = perfscope("trigger", *words, cwd=tmp_path)
+    for thread in threads:
+        thread.join()
+    assert ended.code == 0, ended.stderr
+    assert [rank["rank"] for rank in json.loads(ended.stdout)["ranks"]] == [0, 1, 2, 3]
+    written = [(run / "control" / "window-0001.json").read_bytes() for run in (near, far)]
+    assert written[0] == written[1]
+    assert json.loads(written[0])["first"] > 200, "the rank that is ahead decides"
+
+
+def test_a_host_that_does_not_answer_is_an_error_of_one_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "RUN")
+    assert "node2:/x: status 255" in refused(run, "node2:/x", "--ssh", "sh -c 'exit 255'")
+
+
 @pytest.mark.parametrize("age_s", [0.0, 1.0])
 def test_steps_since_the_last_record_count(age_s: float, tmp_path: Path) -> None:
     part = look_at(LocalPart(str(make_run(tmp_path / "RUN", ms=50, age_s=age_s))))
