@@ -29,5 +29,11 @@ def test_one_changed_figure_makes_it_stale() -> None:
 
 def test_the_promises_are_kept() -> None:
     job = figures()["jobs"][str(PROMISED_RANKS)]
-    assert min(job["thread_ms"]) <= PROMISED_S * MS_PER_S
+    assert min(job["wall_ms"]) <= PROMISED_S * MS_PER_S
     assert job["bytes"] <= PROMISED_MB * MB
+
+
+def test_the_largest_job_has_a_page_of_bounded_size() -> None:
+    jobs = figures()["jobs"]
+    assert set(jobs) == {"1", "16", "256", "4096"}
+    assert jobs["4096"]["bytes"] <= PROMISED_MB * MB
