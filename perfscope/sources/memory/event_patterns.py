@@ -19,9 +19,9 @@ from perfscope.tables.columns import Int64
 _MOST_KINDS = 24
 #: Numbers that are read together.
 _MOST_TOKENS = 300_000
-_REFERENCE = rb"(?:h.|j.{4})"
-_NUMBER = rb"(?:K.|M..|J.{4}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
-_FRAMES = rb"\]\x94(?:\((?:h.|j.{4})*e|(?:h.|j.{4})a)?"
+_REFERENCE = rb"(?>h.|j.{4})"
+_NUMBER = rb"(?>\x8a(?>\x06.{6}|\x07.{7}|\x05.{5}|\x08.{8})|K.|M..|J.{4})"
+_FRAMES = rb"\]\x94(?>\((?>h.|j.{4})*+e|(?>h.|j.{4})a)?+"
 _SHORT_TEXT = rb"\x8c."
 _HEAD = rb"\}\x94\("
 _TOKEN = re.compile(
@@ -98,7 +98,7 @@ class EventPatterns:
         if self._pattern is None:
             return position
         scan = self._pattern.scanner(self._content, position).match  # type: ignore[attr-defined]
-        kinds, memo, letters = self._kinds_by_group, self._memo, self._letters
+        kinds, memo, letters, lists = self._kinds_by_group, self._memo, self._letters, self._lists
         begin, rows = len(self._rows.actions), self._rows
         add_action, add_stack, tokens = rows.actions.append, rows.stacks.append, list[bytes]()
         match = None
@@ -111,7 +111,13 @@ class EventPatterns:
             tokens += (address, size, time_us)
             first_key = len(memo)
             memo += kind.memoized
-            add_stack(self._find_stack(frames, kind, first_key) if frames else NO_STACK)
+            at = kind.frames_at
+            entry = lists.get(frames) if at is not None else None
+            if entry is not None and at is not None:  # written out here, because most events have a list like others
+                memo[first_key + at] = entry[0]
+                add_stack(entry[1])
+            else:
+                add_stack(self._find_stack(frames, kind, first_key) if frames else NO_STACK)
             if len(tokens) >= _MOST_TOKENS:
                 rows.add_numbers(read_numbers(tokens))
                 tokens.clear()
