@@ -107,6 +107,8 @@ def keep_ledger(timeline: Timeline, steps: Steps, windows: Sequence[Window]) -> 
     remaining = union(np.asarray([start]), np.asarray([end])) - union(ends[:-1], begins[1:])
     for part, kind in _CLAIMS:
         rows = timeline.spans.kind == kind
+        if not rows.any():
+            continue
         claimed = union(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows]) & remaining
         remaining = remaining - claimed
         in_steps = _within(claimed, begins, ends)

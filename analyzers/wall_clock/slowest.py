@@ -111,7 +111,9 @@ def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool) -> dict[str, Int
     spent: dict[str, Int64] = dict.fromkeys([*_CAUSES.values(), _FIRST_STEP, UNEXPLAINED], none)
     for part, cause in _CAUSES.items():
         spent[cause] = spent[cause] + ledger.by_step[part]
-    excess = {cause: column - int(np.median(column[usual])) for cause, column in spent.items()}
+    excess = {
+        cause: column - int(np.median(column[usual])) if column.any() else column for cause, column in spent.items()
+    }
     own = ledger.by_step[Part.FIRST_STEP] + ledger.by_step[Part.STEPS] + ledger.by_step[Part.WINDOW_STEPS]
     own = own - int(np.median(own[usual]))
     in_window, is_first = np.asarray(steps.window != ""), np.asarray(steps.step == 1)
