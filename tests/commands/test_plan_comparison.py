@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,15 @@ def test_a_run_without_tokens_says_what_is_missing(tmp_path: Path) -> None:
     assert quantities(found)["tflops_per_gpu"]["measured"] is None
     assert quantities(found)["memory_bytes"]["measured"] is None
     assert any("tokens of a step" in note for note in found["run"]["notes"])
+
+
+def test_the_parts_of_the_peak_stand_beside_the_estimated_ones(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(H200_ZERO1, run)
+    (run / "memory").mkdir()
+    shutil.copy(ROOT / "fixtures" / "memory" / "pure.memory.jsonl.gz", run / "memory" / "vm_1.1.memory.jsonl.gz")
+    found = quantities(answer("plan", "--run", run, "--zero", 1))
+    assert found["peak_weights_bytes"]["measured"] == pytest.approx(2 * 203_717_632, rel=0.001)
+    assert found["peak_activations_bytes"]["measured"] > 8e9
+    assert found["peak_weights_bytes"]["estimated"] == 2 * PARAMETERS
+    assert "peak_weights_bytes" not in quantities(answer("plan", "--run", H200_ZERO1, "--zero", 1))

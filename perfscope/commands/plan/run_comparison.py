@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import compare
@@ -16,6 +17,7 @@ from perfscope.commands.options.model import ModelChoice, choose_description
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.plan.calculation import Plan, estimate_layout, make_step
 from perfscope.commands.plan.inputs import PlanInputs
+from perfscope.commands.plan.memory_parts import measure_parts
 from perfscope.commands.plan.options import States
 from perfscope.commands.plan.report import RunComparison
 from perfscope.constants import GB
@@ -40,6 +42,7 @@ class PlannedRun(NamedTuple):
         device: The CUDA name of its GPU; None where unknown.
         dtype: The data type of its products; None where unknown.
         checkpointing: Which activations it recomputed.
+        parts: Bytes of each part of the peak on its fullest rank; empty where that was not recorded.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class PlannedRun(NamedTuple):
     device: str | None
     dtype: Dtype | None
     checkpointing: Checkpointing
+    parts: Mapping[str, int] = MappingProxyType({})
 
     def supply(self, inputs: PlanInputs) -> PlanInputs:
         """Take missing values from the run."""
@@ -82,7 +86,7 @@ class PlannedRun(NamedTuple):
 
     def compare(self, plan: Plan) -> RunComparison:
         """Compare each estimate with what the run measured."""
-        quantities = _compare_quantities(self.measured, plan)
+        quantities = (*_compare_quantities(self.measured, plan), *_compare_parts(self.parts, plan.memory[0]))
         data: Json = {
             "path": str(self.path),
             "quantities": [quantity.data() for quantity in quantities],
@@ -173,6 +177,7 @@ def read_planned_run(path: Path) -> PlannedRun:
         device=device.name,
         dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
         checkpointing=find_recomputation(run.models)[0],
+        parts=measure_parts(run),
     )
 
 
@@ -201,6 +206,17 @@ def _compare_quantities(measured: MeasuredRun, plan: Plan) -> tuple[Quantity, ..
             "checkpoint_bytes", "Checkpoint (GB)", plan.checkpoint_bytes, measured.checkpoint_bytes, GB,
             "all that the ranks wrote at one step" if measured.checkpoint_bytes else "no save was timed with its size",
         ),
+    )  # fmt: skip
+
+
+def _compare_parts(parts: Mapping[str, int], memory: Memory) -> tuple[Quantity, ...]:
+    """The parts of the peak; what a plan counts at another moment than the peak is above its measurement."""
+    return tuple(
+        Quantity(
+            f"peak_{name}_bytes", f"{name.capitalize()} at the peak (GB)", getattr(memory, name), size, GB,
+            "allocator's history of the fullest rank",
+        )
+        for name, size in parts.items()
     )  # fmt: skip
 
 
