@@ -1,0 +1,60 @@
+"""The kernel's counters become differences, step by step, and are absent where they cannot be read."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from perfscope.hooks.timers.exchanges import read_counters, to_waits
+from perfscope.hooks.timers.host_counters import HostCounters
+from perfscope.wire.host import HostWaits
+
+
+def test_a_step_has_the_work_since_the_step_before() -> None:
+    counters = HostCounters()
+    counters.begin()
+    assert counters.to_work(counters.read()) is None, "nothing came before the first one"
+    until_ns = time.thread_time_ns() + 20_000_000
+    while time.thread_time_ns() < until_ns:
+        pass
+    work = counters.to_work(counters.read())
+    assert work is not None
+    assert 20_000_000 <= work.cpu_ns < 200_000_000
+    assert min(work) >= 0
+    memory = bytearray(64 << 20)
+    memory[:: os.sysconf("SC_PAGESIZE")] = bytes(len(memory[:: os.sysconf("SC_PAGESIZE")]))
+    touched = counters.to_work(counters.read())
+    assert touched is not None
+    assert touched.faults > 100
+
+
+def test_a_sleep_is_no_work_and_no_delay() -> None:
+    counters = HostCounters()
+    counters.begin()
+    counters.to_work(counters.read())
+    time.sleep(0.05)
+    work = counters.to_work(counters.read())
+    assert work is not None
+    assert work.cpu_ns < 40_000_000
+
+
+def test_a_script_that_closes_all_files_ends_the_counters_and_nothing_else() -> None:
+    counters = HostCounters()
+    counters.begin()
+    assert counters.to_work(counters.read()) is None
+    os.close(counters.file)
+    assert counters.to_work(counters.read()) is None
+    assert counters.to_work(counters.read()) is None
+
+
+def test_without_counters_nothing_is_read() -> None:
+    counters = HostCounters()
+    assert counters.read() is None
+    assert counters.to_work(None) is None
+    assert read_counters(-1) == b""
+
+
+def test_a_backward_pass_waited_where_its_thread_neither_ran_nor_could() -> None:
+    raw = (5, 7, [(100, 40, b"1 1000 5\n", b"2 1020 6\n"), (10, 30, b"", b"")])
+    assert to_waits(raw) == HostWaits(5 + (100 - 40 - 20) + 0, 7)
+    assert to_waits(None) is None
