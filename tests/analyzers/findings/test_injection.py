@@ -103,11 +103,11 @@ def test_costs_of_all_findings_fit_into_a_step(case: dict[str, str]) -> None:
 def test_trainings_on_this_machine_name_their_fault_first(tmp_path: Path) -> None:
     names = [CLEAN, *TRAINED]
     script = ROOT / "tests" / "scripts" / "faults.py"
-    command = [sys.executable, str(script), "--out", str(tmp_path), *names]
+    command = [sys.executable, str(script), "--out", str(tmp_path), "--together", "4", *names]
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "FAILED" not in ended.stdout, ended.stdout
     wrong = {name: first(tmp_path / name) for name in TRAINED if first(tmp_path / name) != TRAINED[name]}
-    assert len(wrong) <= (1 - LEAST_RIGHT) * len(TRAINED), wrong
+    assert len(TRAINED) - len(wrong) >= LEAST_RIGHT * len(TRAINED), wrong
     clean = findings_of(tmp_path / CLEAN).findings
     assert all(finding.share <= LARGEST_FALSE for finding in clean), clean
