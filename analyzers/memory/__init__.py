@@ -10,7 +10,7 @@ def analyze(run: Run) -> MemoryUse:
     """The peaks of all ranks of a run.
 
     Raises:
-        MissingInput: The run has no allocator's history.
+        NotApplicable: The run has no allocator's history.
     """
     return describe_memory(run.read_memory(), replicas=_count_replicas(run))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.memory.categories import CATEGORY_NAMES, Category
 from perfscope.analyzers.memory.peak import DevicePeak, find_peak
 from perfscope.constants import GB
-from perfscope.errors import MissingInput
+from perfscope.errors import NotApplicable
 from perfscope.report import Column, Json, Row, Section, in_unit, percent, percent_of
 from perfscope.tables.memory import AllocatorHistory
 
@@ -197,9 +197,9 @@ def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1)
     """Find the peak of each history.
 
     Raises:
-        MissingInput: There is none.
+        NotApplicable: There is none.
     """
     if not histories:
-        raise MissingInput("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")
+        raise NotApplicable("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")
     peaks = (find_peak(history, replicas=replicas) for history in histories)
     return MemoryUse(tuple(sorted(peaks, key=lambda peak: (peak.rank or 0, peak.device, peak.path))))
