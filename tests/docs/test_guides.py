@@ -12,7 +12,7 @@ from tests.conftest import ROOT, perfscope
 
 GUIDES = (
     *("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md"),
-    *("watch.md", "postmortem.md", "terminal.md", "goodput.md", "stragglers.md"),
+    *("watch.md", "postmortem.md", "terminal.md", "goodput.md", "stragglers.md", "modules.md", "roofline.md"),
 )
 
 
