@@ -19,6 +19,7 @@ from typing import IO, Protocol
 from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.wire.incidents import CONTROL_FOLDER
 
 _REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
@@ -94,9 +95,10 @@ def fetch(part: Part, folder: Path, existing: Iterable[str]) -> tuple[int, int]:
 
 
 def _is_data(name: str) -> bool:
-    """Whether a file is data of the run: not hidden, as the boot folder is, and not still being written."""
+    """Whether a file is data of the run: not hidden, not still being written, no request to the ranks of a host."""
+    is_request = name.startswith(f"{CONTROL_FOLDER}/")
     is_hidden = any(piece.startswith(".") for piece in PurePosixPath(name).parts)
-    return not is_hidden and not name.endswith(_UNFINISHED_SUFFIXES)
+    return not is_hidden and not is_request and not name.endswith(_UNFINISHED_SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,22 @@ def test_hosts_that_each_ran_profile_are_one_run_where_their_ranks_met_at_one_ti
         bring(one, later, into=tmp_path / "other")
 
 
+def test_evidence_of_a_stall_comes_along_and_requests_to_each_hosts_ranks_do_not(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for number, part_of_host in enumerate(two):
+        for folder in ("control", "deaths"):
+            (part_of_host / folder).mkdir()
+        (part_of_host / "control" / "stall-00000010.json").write_text(json.dumps({"rank": 2 * number}))
+        (part_of_host / "deaths" / f"node{number}.jsonl").write_text("{}\n")
+        (part_of_host / "ranks" / f"{2 * number:05d}" / "stacks.1.txt").write_text("Thread")
+    code, _, _ = bring(*two, into=tmp_path / "all")
+    assert code == 0
+    collected = files(tmp_path / "all")
+    assert {"deaths/node0.jsonl", "deaths/node1.jsonl", "ranks/00002/stacks.1.txt"} <= set(collected)
+    assert not any(name.startswith("control/") for name in collected)
+
+
 def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path, Path], tmp_path: Path) -> None:
     bring(*two, into=tmp_path / "whole")
     steps = two[1] / wire.RANKS_FOLDER / "00002" / wire.STEPS_FILE
