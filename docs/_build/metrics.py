@@ -67,7 +67,7 @@ def _type(kind: type) -> str:
         elif rows and line.strip():
             rows[-1][1] += " " + line.strip()
     hints = inspect.get_annotations(kind)
-    table = [f"| `{key}` | `{_spell(hints.get(key))}` | {meaning.replace('``', '`').replace('|', chr(92) + '|')} |" for key, meaning in rows]
+    table = [f"| `{key}` | `{_spell(hints.get(key.split(', ')[0]))}` | {meaning.replace('``', '`').replace('|', chr(92) + '|')} |" for key, meaning in rows]
     bases = [base.__name__ for base in getattr(kind, "__orig_bases__", ()) if base.__name__ not in ("TypedDict", "_GroupWaitKinds")]
     more = f" It has the keys of [`{bases[0]}`](#{bases[0].lower()}), too." if bases else ""
     head = f"### {kind.__name__}\n\n{' '.join(lead.replace('``', '`').split())}{more}\n"

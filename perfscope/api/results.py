@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
+from perfscope.api.schema.devices_over_time import LateRanksData, MemoryData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
 from perfscope.api.schema.host import BudgetData, HostData, IterationsData, OperationsData
@@ -155,6 +156,9 @@ class Results:
     roofline: Result[RooflineData] | Absent
     whatif: Result[WhatIfData] | Absent
     budget: Result[BudgetData] | Absent
+    late_ranks: Result[LateRanksData] | Absent
+    memory: Result[MemoryData] | Absent
+    timeline: Result[TimelineData] | Absent
 
     def __init__(self, names: Sequence[str], look_up: Callable[[str], AnyResult]) -> None:
         self._names = tuple(names)

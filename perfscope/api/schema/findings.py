@@ -31,6 +31,7 @@ class FindingData(TypedDict):
         advice: What to try, in one sentence.
         confidence: ``high``, ``medium`` or ``low``.
         page: The page that explains it.
+        replay: What a replay without the cause says; None where none was made.
     """
 
     id: str
@@ -45,6 +46,7 @@ class FindingData(TypedDict):
     advice: str
     confidence: str
     page: str
+    replay: dict[str, object] | None
 
 
 class WallClockPartData(TypedDict):

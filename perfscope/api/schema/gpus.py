@@ -243,6 +243,7 @@ class MfuData(Windowed):
         doubt: What makes the headline doubtful.
         checkpointing: What was counted as recomputed.
         counted: The operations of the traces; None where they state no shapes.
+        by_counters: The share of the peak that the GPUs' own counters state, and how far it is from what was counted.
         notes: What a reader must know.
     """
 
@@ -264,4 +265,5 @@ class MfuData(Windowed):
     doubt: str | None
     checkpointing: str
     counted: CrossCheckData | None
+    by_counters: dict[str, object]
     notes: list[str]

@@ -200,6 +200,18 @@ class GroupWaitData(_GroupWaitKinds):
     ranks: list[GroupRankData]
 
 
+class StepWaitData(TypedDict):
+    """The wait that a rank caused in a step.
+
+    Attributes:
+        step: Its number; None where steps are not marked.
+        us: The wait.
+    """
+
+    step: int | None
+    us: float
+
+
 class RankPaceData(TypedDict):
     """One rank over all groups.
 
@@ -210,6 +222,7 @@ class RankPaceData(TypedDict):
         compute_us: Its compute time in the whole window.
         relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1.
         relative_work: This rank's work over that of the rank with the least; at least 1.
+        caused_wait_by_step: The wait that it caused in each step.
     """
 
     rank: int | None
@@ -218,6 +231,7 @@ class RankPaceData(TypedDict):
     compute_us: float
     relative_compute: float | None
     relative_work: float | None
+    caused_wait_by_step: list[StepWaitData]
 
 
 class StragglersData(Windowed):

@@ -18,6 +18,8 @@ class StepMeansData(TypedDict):
         compile_in_steps_s: Its time in an undisturbed step.
         device_allocs: Calls of cudaMalloc in a step behind those in which the optimizer allocates its state.
         alloc_retries: Emptied caches of the allocator in such a step.
+        samples: Samples that the rank took in in an undisturbed step.
+        tokens: Tokens likewise.
     """
 
     step_s: float | None
@@ -31,6 +33,8 @@ class StepMeansData(TypedDict):
     compile_in_steps_s: float | None
     device_allocs: float | None
     alloc_retries: float | None
+    samples: float | None
+    tokens: float | None
 
 
 class RankStepsData(TypedDict):

@@ -21,7 +21,8 @@ ANALYSIS_SECTIONS = (
     "Host time outside of operators", "Operators on the host", "Overlap by axis of parallelism",
     "Overlap by process group", "Idle time by cause", "Longest idle gaps", "Calls that hold the host up", "Optimizer",
     "Kernels", "Operations by shapes", "Collectives", "Stragglers", "Clocks", "Pipeline bubble", "Measured schedule",
-    "Pipeline bubble of every step", "Not computed", WARNINGS,
+    "Pipeline bubble of every step", "Late ranks", "Steps on the host, by rank", "Roofline of operators",
+    "Operators by category", "Peak memory", "Goodput", "Not computed", WARNINGS,
 )  # fmt: skip
 COMPARISON_SECTIONS = (
     "Figures", "Limits", "Different set-up", "What the change is made of", "What appeared, vanished or changed",

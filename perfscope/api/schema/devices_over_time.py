@@ -1,0 +1,121 @@
+"""Ranks that are late on their hosts, memory at its peak, and the states of devices."""
+
+from typing import TypedDict
+
+from perfscope.api.schema.windowed import Windowed
+
+
+class LateRankData(TypedDict):
+    """A rank that was late, and why.
+
+    Attributes:
+        rank: The rank.
+        cause: What it did longer than the others.
+        persistent: Whether it was late for that cause in most steps.
+        steps: In how many steps.
+        examples: Some of them.
+        cost_ns: What it cost the job.
+        cause_ns: How much longer the cause took on it.
+        share: ``cost_ns`` over the time of the compared steps; None where that is 0.
+        excess_ns: How much longer than the others it took, by part.
+        detail: What else is known of the cause.
+    """
+
+    rank: int
+    cause: str
+    persistent: bool
+    steps: int
+    examples: list[int]
+    cost_ns: int
+    cause_ns: int
+    share: float | None
+    excess_ns: dict[str, int]
+    detail: str | None
+
+
+class HostStepsData(TypedDict):
+    """The steps of one rank on its host.
+
+    Attributes:
+        rank: The rank.
+        total_ns: The time of the compared steps.
+        parts_ns: The same by part; the parts add up to it.
+        faults: Page faults in them.
+    """
+
+    rank: int
+    total_ns: int
+    parts_ns: dict[str, int]
+    faults: int | None
+
+
+class LateRanksData(TypedDict):
+    """``results.late_ranks``: which ranks are late, by what their hosts did in each step.
+
+    Attributes:
+        late: Each late rank and cause, what costs most first.
+        compared_steps: How many steps are compared.
+        compared_ns: The time of these steps.
+        waits_timed: Whether the waits for other ranks were timed; None where nothing is compared.
+        ranks: Each rank.
+        devices: How fast the devices of the ranks are.
+    """
+
+    late: list[LateRankData]
+    compared_steps: int
+    compared_ns: int
+    waits_timed: bool | None
+    ranks: list[HostStepsData]
+    devices: list[dict[str, object]]
+
+
+class MemoryData(TypedDict):
+    """``results.memory``: what filled the memory of each device at its peak. See docs/memory.md.
+
+    Attributes:
+        devices: Each device: its peak, by category, module and allocation, and what would save most.
+        fullest: Position of the fullest one in ``devices``.
+        notes: What a reader must know.
+    """
+
+    devices: list[dict[str, object]]
+    fullest: int
+    notes: list[str]
+
+
+class DeviceStatesData(TypedDict):
+    """What one device did.
+
+    Attributes:
+        rank: Its rank.
+        device: Index of the GPU.
+        window_us: The whole window.
+        states: The time of each state that occurs; they add up to the window.
+    """
+
+    rank: int | None
+    device: int
+    window_us: float
+    states: dict[str, float]
+
+
+class TimelineData(Windowed):
+    """``results.timeline``: what every device did at every moment, on one clock.
+
+    Attributes:
+        start_ns: Where it begins, on the wall clock.
+        end_ns: Where it ends.
+        reference_rank: The rank whose clock it is on; None where the hosts' clocks are taken as they are.
+        ranks: Each device.
+        operations: Operations of several ranks.
+        bubbles: Bubbles between the passes of a pipeline.
+        notes: What a reader must know.
+    """
+
+    start_ns: int
+    end_ns: int
+    reference_rank: int | None
+    ranks: list[DeviceStatesData]
+    operations: int
+    bubbles: int
+    notes: list[str]
