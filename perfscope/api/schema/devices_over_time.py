@@ -9,7 +9,7 @@ class LateRankData(TypedDict):
     """A rank that was late, and why.
 
     Attributes:
-        rank: The rank.
+        rank: The rank; None where it is another one from step to step.
         cause: What it did longer than the others.
         persistent: Whether it was late for that cause in most steps.
         steps: In how many steps.
@@ -21,7 +21,7 @@ class LateRankData(TypedDict):
         detail: What else is known of the cause.
     """
 
-    rank: int
+    rank: int | None
     cause: str
     persistent: bool
     steps: int
