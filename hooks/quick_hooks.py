@@ -287,12 +287,16 @@ def _make_step_end(capture: Any) -> Quick:
             spent_ns, peaks = writer.take_news()
             hook_ns += spent_ns
         times = capture._step_started_ns, sign_ns, hook_ns
-        used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
-        if PROBES.is_on:
-            PROBES.finish(step)
-        elif peaks is not None and step >= PROBES.next_step:
-            PROBES.start(step)
-        waits = exchanges.take() if exchanges.is_in_use else None
+        try:
+            used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
+            waits = exchanges.take() if exchanges.is_in_use else None
+            if PROBES.is_on:
+                PROBES.finish(step)
+            elif peaks is not None and step >= PROBES.next_step:
+                PROBES.start(step)
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            capture.abandon(describe_failure(error))
+            return True
         row = (step, now_ns, boundary, times, counts, loaded, stated, peaks, (counters, used, waits))
         quiet.append((quiet.file, make_line, row))
         capture._step_started_ns = ended_ns = _clock()

@@ -15,11 +15,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.guard import call_safely
 from perfscope.hooks.introspection import COMPILER
 from perfscope.wire.host import HostWaits, parse_delay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     #: How long a backward pass took, its processor time, and the scheduler's text before and after it.
@@ -83,12 +84,15 @@ class ExchangeTimer:
                 return original(work, *args, **kwargs)
             finally:
                 waited_ns = _clock() - began_ns
-                if kind_of is not None and int(kind_of(work)) in _TRANSFERS:
-                    self._transfer_ns += waited_ns
-                else:
-                    self._collective_ns += waited_ns
+                call_safely(lambda: self._add(kind_of, work, waited_ns))
 
         work_class.wait = wait
+
+    def _add(self, kind_of: Callable[[Any], int] | None, work: object, waited_ns: int) -> None:
+        if kind_of is not None and int(kind_of(work)) in _TRANSFERS:
+            self._transfer_ns += waited_ns
+        else:
+            self._collective_ns += waited_ns
 
     def _wrap_backward(self, tensor_class: Any, thread: int | None, counters_file: int) -> None:
         original = tensor_class.backward
@@ -98,14 +102,15 @@ class ExchangeTimer:
             if self._is_in_backward or _get_ident() != thread or COMPILER.is_tracing():
                 return original(tensor, *args, **kwargs)
             self._is_in_backward = True
-            before = read_counters(counters_file)
+            before = call_safely(lambda: read_counters(counters_file))[0] or b""
             cpu_ns, began_ns = _cpu(), _clock()
             try:
                 return original(tensor, *args, **kwargs)
             finally:
                 times = _clock() - began_ns, _cpu() - cpu_ns
                 self._is_in_backward = False
-                self._backwards.append((*times, before, read_counters(counters_file)))
+                after = call_safely(lambda: read_counters(counters_file))[0] or b""
+                self._backwards.append((*times, before, after))
 
         tensor_class.backward = backward
 

@@ -8,18 +8,19 @@ in its next turn, when the device has long passed them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from perfscope.hooks.guard import call_safely
 from perfscope.wire.host import DeviceProbe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from perfscope.hooks.timers.passes import CudaEvent
 
+_Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
 #: A step is probed at most once in so many.
 _FEWEST_STEPS = 8
@@ -27,6 +28,19 @@ _FEWEST_STEPS = 8
 _MOST_PENDING = 8
 #: Passes of one step that are timed; with more of them the step is left out.
 _MOST_PASSES = 32
+
+
+def _never_fails(method: _Method) -> _Method:
+    """Let a method that training calls raise nothing: a failure ends the probes."""
+
+    @functools.wraps(method)
+    def call(self: DeviceProbes, *args: object) -> object:
+        result, error = call_safely(lambda: method(self, *args))
+        if error is not None:
+            self.is_on, self.next_step = False, sys.maxsize
+        return result
+
+    return cast("_Method", call)
 
 
 class _Moments:
@@ -68,6 +82,7 @@ class DeviceProbes:
             self._is_capturing = getattr(cuda, "is_current_stream_capturing", bool)
             self.next_step = 0
 
+    @_never_fails
     def start(self, step: int) -> None:
         """A step is about to begin that will be probed."""
         self.next_step = step + _FEWEST_STEPS
@@ -76,6 +91,7 @@ class DeviceProbes:
             self._moments = _Moments(event)
             self.is_on = True
 
+    @_never_fails
     def on_forward(self) -> Callable[[], None] | None:
         """A forward pass is about to be launched; returns what to call when it was."""
         moments = self._moments
@@ -86,22 +102,26 @@ class DeviceProbes:
         moments.forwards.append([event])
         return self.on_forward_end
 
+    @_never_fails
     def on_forward_end(self) -> None:
         """All of a forward pass was launched."""
         event, moments = self._mark(), self._moments
         if moments is not None and moments.forwards and event is not None:
             moments.forwards[-1].append(event)
 
+    @_never_fails
     def on_update(self) -> None:
         """The optimizer is about to be launched, or the first part of it."""
         if self._moments is not None and self._moments.update_begin is None:
             self._moments.update_begin = self._mark()
 
+    @_never_fails
     def on_update_end(self) -> None:
         """The optimizer was launched, or a part of it."""
         if self._moments is not None:
             self._moments.update_end = self._mark()
 
+    @_never_fails
     def finish(self, step: int) -> None:
         """The probed step was launched."""
         moments, self._moments, self.is_on = self._moments, None, False
