@@ -169,6 +169,8 @@ def _convert_plainly(parameter: Parameter) -> Parameter:
 
     def process_typed(ctx: Context, value: object) -> object:
         is_ranged = descriptor is not None and descriptor.is_ranged
+        if annotation == list[str] and not value and not parameter.required:
+            value = []  # as typer has it where nothing was typed
         plain = value if is_ranged else _convert_text(annotation, value)
         if not _is_plain(parameter, annotation, plain):
             return process(ctx, value)
@@ -190,7 +192,8 @@ def _convert_text(annotation: object, value: object) -> object:
 def _is_plain(parameter: Parameter, annotation: object, value: object) -> bool:
     if value is None:
         return not parameter.required and not parameter.multiple
-    return type(value) is annotation or (bool(value) and annotation == list[str])
+    is_list = annotation == list[str] and isinstance(value, (list, tuple)) and (bool(value) or not parameter.required)
+    return type(value) is annotation or is_list
 
 
 app = typer.Typer(

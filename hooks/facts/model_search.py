@@ -96,6 +96,13 @@ def _has_compiled(torch: Any) -> bool:
     return bool(counters and counters.get("frames", {}).get("total", 0))
 
 
+class _OwnCall:
+    """A class's own ``__call__``, under the name by which one of its parents has one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__call__ = function
+
+
 def _wrap_calls(
     owner: Any,
     references: list[weakref.ref[Any]],
@@ -104,6 +111,9 @@ def _wrap_calls(
     is_over: Callable[[], bool],
 ) -> None:
     original = owner.__call__
+    # An inherited call is looked up in each step: while a window is open, marks of modules are put around it.
+    base = next(parent for parent in owner.__mro__ if "__call__" in vars(parent))
+    current = base if base is not owner else _OwnCall(original)
     is_output_wanted = True
 
     def is_watched(module: Any) -> bool:
@@ -123,11 +133,11 @@ def _wrap_calls(
             return original(self, *args, **kwargs)
         thread = _get_ident()
         if thread in _in_model or (references[0]() is not self and not is_watched(self)):
-            return original(self, *args, **kwargs)
+            return current.__call__(self, *args, **kwargs)
         on_end = on_call(args, kwargs, in_training_mode=self.training)
         _in_model.add(thread)
         try:
-            output = original(self, *args, **kwargs)
+            output = current.__call__(self, *args, **kwargs)
         finally:
             _in_model.discard(thread)
             if on_end is not None:

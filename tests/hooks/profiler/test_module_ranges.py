@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from perfscope.hooks.facts.model_search import report_calls
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 
 
@@ -49,6 +50,10 @@ def marks(path: Path, run: Callable[[], object]) -> list[tuple[str, str]]:
     return [(event["cat"], event["name"].removeprefix("nn.Module: ")) for event in sorted(named, key=_start)]
 
 
+def ignore(_output: object) -> None:
+    """What a model returned does not matter here."""
+
+
 def _start(event: dict[str, float]) -> tuple[float, float]:
     return event["ts"], -event["dur"]
 
@@ -64,6 +69,28 @@ def test_every_forward_is_marked_with_its_path_as_an_annotation(tmp_path: Path) 
     names = ["Net", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
     assert found == [("user_annotation", name) for name in names]
     assert marks(tmp_path, lambda: net(states)) == []
+
+
+@pytest.mark.parametrize("has_own_call", [False, True])
+def test_a_model_whose_calls_are_watched_is_marked_as_any_other(tmp_path: Path, has_own_call: bool) -> None:
+    class Watched(Net):
+        if has_own_call:
+
+            def __call__(self, states: Tensor) -> Tensor:
+                output: Tensor = super().__call__(states)
+                return output
+
+    net, states = Watched(Layer(), Layer()), torch.ones(2, 4)
+    calls: list[object] = []
+    report_calls(torch, [net], lambda args, _kwargs, *, in_training_mode: calls.append(args), ignore, bool)
+    ranges = ModuleRanges()
+    ranges.start()
+    try:
+        found = [name for _, name in marks(tmp_path, lambda: net(states))]
+    finally:
+        ranges.stop()
+    assert found == ["Watched", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
+    assert len(calls) == 1
 
 
 def test_an_exception_in_a_forward_closes_its_marks_and_reaches_the_caller(tmp_path: Path) -> None:
@@ -131,6 +158,7 @@ def test_a_compiled_module_is_marked_and_not_compiled_again(tmp_path: Path) -> N
     late(states)
     assert [name for _, name in found] == ["Net", "layers.0"]
     assert compiled == in_window
+    torch._dynamo.utils.counters.clear()  # by them the hooks know that models were compiled
 
 
 def test_a_mark_takes_less_than_half_of_what_torchs_hooks_and_ranges_take() -> None:
