@@ -62,14 +62,15 @@ class ModuleRanges:
     def _wrap(self, call: Callable[..., object]) -> Callable[..., object]:
         """The call of a module inside a range with its name."""
         begin, end = _range_functions()
-        names, is_compiling = self._names, sys.modules["torch"].compiler.is_compiling
+        ranges, names, is_compiling = self, self._names, sys.modules["torch"].compiler.is_compiling
 
-        def call_marked(module: Module, *inputs: object, **options: object) -> object:
-            if is_compiling() or not self._is_open:  # in this order, so that a graph does not depend on the window
-                return call(module, *inputs, **options)
-            span = begin(names.get(id(module)) or self._add_names(module))
+        # torch's recorder of stacks takes what is named ``self`` in the call of a module for that module.
+        def call_marked(self: Module, *inputs: object, **options: object) -> object:
+            if is_compiling() or not ranges._is_open:  # in this order, so that a graph does not depend on the window
+                return call(self, *inputs, **options)
+            span = begin(names.get(id(self)) or ranges._add_names(self))
             try:
-                return call(module, *inputs, **options)
+                return call(self, *inputs, **options)
             finally:
                 end(span)
 

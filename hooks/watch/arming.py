@@ -65,6 +65,9 @@ class FaultHandler:
 
     Its timer is a thread of C's that needs no interpreter lock: it writes the stacks of a process whose lock is held
     for ever. There is one timer a process; the script's own comes first.
+
+    Attributes:
+        is_set: Whether the timer runs.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,7 +75,8 @@ class FaultHandler:
         self._file: TextIO | None = None
         self._may_set_timer = False
         self._originals: tuple[Callable[..., None], Callable[..., None]] | None = None
-        self._is_set = False
+        self.is_set = False
+        self._is_forking = False
 
     def enable(self, *, was_loaded: bool) -> None:
         """Write stacks into a file where the process dies of a fatal signal.
@@ -93,18 +97,27 @@ class FaultHandler:
             self._originals = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
             faulthandler.dump_traceback_later = self._hand_over(self._originals[0])
             faulthandler.cancel_dump_traceback_later = self._hand_over(self._originals[1])
+            # A forked child has the timer without its thread, and would wait for that thread when it ends, for ever.
+            os.register_at_fork(before=self._begin_fork, after_in_parent=self._end_fork, after_in_child=self._end_fork)
 
     def set_timer(self, seconds: float) -> None:
         """Write stacks after so many seconds, unless the timer is set again or cancelled before."""
-        if self._may_set_timer and self._originals is not None:
+        if self._may_set_timer and not self._is_forking and self._originals is not None:
+            self.is_set = True
             self._originals[0](seconds, file=self._file)
-            self._is_set = True
 
     def cancel_timer(self) -> None:
         """Write nothing later."""
-        if self._is_set and self._may_set_timer and self._originals is not None:
-            self._is_set = False
+        if self.is_set and self._may_set_timer and self._originals is not None:
+            self.is_set = False
             self._originals[1]()
+
+    def _begin_fork(self) -> None:
+        self._is_forking = True
+        self.cancel_timer()
+
+    def _end_fork(self) -> None:
+        self._is_forking = False
 
     def _hand_over(self, original: Callable[..., None]) -> Callable[..., None]:
         """What the script calls: from then on the timer is its own."""

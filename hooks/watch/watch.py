@@ -137,6 +137,8 @@ class Watch:
             return
         if self._faults is not None:
             self._faults.cancel_timer()
+        if self._progress.advance(self._training.steps, self._training.last_boundary_ns(), time.monotonic_ns()):
+            self._on_resumed()
         error = last_error()
         if error is not None and not self._training.dead:
             self._evidence.keep(describe_error(error, self._evidence.count + 1, self._training.steps))
@@ -203,7 +205,9 @@ class Watch:
     def _set_timer(self) -> None:
         """Let C's timer run while training goes on: it writes stacks where this thread cannot run any more."""
         now_s = time.monotonic()
-        if self._faults is None or self._progress.is_stalled or now_s < self._timer_due_s:
+        if self._faults is None or self._progress.is_stalled:
+            return
+        if self._faults.is_set and now_s < self._timer_due_s:  # a fork takes it away
             return
         limit_s = self._progress.limit_ns / NS_PER_S
         self._timer_due_s = now_s + _TIMER_RESET * limit_s

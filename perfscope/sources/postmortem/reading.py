@@ -114,7 +114,9 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
     open_stalls = [record for record in stalls if record.number not in resumed]
     # A stall that lasts shows all ranks in the same moment; what fails because of it does so one after the other.
     # One that was over says nothing about how a process ended badly later.
-    has_ended_well = death is None or death.exit_code == 0
+    has_ended = b'"kind":"end"' in _tail(folder / wire.EVENTS_FILE)
+    is_code_unknown = death is not None and death.exit_code is None and death.signal is None
+    has_ended_well = death is None or death.exit_code == 0 or (is_code_unknown and has_ended and failure is None)
     last_stall = stalls[-1] if stalls and has_ended_well else None
     chosen = open_stalls[-1] if open_stalls else failure or last_stall
     dumps = [] if chosen is None else _dumps_of(folder, chosen.number, damage)
@@ -139,7 +141,7 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
         noticed_ns=None if chosen is None or chosen.kind != incidents.STALL else chosen.wall_ns,
         has_resumed=bool(stalls) and not open_stalls,
         failure=None if failure is None else _to_failure(failure),
-        has_ended=b'"kind":"end"' in _tail(folder / wire.EVENTS_FILE),
+        has_ended=has_ended,
     )
 
 

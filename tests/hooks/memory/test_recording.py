@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from perfscope.hooks.memory import history, tensor_roles
 from perfscope.hooks.profiler import window
 from perfscope.hooks.selection import WindowChoice, parse_windows
 from tests.hooks.memory.fake_allocator import FakeAllocator
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_hook() -> Iterator[None]:
+    """A test that ends inside a window would leave its hooks to the tests behind it."""
+    yield
+    modules = torch.nn.modules.module
+    modules._global_forward_pre_hooks.clear()
+    modules._global_forward_hooks.clear()
+    modules._global_forward_hooks_always_called.clear()
 
 
 @pytest.fixture

@@ -72,7 +72,11 @@ def test_every_forward_is_marked_with_its_path_as_an_annotation(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("has_own_call", [False, True])
-def test_a_model_whose_calls_are_watched_is_marked_as_any_other(tmp_path: Path, has_own_call: bool) -> None:
+def test_a_model_whose_calls_are_watched_is_marked_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_call: bool
+) -> None:
+    monkeypatch.setattr(torch._dynamo.utils, "counters", {})  # compiled models of other tests
+
     class Watched(Net):
         if has_own_call:
 

@@ -49,6 +49,24 @@ handler.set_timer(0.3)
 ctypes.PyDLL(None).usleep(900_000)  # holds the interpreter lock
 print("goes on")
 """
+FORK = """
+import os, sys, time
+from perfscope.hooks.watch.arming import FaultHandler
+handler = FaultHandler(sys.argv[1])
+handler.enable(was_loaded=False)
+handler.set_timer(100)
+child = os.fork()
+if child == 0:
+    sys.exit(3)
+ends = time.monotonic() + 10
+while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < ends:
+    time.sleep(0.01)
+if ended[0] == 0:
+    os.kill(child, 9)
+print(handler.is_set, os.waitstatus_to_exitcode(ended[1]) if ended[0] else "the child never ends")
+handler.set_timer(100)
+print(handler.is_set)
+"""
 OWN_TIMER = """
 import faulthandler, sys, time
 from perfscope.hooks.watch.arming import FaultHandler
@@ -72,6 +90,11 @@ def test_stacks_are_written_while_the_interpreter_lock_is_held(tmp_path: Path) -
     ended = execute(HELD, tmp_path / "fatal.txt")
     assert ended.stdout == "goes on\n"
     assert "line 7 in <module>" in (tmp_path / "fatal.txt").read_text()
+
+
+def test_a_forked_child_ends_while_the_timer_runs(tmp_path: Path) -> None:
+    """It would wait for the timer's thread, which it does not have."""
+    assert execute(FORK, tmp_path / "fatal.txt").stdout == "False 3\nTrue\n"
 
 
 @pytest.mark.parametrize("code", [OWN_TIMER, LOADED_BEFORE])

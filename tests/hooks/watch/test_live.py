@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD([weight], lr=0.1)
 for step in range(60):
     weight.grad = torch.ones(1)
     optimizer.step()
-    time.sleep(4 if step == 40 else 0.01)
+    time.sleep(4 if step == 40 else 0.05)  # several looks at the steps before it, and behind it
 raise SystemExit(CODE)
 """
 
