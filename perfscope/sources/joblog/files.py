@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfscope.errors import SourceError
 
-_ENDINGS = {".out", ".log", ".txt", ".err"}
+_ENDINGS = (".out", ".log", ".txt", ".err")
 #: Logs that trainers keep under a name of their own.
 _NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl"}
 _DIGITS = re.compile(r"(\d+)")
@@ -23,7 +24,7 @@ def find_logs(paths: Iterable[Path]) -> list[Path]:
     logs: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            logs.update(dict.fromkeys(sorted((file for file in path.rglob("*") if _is_log(file)), key=natural_order)))
+            logs.update(dict.fromkeys(sorted(_logs_below(path), key=natural_order)))
         elif path.exists():
             logs[path] = None
         else:
@@ -40,6 +41,13 @@ def natural_order(path: Path) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in _DIGITS.split(str(path))]
 
 
-def _is_log(file: Path) -> bool:
-    name = file.with_suffix("") if file.suffix == ".gz" else file
-    return (name.suffix in _ENDINGS or name.name in _NAMES) and file.is_file()
+def _logs_below(folder: Path) -> Iterator[Path]:
+    """The logs in a folder and its folders; of the other files, which may be very many, only the names are seen."""
+    for parent, _, names in os.walk(folder):
+        files = (Path(parent, name) for name in names if _is_log_name(name))
+        yield from (file for file in files if file.is_file())
+
+
+def _is_log_name(name: str) -> bool:
+    name = name.removesuffix(".gz")
+    return name in _NAMES or name.endswith(_ENDINGS)

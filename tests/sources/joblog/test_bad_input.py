@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import struct
-import time
+import sys
 import zlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
 from tests.conftest import ROOT
+from tests.ratios import ROUNDS, assert_ratio
 from tests.sources.joblog.lines import megatron, read, seconds
 
 NOISE = np.random.default_rng(1).bytes(200_000)
@@ -89,24 +95,50 @@ def test_published_lines_between_chinese_ones_are_read(tmp_path: Path) -> None:
     assert summarize_log(read_log(path)).times.median_s == 0.9396
 
 
-def test_a_folder_of_very_many_files_is_searched_at_once(tmp_path: Path) -> None:
+def test_a_folder_of_very_many_files_is_searched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in range(20):
         folder = tmp_path / f"part{part}"
         folder.mkdir()
         for number in range(500):
             (folder / f"shard-{number:05d}.bin").touch()
         (folder / "run.log").write_text(megatron(1, 1000.0))
-    begin = time.process_time()
-    logs = find_logs([tmp_path])
-    assert time.process_time() - begin < 2
+    looked_at = Counter[str]()
+    is_file = Path.is_file
+
+    def count_file(path: Path) -> bool:
+        looked_at["files"] += 1
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", count_file)
+    logs = assert_ratio(lambda: find_logs([tmp_path]), lambda: list(os.walk(tmp_path)), 40)
     assert len(logs) == 20
+    assert looked_at["files"] <= 20 * ROUNDS
 
 
-def test_a_log_takes_a_few_milliseconds_however_many_there_are(tmp_path: Path) -> None:
-    paths = [tmp_path / f"run{number}.log" for number in range(200)]
+def test_a_log_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
+    """What is the same for all logs is prepared once: for the first of them."""
+    paths = [tmp_path / f"run{number}.log" for number in range(60)]
     for number, path in enumerate(paths):
         path.write_text("".join(megatron(n, 1000.0 + number) for n in range(1, 4)))
-    begin = time.process_time()
+    calls = [calls_of(partial(read_log, path)) for path in paths]
+    assert max(calls[1:]) <= 1.1 * min(calls[1:])
+    assert max(calls[1:]) < 4_000
     summaries = [summarize_log(read_log(path)) for path in paths]
-    assert time.process_time() - begin < 200 * 0.02
-    assert [summary.times.median_s for summary in summaries] == pytest.approx([1.0 + n / 1000 for n in range(200)])
+    assert [summary.times.median_s for summary in summaries] == pytest.approx([1.0 + n / 1000 for n in range(60)])
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions of Python a work calls."""
+    calls = 0
+
+    def count_call(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count_call)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls

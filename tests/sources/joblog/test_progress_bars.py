@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from perfscope.sources.joblog import read_log
+from tests.ratios import assert_ratio
 from tests.sources.joblog.lines import read, seconds
 
 LOSS = "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
@@ -91,11 +92,10 @@ def test_another_trainer_with_the_same_heading_is_not_the_trainer(tmp_path: Path
     assert (log.framework, len(log.iterations)) == (None, 0)
 
 
-def test_many_megabytes_of_bars_take_no_longer_than_a_second(tmp_path: Path) -> None:
+def test_many_megabytes_of_bars_take_no_longer_than_a_split_of_their_lines(tmp_path: Path) -> None:
+    """A few times as long; over a hundred times where what follows each bar was searched again."""
     path = tmp_path / "run.log"
     path.write_text(LOSS + "".join(bar(n, n // 2, 200_000) for n in range(190_000)) + "\n")
     assert path.stat().st_size > 9_000_000
-    begin = time.process_time()
-    log = read_log(path)
-    assert time.process_time() - begin < 1
+    log = assert_ratio(partial(read_log, path), lambda: [line.split() for line in path.read_text().split("\r")], 30)
     assert log.framework == "hf-trainer"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from benchmarks.damaged_traces import FIXTURES, KINDS, damage, figures, flips_of_words, read_damaged
 from perfscope.errors import NotATrace
 from perfscope.sources.traces.reader import read_trace
+from tests.ratios import assert_ratio
 from tests.sources.traces.making import call, kernel, kineto, one_line, step, write
 
 SMALL = ["gloo2/rank0", "loops/clean", "rpc2/rank1", "gloo_async2/rank1"]
 DAMAGES = 15
-#: The promise is twice the time of the whole file and two seconds; the machine of a test may be busy.
-MOST_S = 10
+#: The promise is twice the time of the whole file and two seconds: these files are read in a hundredth of a second.
+MOST_OF_WHOLE = 400
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -27,9 +29,8 @@ def test_a_damaged_file_is_read_soon_and_nothing_changes_in_silence(tmp_path: Pa
     path = tmp_path / "rank0.json.gz"
     for _ in range(DAMAGES):
         path.write_bytes(damage(content, kind, order))
-        outcome, duration_s = read_damaged(path, whole)
+        outcome, _ = assert_ratio(partial(read_damaged, path, whole), partial(read_trace, source), MOST_OF_WHOLE)
         assert outcome not in ("traceback", "silent")
-        assert duration_s < MOST_S
 
 
 @pytest.mark.parametrize("layout", [kineto, one_line])
@@ -68,9 +69,7 @@ def test_an_end_that_is_missing_in_megabytes_takes_no_longer(tmp_path: Path) -> 
     path = write(tmp_path / "rank0.json", [kernel(f"k{n}", 100 * n, 100 * n + 5) for n in range(20)], one_line)
     text = path.read_text()
     path.write_text(text[: text.index('"k12"') + 3] + '{"a": {}}, ' * 300_000)
-    start = time.perf_counter()
-    trace = read_trace(path)
-    assert time.perf_counter() - start < MOST_S
+    trace = assert_ratio(partial(read_trace, path), partial(json.loads, "[" + '{"a": {}}, ' * 300_000 + "0]"), 100)
     assert len(trace.device) == 12
     assert trace.damage != ()
 
