@@ -10,25 +10,26 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
-from perfscope.api.schema.steps import StepsData
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
 from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
-from perfscope.renderers.html import render_lines
 from perfscope.report import Json, Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from perfscope.api.comparing import ComparedRuns
+    from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
+    from perfscope.api.schema.steps import StepsData
     from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
-#: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read.
+#: Loaded by name when they are asked for: pandas and scipy take longer to import than most traces take to read, and
+#: the types of all results with what shows them in a notebook as long as a small one; a command needs none of them.
+_RESULTS = "perfscope.api.results"
 _FRAMES = "perfscope.api.frames"
 _COMPARING = "perfscope.api.comparing"
 _SHOWN = "perfscope.api.shown"
@@ -80,7 +81,8 @@ class OpenedRun:
         """Every result by its name; one that does not exist is ``Absent`` and says why."""
         names = [FINDINGS, *(analyzer.name for analyzer in analyzers())]
         names += [derivation.name for derivation in DERIVATIONS if derivation.name not in names]
-        return Results(names, self._look_up)
+        results: Results = import_module(_RESULTS).Results(names, self._look_up)
+        return results
 
     @property
     def findings(self) -> Findings | Absent:
@@ -179,7 +181,8 @@ class OpenedRun:
     def _repr_html_(self) -> str:
         shown = (self.findings, self.steps, self.results.breakdown or self.results.host)
         warnings = [f"Warning: {line}" for line in self.warnings]
-        return render_lines([repr(self)[1:-1], *warnings]) + "".join(result._repr_html_() for result in shown)
+        heading: str = import_module(_RESULTS).render_lines([repr(self)[1:-1], *warnings])
+        return heading + "".join(result._repr_html_() for result in shown)
 
     def _look_up(self, name: str) -> AnyResult:
         analysis = self.analysis
@@ -189,7 +192,8 @@ class OpenedRun:
             result = analysis.results.get(name)
             reason = next((skip.reason for skip in analysis.skipped if skip.analyzer == name), None)
         if result is None:
-            return Absent(name, reason or self._why_not_derived(name))
+            absent: Absent = import_module(_RESULTS).Absent(name, reason or self._why_not_derived(name))
+            return absent
         return _to_result(name, result, analysis)
 
     def _analyze_further(self, name: str) -> Analysis:
@@ -211,4 +215,6 @@ def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> Result[
         return charts
 
     data: Any = result.data()  # the schema has its type, which the tests hold
-    return (Findings if name == FINDINGS else Result)(name, data, result.sections(), draw)
+    module = import_module(_RESULTS)
+    kind: type[Result[Any]] = module.Findings if name == FINDINGS else module.Result
+    return kind(name, data, result.sections(), draw)
