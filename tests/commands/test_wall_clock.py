@@ -16,8 +16,8 @@ from tests.conftest import SCRIPTS, analysis, profile
 
 pytestmark = pytest.mark.slow
 
-#: What a measurement may differ by on a busy machine, in seconds, and as a share.
-LEEWAY_S, LEEWAY = 0.1, 0.1
+#: What a measurement may differ by, as a share of itself and of the script's own time: more on a busy machine.
+LEEWAY, LEEWAY_OF_ALL = 0.1, 0.25
 
 
 @cache
@@ -29,6 +29,12 @@ def results(words: str) -> tuple[dict[str, Any], dict[str, float], str]:
     truth = json.loads(ended.stdout.splitlines()[-1])
     found: dict[str, Any] = analysis(folder / "RUN")["results"]
     return found, {name: value / NS_PER_S for name, value in truth.items()}, ended.stderr
+
+
+def leeway_s(words: str) -> float:
+    """What a part may differ by, by the time that the script took on this machine."""
+    truth = results(words)[1]
+    return LEEWAY_OF_ALL * (truth["ended_ns"] - truth["begun_ns"])
 
 
 def parts(words: str) -> dict[str, float]:
@@ -50,12 +56,12 @@ def causes(words: str) -> dict[int, str]:
 def test_a_clean_training_has_none_of_the_parts() -> None:
     clean = parts("")
     assert not any(clean[part] for part in ("validation", "generation", "saves", "compilation"))
-    assert clean["data_wait"] + clean["between_steps"] < LEEWAY_S
+    assert clean["data_wait"] + clean["between_steps"] < leeway_s("")
     assert not {"validation", "generation", "checkpoint save", "compilation"} & set(causes("").values())
     _, truth, said = results("")
     script_s = truth["ended_ns"] - truth["begun_ns"]
     assert sum(clean.values()) > script_s
-    assert clean["imports"] > 0.1
+    assert clean["imports"] > 0
     assert "wall clock of rank 0" in said
     assert "profiler conflict" not in said
     assert said.count("training ran without a GPU") == 1
@@ -68,8 +74,8 @@ def test_a_validation_is_found_and_is_no_part_of_the_steps(words: str) -> None:
     validated = clock["validation"] + clock["validation_data_wait"]
     # Behind a save the script may do anything: figures that it puts together before one are not told from that.
     apart = 0.06 if "saves" in words else 0
-    assert validated == pytest.approx(truth["validation_ns"] - apart, rel=LEEWAY, abs=LEEWAY_S)
-    assert found["steps"]["median_s"] < 0.05
+    assert validated == pytest.approx(truth["validation_ns"] - apart, rel=LEEWAY, abs=leeway_s(words))
+    assert found["steps"]["median_s"] < truth["validation_ns"] / 4  # one of two has 20 batches, a step has one
     if words != "validation saves logging":
         assert {causes(words).get(step) for step in (9, 13)} == {"validation"}
 
@@ -79,21 +85,20 @@ def test_saves_and_other_time_between_steps_are_told_apart() -> None:
     clock = parts("validation saves logging")
     assert 0 < clock["saves"] <= truth["save_ns"]
     other = truth["other_ns"] + (truth["save_ns"] - clock["saves"]) + 0.06
-    assert clock["between_steps"] == pytest.approx(other, rel=LEEWAY, abs=LEEWAY_S)
+    assert clock["between_steps"] == pytest.approx(other, rel=LEEWAY, abs=leeway_s("validation saves logging"))
     assert 0 < found["saves"]["blocked_share"] < 1
 
 
 def test_a_slow_loader_is_a_wait_for_data() -> None:
     _, truth, said = results("loading")
     clock = parts("loading")
-    assert clock["data_wait"] == pytest.approx(truth["loading_ns"], rel=LEEWAY, abs=LEEWAY_S)
-    assert clock["between_steps"] < LEEWAY_S
+    assert clock["data_wait"] == pytest.approx(truth["loading_ns"], rel=LEEWAY, abs=leeway_s("loading"))
+    assert clock["between_steps"] < leeway_s("loading")
     assert "rank 0: data loading " in said  # the largest share of the profiled time comes first
 
 
 def test_compilation_is_told_from_the_first_step() -> None:
     clock = parts("compile")
-    assert clock["compilation"] > 0.02
     assert clock["compilation"] > clock["first_step"]
     assert causes("compile")[1] == "compilation"
 
@@ -102,5 +107,5 @@ def test_a_validation_behind_the_last_step_counts_too() -> None:
     _, truth, _ = results("final_validation")
     clock = parts("final_validation")
     validated = clock["validation"] + clock["validation_data_wait"] + clock["end"]
-    assert validated == pytest.approx(truth["validation_ns"], rel=LEEWAY, abs=LEEWAY_S)
-    assert clock["validation"] > 0.15
+    assert validated == pytest.approx(truth["validation_ns"], rel=LEEWAY, abs=leeway_s("final_validation"))
+    assert clock["validation"] > truth["validation_ns"] / 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from perfscope.hooks.late_writer import PERIOD_S, LateWriter
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.wire import StepRecord, to_line
 from perfscope.wire.passes import MicroBatchRecord
+
+LONGEST_S = 60
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def test_a_record_is_written_in_half_a_second_and_training_does_not_wait_for_it(
     for step in (1, 2):
         writer.add(descriptor, to_line, StepRecord(step, 10 * step, "optimizer", skipped=True))
     assert file.read_bytes() == b""
-    until_s = time.monotonic() + 20 * PERIOD_S
+    until_s = time.monotonic() + LONGEST_S
     while not file.read_bytes() and time.monotonic() < until_s:
         time.sleep(0.01)
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
@@ -65,45 +68,55 @@ def test_a_full_disk_ends_it_with_the_next_record() -> None:
         writer.flush()
     writer = LateWriter()
     writer.add(descriptor, to_line, StepRecord(1, 1, "optimizer"))
-    time.sleep(2 * PERIOD_S)
+    until_s = time.monotonic() + LONGEST_S
+    while writer.error is None and time.monotonic() < until_s:
+        time.sleep(0.01)
     with pytest.raises(OSError, match="No space left"):
         writer.add(descriptor, to_line, StepRecord(2, 2, "optimizer"))
 
 
-def test_a_killed_process_loses_the_last_half_second_at_most(file: Path) -> None:
+def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) -> None:
+    assert PERIOD_S == 0.5
     code = (
         "import os, sys, time\n"
         "from perfscope.hooks.late_writer import LateWriter\n"
         "from perfscope.wire import StepRecord, to_line\n"
         "writer, descriptor = LateWriter(), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
         "for step in range(1, 101):\n"
-        "    writer.add(descriptor, to_line, StepRecord(step, time.monotonic_ns(), 'optimizer'))\n"
-        "    time.sleep(0.02)\n"
-        "print(time.monotonic_ns())\n"
-        "sys.stdout.flush()\n"
+        "    writer.add(descriptor, to_line, StepRecord(step, step, 'optimizer'))\n"
+        "while not writer.has_news:\n"
+        "    time.sleep(0.01)\n"
+        "writer.add(descriptor, to_line, StepRecord(101, 101, 'optimizer'))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
     assert ended.returncode == -9, ended.stderr
     records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    assert len(records) >= 50
-    assert int(ended.stdout) - records[-1]["end_ns"] < 2 * PERIOD_S * 1e9  # twice, for a machine that is busy
+    assert [record["step"] for record in records[:100]] == list(range(1, 101))
+    assert len(records) <= 101
 
 
 def test_it_rests_in_an_open_window_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writer, "PERIOD_S", 0.3)
     monkeypatch.setattr(OPEN_WINDOW, "is_open", True)
+    written = list[tuple[float, bool]]()  # each sleep of the thread, and whether the file has anything then
+    sleep = time.sleep
+
+    def sleep_at_once(duration_s: float) -> None:
+        written.append((duration_s, bool(file.read_bytes())))
+        sleep(0.01)
+
+    clock = SimpleNamespace(sleep=sleep_at_once, thread_time_ns=time.thread_time_ns)
+    monkeypatch.setattr(late_writer, "time", clock)
     reads = list[int]()
     writer = LateWriter(lambda: {"memory_peak_bytes": len(reads)})
     writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
-    time.sleep(0.4)
-    assert file.read_bytes() == b""
-    assert not writer.has_news
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + LONGEST_S
     while not writer.has_news and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert file.read_bytes()
+    writer.close()
+    assert written[:2] == [(PERIOD_S, False), (PERIOD_S, False)]
+    assert written[2][0] < PERIOD_S
+    assert written[2][1]
     assert writer.take_news()[1] == {"memory_peak_bytes": 0}
 
 
@@ -111,7 +124,7 @@ def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(late_writer, "PERIOD_S", 0.05)
     writer = LateWriter(lambda: {"memory_peak_bytes": 1 // 0})
     writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + LONGEST_S
     while not writer.has_news and time.monotonic() < until_s:
         time.sleep(0.01)
     assert file.read_bytes()

@@ -179,7 +179,7 @@ def test_a_port_answers_on_this_host_alone(tmp_path: Path) -> None:
     assert isinstance(target, PortTarget)
     try:
         target.publish(to_openmetrics(look(Job(tmp_path / "RUN")), None))
-        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert answer.read().endswith(b"# EOF\n")
         assert target._server.server_address[0] == "127.0.0.1"

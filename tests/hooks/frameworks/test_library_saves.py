@@ -50,7 +50,7 @@ def test_safetensors_of_torch_and_of_numpy(tmp_path: Path) -> None:
     steps = {line["step"]: line for line in step_lines(tmp_path / "RUN")}
     stalls_ns = {step: sum(s["end_ns"] - s["start_ns"] for s in saves if s["step"] == step - 1) for step in (3, 5, 7)}
     assert {step: line["save_ns"] for step, line in steps.items() if "save_ns" in line} == stalls_ns
-    assert steps[7]["wall_ns"] < steps[7]["save_ns"] / 2  # 512 MiB are written in it
+    assert steps[7]["wall_ns"] < steps[7]["save_ns"]  # 512 MiB are written in it
 
 
 def test_a_checkpoint_of_the_trainer_is_one_save_with_every_file_of_its_folder(tmp_path: Path) -> None:

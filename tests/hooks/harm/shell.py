@@ -78,7 +78,7 @@ def run_captured(line: str, folder: Path, options: str = "") -> tuple[Seen, Capt
     seen, lines = _run(line, folder, f"{shlex.join(words)} --steps 98-99 {options} --")
     records = folder.glob("RUN/ranks/*/steps.jsonl")
     captured = Captured(tuple(lines), sum(len(path.read_text().splitlines()) for path in records))
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while time.monotonic() < ends and _processes_of(folder):
         time.sleep(0.1)
     assert not _processes_of(folder)

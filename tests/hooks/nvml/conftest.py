@@ -60,5 +60,5 @@ def sample(
             if sum("gpus" in one for one in lines) > rounds:
                 process.terminate()
                 break
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     return lines

@@ -13,13 +13,14 @@ from perfscope.wire.host import HostWaits
 def test_a_step_has_the_work_since_the_step_before() -> None:
     counters = HostCounters()
     counters.begin()
+    begin_ns = time.thread_time_ns()
     assert counters.to_work(counters.read()) is None, "nothing came before the first one"
     until_ns = time.thread_time_ns() + 20_000_000
     while time.thread_time_ns() < until_ns:
         pass
     work = counters.to_work(counters.read())
     assert work is not None
-    assert 20_000_000 <= work.cpu_ns < 200_000_000
+    assert 20_000_000 <= work.cpu_ns <= time.thread_time_ns() - begin_ns
     assert min(work) >= 0
     memory = bytearray(64 << 20)
     memory[:: os.sysconf("SC_PAGESIZE")] = bytes(len(memory[:: os.sysconf("SC_PAGESIZE")]))
@@ -31,11 +32,12 @@ def test_a_step_has_the_work_since_the_step_before() -> None:
 def test_a_sleep_is_no_work_and_no_delay() -> None:
     counters = HostCounters()
     counters.begin()
+    begin_ns = time.thread_time_ns()
     counters.to_work(counters.read())
     time.sleep(0.05)
     work = counters.to_work(counters.read())
     assert work is not None
-    assert work.cpu_ns < 40_000_000
+    assert work.cpu_ns <= time.thread_time_ns() - begin_ns
 
 
 def test_a_script_that_closes_all_files_ends_the_counters_and_nothing_else() -> None:

@@ -46,7 +46,7 @@ from perfscope.hooks.watch.arming import FaultHandler
 handler = FaultHandler(sys.argv[1])
 handler.enable(was_loaded=False)
 handler.set_timer(0.3)
-ctypes.PyDLL(None).usleep(900_000)  # holds the interpreter lock
+ctypes.PyDLL(None).usleep(1_500_000)  # holds the interpreter lock
 print("goes on")
 """
 FORK = """
@@ -58,7 +58,7 @@ handler.set_timer(100)
 child = os.fork()
 if child == 0:
     sys.exit(3)
-ends = time.monotonic() + 10
+ends = time.monotonic() + 60
 while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < ends:
     time.sleep(0.01)
 if ended[0] == 0:
@@ -68,7 +68,7 @@ handler.set_timer(100)
 print(handler.is_set)
 """
 OWN_TIMER = """
-import faulthandler, sys, time
+import faulthandler, os, sys, time
 from perfscope.hooks.watch.arming import FaultHandler
 handler = FaultHandler(sys.argv[1])
 handler.enable(was_loaded=False)
@@ -76,7 +76,10 @@ handler.set_timer(100)
 faulthandler.dump_traceback_later(0.2, file=open(sys.argv[2], "w"))
 handler.set_timer(0.1)
 handler.cancel_timer()
-time.sleep(0.6)
+ends = time.monotonic() + 60
+while not os.path.getsize(sys.argv[2]) and time.monotonic() < ends:
+    time.sleep(0.05)
+time.sleep(0.2)
 """
 LOADED_BEFORE = OWN_TIMER.replace("was_loaded=False", "was_loaded=True")
 

@@ -13,16 +13,39 @@ from perfscope.hooks.facts.startup import read_start_ns
 from perfscope.wire import RankRecord, to_line
 from tests.conftest import ROOT
 
+LONGEST_S = 60
 CORONER = ROOT / "hooks" / "watch" / "coroner.py"
 
 
 def start_rank(ranks: Path, rank: int, code: str, **fields: object) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code])
+    """A process that does what the code says once its input is closed."""
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.stdin.read(); {code}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
     now = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), "python": "3", "host": socket.gethostname()}
     record = RankRecord(**{"rank": rank, "world_size": 3, "pid": process.pid, **now, **fields})  # type: ignore[arg-type]
     (ranks / f"{rank:05d}").mkdir(parents=True)
     (ranks / f"{rank:05d}" / "rank.json").write_bytes(to_line(record))
     return process
+
+
+def end(rank: subprocess.Popen[bytes]) -> None:
+    assert rank.stdin is not None
+    rank.stdin.close()
+
+
+def start_watcher(ranks: Path, *watched: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """The watcher, once it holds a descriptor of each of these processes."""
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", CORONER, ranks, "-", "1"], stdout=subprocess.PIPE)
+    until_s = time.monotonic() + LONGEST_S
+    while time.monotonic() < until_s and not {rank.pid for rank in watched} <= descriptors(watcher.pid):
+        time.sleep(0.02)
+    return watcher
+
+
+def descriptors(pid: int) -> set[int]:
+    """The processes that a process has descriptors of."""
+    texts = [file.read_text() for file in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return {int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("Pid:")}
 
 
 def deaths(output: bytes) -> list[tuple[int, int | None, int | None]]:
@@ -32,14 +55,17 @@ def deaths(output: bytes) -> list[tuple[int, int | None, int | None]]:
 
 
 def test_ends_are_written_in_their_order_with_codes_and_signals(tmp_path: Path) -> None:
-    codes = ["import time; time.sleep(1.6)", "import time; time.sleep(0.8); raise SystemExit(3)"]
-    codes.append("import time, os; time.sleep(1.2); os.kill(os.getpid(), 9)")
+    codes = ["pass", "raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)"]
     ranks = [start_rank(tmp_path, rank, code) for rank, code in enumerate(codes)]
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", CORONER, tmp_path, "-", "1"], stdout=subprocess.PIPE)
-    time.sleep(2.5)  # the parent has not asked yet how they ended
-    for rank in ranks:
-        rank.wait()
-    output, _ = watcher.communicate(timeout=5)
+    watcher = start_watcher(tmp_path, *ranks)
+    assert watcher.stdout is not None
+    output = b""
+    for rank in (1, 2, 0):
+        end(ranks[rank])
+        output += watcher.stdout.readline()  # the parent has not asked yet how it ended
+    for process in ranks:
+        process.wait()
+    output += watcher.communicate(timeout=LONGEST_S)[0]
     assert watcher.returncode == 0
     assert deaths(output) == [(1, 3, None), (2, None, 9), (0, 0, None)]
 
@@ -48,15 +74,17 @@ def test_another_hosts_ranks_and_reused_process_ids_are_not_its_own(tmp_path: Pa
     begun_ns = read_start_ns()
     assert begun_ns is not None
     ranks = [
-        start_rank(tmp_path, 0, "import time; time.sleep(0.5); raise SystemExit(4)"),
-        start_rank(tmp_path, 1, "import time; time.sleep(0.5)", host="elsewhere"),
-        start_rank(tmp_path, 2, "import time; time.sleep(0.5)", started_ns=begun_ns - 10**12),
+        start_rank(tmp_path, 0, "raise SystemExit(4)"),
+        start_rank(tmp_path, 1, "pass", host="elsewhere"),
+        start_rank(tmp_path, 2, "pass", started_ns=begun_ns - 10**12),
     ]
     (tmp_path / "00003").mkdir()
     (tmp_path / "00003" / "rank.json").write_bytes(b'{"rank": 3')
-    output = subprocess.run(
-        [sys.executable, "-I", "-S", CORONER, tmp_path, "-", "1"], stdout=subprocess.PIPE, timeout=10, check=True
-    ).stdout
+    watcher = start_watcher(tmp_path, ranks[0])
+    for rank in ranks:
+        end(rank)
+    output, _ = watcher.communicate(timeout=LONGEST_S)
     for rank in ranks:
         rank.wait()
+    assert watcher.returncode == 0
     assert deaths(output) == [(0, 4, None)]

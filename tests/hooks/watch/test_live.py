@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ for step in range(60):
     time.sleep(4 if step == 40 else 0.05)  # several looks at the steps before it, and behind it
 raise SystemExit(CODE)
 """
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not is_so() and time.monotonic() < until_s:
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,8 @@ def test_every_rank_opens_the_window_at_the_same_step(tmp_path: Path) -> None:
         assert window is not None
         while triggers.steps_by_now(run) <= window[1] + 2:
             time.sleep(0.2)
-        time.sleep(1.5)
+        wait_until(lambda: all(window in ranks for ranks in triggers.windows(run)))
+        wait_until(lambda: len(list((run / "traces").glob("*.pt.trace.json*"))) == 2 * 2)
         assert all(window in ranks for ranks in triggers.windows(run))
         assert len(list((run / "traces").glob("*.pt.trace.json*"))) == 2 * 2
         notes = (run / "ranks" / "00000" / "events.jsonl").read_text()
@@ -87,6 +95,6 @@ def test_every_rank_opens_the_window_at_the_same_step(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.wait()
-    time.sleep(1)
+    wait_until(lambda: all(rank.has_ended for rank in look_at(LocalPart(str(run))).ranks))
     assert all(rank.has_ended for rank in look_at(LocalPart(str(run))).ranks)
     assert "no rank runs any more" in perfscope("trigger", str(run), cwd=ROOT).stderr
