@@ -20,7 +20,7 @@ from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, in_unit, percent
 from perfscope.schedules.operations import Op, PassKind
 from perfscope.schedules.simulator import Deadlock, Timing, simulate
-from perfscope.tables.micro_batches import MicroBatches
+from perfscope.tables.micro_batches import MicroBatches, of_last_attempts
 from perfscope.tables.run import Run
 from perfscope.wire import PROFILED
 
@@ -182,7 +182,7 @@ def analyze(run: Run) -> PipelineSteps:
     Raises:
         MissingInput: The run has no pipeline, a stage timed nothing, or no step was timed on every stage.
     """
-    by_rank = _last_attempts(run.micro_batches)
+    by_rank = of_last_attempts(run.micro_batches)
     if not by_rank:
         raise MissingInput("no pipeline: no rank timed micro-batches")
     ranks_of: dict[int, list[int]] = defaultdict(list)
@@ -203,18 +203,6 @@ def analyze(run: Run) -> PipelineSteps:
         raise MissingInput("no step was timed on every stage")
     pipeline = _TimedPipeline(by_rank, tuple(tuple(ranks_of[device]) for device in range(devices)))
     return _average(pipeline, steady, [step for step in common if windows.get(step) == PROFILED])
-
-
-def _last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:
-    """The steps of each rank's last process by number."""
-    attempts: dict[int, int] = {}
-    for record in records:
-        attempts[record.rank] = max(attempts.get(record.rank, 0), record.attempt)
-    by_rank: dict[int, dict[int, MicroBatches]] = defaultdict(dict)
-    for record in records:
-        if record.attempt == attempts[record.rank]:
-            by_rank[record.rank][record.step] = record
-    return dict(sorted(by_rank.items()))
 
 
 def _profiler_windows(run: Run) -> dict[int, str]:

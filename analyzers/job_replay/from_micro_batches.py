@@ -16,7 +16,7 @@ from perfscope.analyzers.job_replay.job import Job, JobSteps, Kind, describe_ste
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Int64
-from perfscope.tables.micro_batches import MicroBatches
+from perfscope.tables.micro_batches import MicroBatches, of_last_attempts
 from perfscope.tables.run import Run
 from perfscope.wire.passes import PASS_KINDS
 
@@ -33,7 +33,7 @@ def job_from_micro_batches(run: Run) -> Job:
     Raises:
         MissingInput: The run has no pipeline, a rank of it timed nothing, or no step is complete on every rank.
     """
-    by_rank = _last_attempts(run.micro_batches)
+    by_rank = of_last_attempts(run.micro_batches)
     if not by_rank:
         raise MissingInput("no pipeline: no rank timed micro-batches")
     ranks = _place_ranks(run, by_rank)
@@ -61,18 +61,6 @@ def job_from_micro_batches(run: Run) -> Job:
     if left_out:
         notes.append(f"Left out: {describe_steps(left_out)}: passes are missing, or differ between pipelines.")
     return Job(tuple(Kind(name, name, is_transfer=False) for name in _NAMES), ranks, tuple(parts), tuple(notes))
-
-
-def _last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:
-    """The steps of each rank's last process by number."""
-    attempts: dict[int, int] = {}
-    for record in records:
-        attempts[record.rank] = max(attempts.get(record.rank, 0), record.attempt)
-    by_rank: dict[int, dict[int, MicroBatches]] = defaultdict(dict)
-    for record in records:
-        if record.attempt == attempts[record.rank]:
-            by_rank[record.rank][record.step] = record
-    return dict(sorted(by_rank.items()))
 
 
 def _place_ranks(run: Run, by_rank: Mapping[int, Mapping[int, MicroBatches]]) -> tuple[tuple[int, ...], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -42,3 +44,15 @@ class MicroBatches:
     def busy_ns(self) -> int:
         """Time of all passes."""
         return sum(total.time_ns for total in self.totals)
+
+
+def of_last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:
+    """The records of each rank's last process, by rank and step; a launcher may have started a rank anew."""
+    attempts: dict[int, int] = {}
+    for record in records:
+        attempts[record.rank] = max(attempts.get(record.rank, 0), record.attempt)
+    by_rank: dict[int, dict[int, MicroBatches]] = defaultdict(dict)
+    for record in records:
+        if record.attempt == attempts[record.rank]:
+            by_rank[record.rank][record.step] = record
+    return dict(sorted(by_rank.items()))
