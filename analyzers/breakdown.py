@@ -24,7 +24,7 @@ from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measu
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section, first_rows
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
 
@@ -169,7 +169,7 @@ class Breakdown:
         ]
         if steps:
             of_steps = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *COLUMNS)
-            sections.append(Section("Device time by step", of_steps, *first_rows(steps, _MOST_STEP_ROWS)))
+            sections.append(long_table("Device time by step", of_steps, steps, most=_MOST_STEP_ROWS))
         if any(rank.outside and rank.outside.busy for rank in self.ranks):
             sections.append(self._windows(labels))
         return tuple(sections)
@@ -348,13 +348,12 @@ def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
 def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:
     """Doubt where a rank of several shows no communication."""
     numbers = {rank.rank for rank in ranks if rank.rank is not None}
+    communicating = {rank.rank for rank in ranks if rank.total.communication}
     silent = sorted(
         {
             rank.rank
             for rank in ranks
-            if rank.rank is not None
-            and not any(other.total.communication for other in ranks if other.rank == rank.rank)
-            and max(len(numbers), rank.world_size or 0) > 1
+            if rank.rank is not None and rank.rank not in communicating and max(len(numbers), rank.world_size or 0) > 1
         }
     )
     if not silent:

@@ -186,12 +186,15 @@ class Training:
         return host
 
     def _idle_pointer(self, pointer: str) -> str:
-        trace = self.facts.value(f"{pointer}/trace")
-        device = self.facts.value(f"{pointer}/device")
-        for row in self.facts.rows("/idle/ranks"):
-            if (self.facts.value(f"{row}/trace"), self.facts.value(f"{row}/device")) == (trace, device):
-                return row
-        return ""
+        return self._idle_pointers.get(self._device_of(pointer), "")
+
+    @cached_property
+    def _idle_pointers(self) -> dict[tuple[str, int], str]:
+        """Where the idle time of each device of each trace is; of several of one, the first."""
+        return {self._device_of(row): row for row in reversed(self.facts.rows("/idle/ranks"))}
+
+    def _device_of(self, pointer: str) -> tuple[str, int]:
+        return self.facts.text(f"{pointer}/trace"), int(self.facts.amount(f"{pointer}/device"))
 
     def _host_step(self, pointer: str) -> RankStep:
         facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)

@@ -153,6 +153,7 @@ def _parse_entry(text: str) -> Gpu:
     )
 
 
+@cache
 def lookup_gpu(name: str) -> Gpu | None:
     """Look a GPU up by its name, an alias or its CUDA name; None where it is not listed."""
     key = _normalize(name)

@@ -1,0 +1,36 @@
+"""Analyses of made-up jobs of many ranks, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from benchmarks.synthetic_ranks import Job, Made
+from perfscope.engine import run
+from perfscope.engine.execution import Execution
+from perfscope.engine.inputs import Inputs
+from perfscope.engine.measuring import Measure, MeasuredTrace
+from perfscope.engine.run import Analysis, Plan, analyze_inputs
+from perfscope.engine.windows import TraceFiles, WindowPlan
+
+
+@dataclass(frozen=True)
+class Answers(Execution):
+    """Gives the answers of the map step that it was given."""
+
+    answers: tuple[MeasuredTrace, ...] = ()
+
+    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+        return iter(self.answers)
+
+
+def analyze_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> Analysis:
+    """Everything behind the map step."""
+    answers = tuple(Made(job))
+    files = tuple(TraceFiles(measured.path) for measured in answers)
+    monkeypatch.setattr(run, "plan_windows", lambda traces, records: WindowPlan(files, ()))
+    inputs = Inputs(("job",), None, tuple(measured.path for measured in answers))
+    return analyze_inputs(inputs, Plan(execution=cast("Execution", Answers(answers=answers))))
