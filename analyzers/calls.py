@@ -21,7 +21,7 @@ from perfscope.analyzers.shared.host_activity import names_with, waits_for_devic
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, first_rows
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
@@ -142,9 +142,8 @@ class Calls:
             for rank in self.ranks
             for caller in rank.callers
         ]
-        shown, left_out = first_rows(rows, _MOST_ROWS)
         note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
-        return (Section("Calls that hold the host up", columns, shown, (note, *left_out)),)
+        return (long_table("Calls that hold the host up", columns, rows, (note,), most=_MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:

@@ -20,7 +20,7 @@ from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
 from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, first_rows
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT
 
@@ -105,8 +105,7 @@ class Clock:
             f"Offset of each rank's clock from that of rank {self.reference}, by the ends of common collectives; the "
             "residual limits how finely times of two ranks can be compared."
         )
-        shown, left_out = first_rows(rows, _MOST_ROWS)
-        return (Section("Clocks", columns, shown, (note, *left_out)),)
+        return (long_table("Clocks", columns, rows, (note,), most=_MOST_ROWS),)
 
 
 @dataclass(frozen=True, slots=True)

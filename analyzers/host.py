@@ -22,7 +22,7 @@ from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.outside_operators import OutsideTime, attribute_outside, kinds_in_us, outside_section
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, first_rows, percent_of
+from perfscope.report import Cell, Column, Json, Section, long_table, percent_of
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
@@ -170,7 +170,7 @@ class HostTime:
         sections = [Section("Host time", (Column("Rank"), *_COLUMNS), ranks, self.notes)]
         if steps:
             columns = (Column("Rank"), Column("Step"), *_COLUMNS)
-            sections.append(Section("Host time by step", columns, *first_rows(steps, _MOST_STEP_ROWS)))
+            sections.append(long_table("Host time by step", columns, steps, most=_MOST_STEP_ROWS))
         if any(rank.has_frames for rank in self.ranks):
             sections.append(outside_section([(_label(rank), rank.total.window, rank.outside) for rank in self.ranks]))
         return (*sections, self._operators())

@@ -23,7 +23,7 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, first_rows, percent
+from perfscope.report import Cell, Column, Json, Section, long_table, percent
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -150,7 +150,7 @@ class Overlap:
         columns = (Column("Rank"), Column("Axis"), Column("Group"), Column("Ranks"), *times)
         return (
             Section("Overlap by axis of parallelism", (Column("Axis"), *times), axes, notes),
-            Section("Overlap by process group", columns, *first_rows(groups, _MOST_ROWS)),
+            long_table("Overlap by process group", columns, groups, most=_MOST_ROWS),
         )
 
 

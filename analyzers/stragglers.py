@@ -17,18 +17,19 @@ each other by the order of their passes, which the pipeline bubble measures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
+from perfscope.analyzers.communication.lateness import LateRank, find_late_ranks
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
 from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace, RankWait, number_or_none
 from perfscope.analyzers.shared.compute_pace import Comparison, Pace
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, first_rows
+from perfscope.report import Cell, Column, Json, Section, long_table
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes, format_ranges
 
@@ -49,6 +50,7 @@ class Stragglers:
         groups: Each group, the one with the longest caused wait first.
         ranks: Each rank.
         comparison: How the ranks compute; absent where they cannot be compared.
+        late: Of many ranks those that arrive later than their peers, the latest first; absent for few ranks.
     """
 
     straggler: int | None
@@ -56,10 +58,13 @@ class Stragglers:
     groups: tuple[GroupWait, ...]
     ranks: tuple[RankPace, ...]
     comparison: Comparison | None
+    late: tuple[LateRank, ...] | None = None
 
     def data(self) -> Json:
         """``results.stragglers``."""
+        late = {} if self.late is None else {"late": [rank.data(self.groups[rank.group]) for rank in self.late]}
         return {
+            **late,
             "straggler": self.straggler,
             "significant_us": self.significant / NS_PER_US,
             "compared": self.comparison.data() if self.comparison else None,
@@ -109,8 +114,29 @@ class Stragglers:
             Column("Relative work", 3),
             Column("Reason"),
         )
-        shown, left_out = first_rows(rows, _MOST_ROWS)
-        return (Section("Stragglers", columns, shown, (self._verdict(), *self._notes(), *left_out)),)
+        notes = (self._verdict(), *self._notes())
+        return (long_table("Stragglers", columns, rows, notes, most=_MOST_ROWS), *self._late_section())
+
+    def _late_section(self) -> tuple[Section, ...]:
+        """Which of many ranks are late; none for few ranks."""
+        if self.late is None:
+            return ()
+        columns = (Column("Rank"), Column("Late (ms)", 2), Column("Group"), Column("Reason"))
+        rows = [
+            (
+                str(rank.rank),
+                rank.late_ns / NS_PER_MS,
+                self.groups[rank.group].label,
+                None if rank.reason is None else rank.reason.text or "not shown by the trace",
+            )
+            for rank in self.late
+        ]
+        note = (
+            f"{len(rows)} of {len(self.ranks)} ranks arrive later than their peers by "
+            f"{self.significant / NS_PER_MS:.2f} ms or more: by how much less they waited than the median rank of "
+            "their group, less what they waited for others elsewhere."
+        )
+        return (Section("Ranks that arrive late", columns, tuple(rows), (note,)),)
 
     def _notes(self) -> list[str]:
         notes = ["A rank's wait is the time that an operation took longer on it than on the rank that arrived last."]
@@ -183,7 +209,11 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     paces = ranks.paces(groups)
     slowest = max(paces, key=lambda rank: (rank.excess, -rank.rank))
     is_straggler = slowest.excess >= significant and slowest.rank >= 0
-    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), paces, ranks.comparison)
+    late = None
+    if len(paces) > MANY_RANKS:
+        every = find_late_ranks(groups, significant)
+        late = tuple(replace(rank, reason=ranks.reason(rank.rank, groups[rank.group], significant)) for rank in every)
+    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), paces, ranks.comparison, late)
 
 
 def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -> GroupWait | None:

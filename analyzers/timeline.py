@@ -18,7 +18,7 @@ from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks, States, m
 from perfscope.analyzers.tracks.simplified import simplify, sum_states
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, first_rows, percent_of
+from perfscope.report import Cell, Column, Json, Section, long_table, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import Trace
 
@@ -113,9 +113,8 @@ class JobTimeline:
             )
             for device in self.devices
         ]
-        shown, left_out = first_rows(rows, _MOST_TABLE_ROWS)
         notes = ["The states of a device leave nothing out; an idle moment is of the cause that takes most of its gap."]
-        return (Section("Timeline", columns, shown, (*notes, *self.job.notes, *left_out)),)
+        return (long_table("Timeline", columns, rows, (*notes, *self.job.notes), most=_MOST_TABLE_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:

@@ -32,3 +32,6 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 TIB = 2**40
+
+#: A job of more ranks is told by groups, quantiles and outliers: nobody reads a table of so many rows.
+MANY_RANKS = 512

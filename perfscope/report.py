@@ -102,6 +102,7 @@ class Section:
         rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
         notes: Sentences below the table: conventions, assumptions, reasons for values that are absent.
         drawing: Lines that are shown as they are, between the heading and the notes.
+        every: All rows of a table that shows the first ones alone; empty where ``rows`` are all.
     """
 
     title: str
@@ -109,11 +110,24 @@ class Section:
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     drawing: str = ""
+    every: tuple[Row, ...] = ()
 
     def __post_init__(self) -> None:
-        for row in self.rows:
+        for row in self.every or self.rows:
             if len(row) != len(self.columns):
                 raise AssertionError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns")
+
+
+def long_table(
+    title: str, columns: tuple[Column, ...], rows: Sequence[Row], notes: tuple[str, ...] = (), *, most: int
+) -> Section:
+    """A long table that shows its first rows; its last note says how many are left out, if there are any.
+
+    >>> long_table("A", (Column("B"),), [("a",), ("b",)], most=1).notes
+    ('1 more rows are in --format json.',)
+    """
+    shown, left_out = first_rows(rows, most)
+    return Section(title, columns, shown, (*notes, *left_out), every=tuple(rows) if left_out else ())
 
 
 @dataclass(frozen=True, slots=True)

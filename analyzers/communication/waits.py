@@ -181,12 +181,13 @@ class Members:
         if group.has_stages:
             return group
         ranks = tuple(
-            replace(rank, reason=self._reason(rank.rank, group, significant)) if rank.excess >= significant else rank
+            replace(rank, reason=self.reason(rank.rank, group, significant)) if rank.excess >= significant else rank
             for rank in group.ranks
         )
         return replace(group, ranks=ranks)
 
-    def _reason(self, rank: int, group: GroupWait, significant: float) -> Reason | None:
+    def reason(self, rank: int, group: GroupWait, significant: float) -> Reason | None:
+        """Why a rank of a group came last; None where its steps cannot be compared with those of the others."""
         members = [member.rank for member in group.ranks if member.rank in self._profiles]
         others = [member for member in members if member != rank]
         steps = common_steps(self._profiles[member].steps for member in members)

@@ -10,7 +10,7 @@ from perfscope.analyzers.late_ranks.device_pace import DevicePace
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.analyzers.late_ranks.parts import Part, StepParts
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.report import Cell, Column, Json, Section, first_rows, in_unit, percent_of
+from perfscope.report import Cell, Column, Json, Section, in_unit, long_table, percent_of
 from perfscope.units import format_ranges
 
 CAUSES = {
@@ -191,9 +191,8 @@ class LateRanks:
         ]
         named = {str(late.rank) for late in self.lateness}
         rows.sort(key=lambda row: row[0] not in named)
-        shown, left_out = first_rows(rows, _MOST_RANKS)
         note = "Means of the compared steps on the host; the parts add up to the step."
-        return Section("Steps on the host, by rank", columns, tuple(shown), (note, *left_out))
+        return long_table("Steps on the host, by rank", columns, rows, (note,), most=_MOST_RANKS)
 
     def _devices_section(self) -> Section:
         columns = (
@@ -220,9 +219,9 @@ class LateRanks:
             for pace in self.devices
         ]
         slowest_first = np.argsort([-pace.ratio for pace in self.devices], kind="stable").tolist()
-        shown, left_out = first_rows([rows[index] for index in slowest_first], _MOST_RANKS)
+        ordered = [rows[index] for index in slowest_first]
         note = "Medians of the steps that were timed by events on the device; relative to the median of the others."
-        return Section("Pace of the devices", columns, tuple(shown), (note, *left_out))
+        return long_table("Pace of the devices", columns, ordered, (note,), most=_MOST_RANKS)
 
 
 def _count(steps: int) -> str:
