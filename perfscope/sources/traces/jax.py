@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.traces.device_profile import Profile, ProfiledEvent, to_trace
 from perfscope.sources.traces.files import open_trace
 from perfscope.sources.traces.inflate import read_blocks
 from perfscope.sources.traces.protobuf import message_of, number_of, read_fields, text_of
-from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import classify, classify_copy
-from perfscope.tables.trace import ABSENT, DeviceEvents, HostSpans, Trace, Work
+from perfscope.tables.trace import ABSENT, Trace, Work
 
 XPLANE = ".xplane.pb"
 _PS_PER_NS = 1000
@@ -53,33 +50,6 @@ _OFFSET_PS, _DURATION_PS, _STATS = 2, 3, 4
 _UNSIGNED, _SIGNED = 3, 4
 
 
-class _Event(NamedTuple):
-    """An event: where it ran, its name, its times and its correlation."""
-
-    line: int
-    name: str
-    start_ns: int
-    duration_ns: int
-    correlation: int
-
-
-@dataclass(slots=True)
-class _Profile:
-    """What a profile contains.
-
-    Attributes:
-        device: Events of devices, by the index of the device.
-        calls: Calls of the host that launch something; the line is the thread.
-        host: The machine; ``""`` where it is not stated.
-        damage: What is lost, as sentences.
-    """
-
-    device: dict[int, list[_Event]] = field(default_factory=dict)
-    calls: list[_Event] = field(default_factory=list)
-    host: str = ""
-    damage: list[str] = field(default_factory=list)
-
-
 def read_xplane(path: str) -> Trace:
     """Read an XPlane file.
 
@@ -93,7 +63,7 @@ def read_xplane(path: str) -> Trace:
             content = zlib.decompressobj(wbits=31).decompress(content)
         except zlib.error as error:
             raise SourceError(path, f"cannot be read: {error}") from None
-    profile = _Profile()
+    profile = Profile()
     try:
         for number, value in read_fields(memoryview(content)):
             if number == _PLANES:
@@ -151,29 +121,30 @@ def read_export(path: str) -> Trace:
                 processes[event.pid] = event.args.name
             elif event.name == "thread_name":
                 threads[event.pid, event.tid] = event.args.name
-    profile = _Profile()
+    profile = Profile()
     for event in export.events:
         if event.ph != "X":
             continue
         process, thread = processes.get(event.pid, ""), threads.get((event.pid, event.tid), "")
         correlation = _correlation(event.args.correlation_id if event.args else None)
-        _add(profile, process, thread, _Event(event.tid, event.name, _ns(event.ts), _ns(event.dur), correlation))
+        _add(profile, process, thread, ProfiledEvent(event.tid, event.name, _ns(event.ts), _ns(event.dur), correlation))
     return _to_trace(path, profile, "export for Chrome")
 
 
-def _add(profile: _Profile, plane: str, line: str, event: _Event) -> None:
+def _add(profile: Profile, plane: str, line: str, event: ProfiledEvent) -> None:
     """Add an event of a plane if it ran on a device, or launched something there."""
     device = _DEVICE.match(plane)
     if device:
         stream = _STREAM.match(line)
         if stream or line == _TPU_OPERATIONS:
             number = int(stream[1]) if stream else event.line
-            profile.device.setdefault(int(device[1]), []).append(event._replace(line=number))
+            members = profile.device.setdefault(int(device[1]), [])
+            members.append((event._replace(line=number), _work(event.name)))
     elif event.correlation != ABSENT and _CALL.match(event.name):
         profile.calls.append(event)
 
 
-def _read_plane(plane: memoryview, profile: _Profile) -> None:
+def _read_plane(plane: memoryview, profile: Profile) -> None:
     name, lines = "", []
     names: dict[int, str] = {}
     stats: dict[int, str] = {}
@@ -192,7 +163,7 @@ def _read_plane(plane: memoryview, profile: _Profile) -> None:
 
 
 def _read_line(
-    line: memoryview, plane: str, names: Mapping[int, str], correlation: int | None, profile: _Profile
+    line: memoryview, plane: str, names: Mapping[int, str], correlation: int | None, profile: Profile
 ) -> None:
     fields = list(read_fields(line))
     head = dict(fields)
@@ -212,72 +183,14 @@ def _read_line(
         start_ps = event.get(_OFFSET_PS, 0)
         start_ns, end_ns = (base_ns + ps // _PS_PER_NS for ps in (start_ps, start_ps + event.get(_DURATION_PS, 0)))
         name = names.get(event.get(_ID, 0), "")
-        _add(profile, plane, title, _Event(thread, name, start_ns, end_ns - start_ns, identity))
+        _add(profile, plane, title, ProfiledEvent(thread, name, start_ns, end_ns - start_ns, identity))
 
 
-def _to_trace(path: str, profile: _Profile, what: str) -> Trace:
-    events = [(gpu, event) for gpu, members in sorted(profile.device.items()) for event in members]
-    if not events:
+def _to_trace(path: str, profile: Profile, what: str) -> Trace:
+    if not profile.device:
         hint = "; ".join(profile.damage) or "perfscope reads what ran on its GPUs and TPUs"
         raise NotATrace(path, f"is a profile of JAX ({what}) without anything that ran on a device", hint=hint)
-    events.sort(key=lambda pair: pair[1].start_ns)
-    calls = sorted(profile.calls, key=lambda call: call.start_ns)
-    first_ns = min(event.start_ns for event in (events[0][1], *calls[:1]))
-    names: dict[str, int] = {}
-    device = _columns([event for _, event in events], names, first_ns)
-    of_call = _columns(calls, names, first_ns)
-    absent = np.full(len(events), ABSENT, np.int64)
-    of_host = np.full(len(calls), ABSENT, np.int64)
-    return Trace(
-        path=path,
-        rank=None,
-        world_size=None,
-        host=profile.host,
-        backend="",
-        devices=(),
-        base_ns=first_ns,
-        names=tuple(names),
-        device=DeviceEvents(
-            name=device["name"].astype(np.int32),
-            work=np.array([_work(event.name) for _, event in events], np.int8),
-            start_ns=device["start_ns"],
-            duration_ns=device["duration_ns"],
-            device=np.array([gpu for gpu, _ in events], np.int64),
-            stream=device["line"],
-            correlation=device["correlation"],
-            external_id=absent,
-            bytes=absent,
-            collective=absent,
-            grid=absent,
-        ),
-        calls=_spans(of_call, of_host),
-        annotations=_spans(_columns([], names, 0), of_host[:0]),
-        operators=_spans(_columns([], names, 0), of_host[:0]),
-        exporter=f"JAX ({what})",
-        damage=tuple(profile.damage),
-    )
-
-
-def _columns(events: Sequence[_Event], names: dict[str, int], first_ns: int) -> dict[str, Int64]:
-    return {
-        "name": np.array([names.setdefault(event.name, len(names)) for event in events], np.int64),
-        "start_ns": np.array([event.start_ns - first_ns for event in events], np.int64),
-        "duration_ns": np.array([event.duration_ns for event in events], np.int64),
-        "line": np.array([event.line for event in events], np.int64),
-        "correlation": np.array([event.correlation for event in events], np.int64),
-    }
-
-
-def _spans(columns: Mapping[str, Int64], absent: Int64) -> HostSpans:
-    return HostSpans(
-        name=columns["name"].astype(np.int32),
-        start_ns=columns["start_ns"],
-        duration_ns=columns["duration_ns"],
-        process=np.zeros(len(absent), np.int64),
-        thread=columns["line"],
-        correlation=columns["correlation"],
-        external_id=absent,
-    )
+    return to_trace(path, profile, f"JAX ({what})")
 
 
 def _work(name: str) -> Work:

@@ -19,6 +19,7 @@ from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
+from perfscope.sources.traces.ascend import is_of_ascend, read_ascend
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.files import is_url
@@ -26,6 +27,7 @@ from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
 from perfscope.sources.traces.layout import Layout, find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.operator_times import OperatorTimes
+from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     AnyEvent,
@@ -104,8 +106,14 @@ def read_trace(
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
-    if not (len(trace.device) or len(trace.calls) or len(trace.annotations)) and is_export(location):
+    if len(trace.device):
+        return trace
+    if not (len(trace.calls) or len(trace.annotations)) and is_export(location):
         return read_export(location)
+    if is_of_ascend(location):
+        return read_ascend(location, trace.rank)
+    if not (len(trace.calls) or len(trace.annotations) or len(trace.operators)):
+        refuse_other_tools(location)
     return trace
 
 
