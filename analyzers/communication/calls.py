@@ -17,7 +17,7 @@ from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
-Integers: TypeAlias = npt.NDArray[np.int16] | npt.NDArray[np.int32] | Int64
+Integers: TypeAlias = npt.NDArray[np.int16 | np.int32 | np.int64]
 
 _DTYPE_BYTES = {
     "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8": 1,

@@ -50,6 +50,7 @@ class MeasuredTrace:
         mismatched_rank: Its rank, where it is stated.
         activities: What its times are of: see ``Trace``.
         partials: Each analyzer's partial by its name; an analyzer that finds nothing of interest has none.
+        failed: Analyzers that could not measure it.
     """
 
     path: str
@@ -60,6 +61,7 @@ class MeasuredTrace:
     mismatched_rank: int | None = None
     activities: str = ""
     partials: dict[str, Partial] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
 
 
 Measure: TypeAlias = Callable[[TraceFiles], MeasuredTrace]
@@ -77,17 +79,20 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
         return MeasuredTrace(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
         return MeasuredTrace(path, None, (f"{path} does not fit in memory",))
-    partials, damage = {}, list(trace.damage)
+    partials, failed, damage = {}, [], list(trace.damage)
     for analyzer in measuring:
         try:
             partial = analyzer.measure(trace)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A trace that breaks one analyzer must take neither the others nor the other ranks with it.
+            failed.append(analyzer.name)
             damage.append(f"{path}: {analyzer.name} could not measure it: {type(error).__name__}: {error}")
             continue
         if partial is not None:
             partials[analyzer.name] = partial
-    return MeasuredTrace(path, summarize(trace), tuple(damage), activities=trace.activities, partials=partials)
+    return MeasuredTrace(
+        path, summarize(trace), tuple(damage), activities=trace.activities, partials=partials, failed=tuple(failed)
+    )
 
 
 def worker_was_killed(files: TraceFiles) -> MeasuredTrace:

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
 
 from perfscope.errors import MissingInput
 from perfscope.report import Json, Section
@@ -102,6 +102,9 @@ class Analyzer:
             trace, runs only where it is named.
         recorded_by: The option of `perfscope profile` with which a run records what it needs: there it runs, too.
         measure_module: The module with its ``measure`` where that is another one, which imports less.
+        kind_module: A module with the type of its partials, where that of ``measure`` does not import it.
+        varies_with: Kinds of events that change its partial where they are read, besides those that it needs.
+        is_stored: Whether its partials are small enough to be stored beside the trace.
     """
 
     name: str
@@ -114,6 +117,9 @@ class Analyzer:
     is_default: bool = True
     recorded_by: str | None = None
     measure_module: str = ""
+    kind_module: str = ""
+    varies_with: Events = NO_EVENTS
+    is_stored: bool = True
 
     @property
     def measured_by(self) -> str:
@@ -122,9 +128,14 @@ class Analyzer:
 
     def measure(self, trace: Trace) -> Partial | None:
         """Measure one trace; None where the trace contains nothing of interest."""
-        module = import_module(self.measure_module) if self.measure_module else self._load()
-        partial: Partial | None = module.measure(trace)
+        partial: Partial | None = self._load_measure().measure(trace)
         return partial
+
+    def partial_kind(self) -> object:
+        """The type of its partials, or None: what its ``measure`` is annotated to return."""
+        names = vars(import_module(self.kind_module)) if self.kind_module else {}
+        kind: object = get_type_hints(self._load_measure().measure, localns=names)["return"]
+        return kind
 
     def merger(self) -> Callable[[Partial, Partial], Partial] | None:
         """The function that merges two partials, where the module has one."""
@@ -146,6 +157,9 @@ class Analyzer:
         else:
             result = self._load().analyze(run)
         return result
+
+    def _load_measure(self) -> ModuleType:
+        return import_module(self.measure_module) if self.measure_module else self._load()
 
     def _load(self) -> ModuleType:
         return import_module(self.module)
@@ -202,13 +216,24 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("idle", "perfscope.analyzers.idle", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES),
     Analyzer("calls", "perfscope.analyzers.calls", Reads.TRACES, needs=BASIC_EVENTS | Events.CALLERS),
     Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
-    Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES),
+    Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES, varies_with=Events.OPERATORS),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer("iterations", "perfscope.analyzers.iterations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
-    Analyzer("collectives", "perfscope.analyzers.collectives", Reads.TRACES),
+    Analyzer(
+        "collectives",
+        "perfscope.analyzers.collectives",
+        Reads.TRACES,
+        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
+        varies_with=Events.GRIDS,
+    ),
     Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
-    Analyzer("pipeline_bubble", "perfscope.analyzers.pipeline_bubble", Reads.TRACES),
+    Analyzer(
+        "pipeline_bubble",
+        "perfscope.analyzers.pipeline_bubble",
+        Reads.TRACES,
+        kind_module="perfscope.analyzers.pipelines.rank_passes",
+    ),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
     Analyzer(
         "modules",
@@ -233,6 +258,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         wants=Events.WAITS | Events.GRIDS,
         is_default=False,
         measure_module="perfscope.analyzers.replay.graphs",
+        is_stored=False,
     ),
     Analyzer(
         "timeline",
@@ -240,6 +266,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         Reads.TRACES,
         needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
         is_default=False,
+        is_stored=False,
     ),
     Analyzer(
         "budget",
@@ -247,6 +274,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         Reads.TRACES,
         needs=BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS | Events.GRIDS,
         needs_without_device=Events.OPERATORS | Events.FRAMES,
+        varies_with=Events.OPERATORS,
         is_default=False,
     ),
 )

@@ -36,3 +36,25 @@ class TraceMetadata:
     pid: int | None = None
     activities: str | None = None
     edges_ns: tuple[int, ...] = ()
+
+
+#: How the name of the partials of a trace ends; see ``perfscope/sources/partials``.
+PARTIALS_SUFFIX = ".partials"
+
+
+def file_name(location: str) -> str:
+    """The name of a file, of its path or URL.
+
+    >>> file_name("RUN/traces/a.json.gz")
+    'a.json.gz'
+    """
+    return location.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def partials_path(trace: str) -> str:
+    """Where the partials of a trace stand: beside it.
+
+    >>> partials_path("RUN/traces/a.pt.trace.json.gz"), partials_path("s3://bucket/a.pt.trace.json")
+    ('RUN/traces/a.pt.trace.partials', 's3://bucket/a.pt.trace.partials')
+    """
+    return trace.removesuffix(".gz").removesuffix(".json") + PARTIALS_SUFFIX

@@ -1,0 +1,213 @@
+"""Partials of traces as files: what ``measure`` gives for a trace, stored, and taken in place of the trace.
+
+A file is taken where this code wrote it, where its traces are the ones at hand, byte for byte, and where they were read
+for the same kinds of events, as far as these change a partial. So an answer is the same with it and without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from perfscope import __version__
+from perfscope.engine.measuring import MeasuredTrace
+from perfscope.engine.registry import BUILT_IN, Analyzer
+from perfscope.engine.windows import TraceFiles
+from perfscope.sources.partials.header import SCHEMA, Header, Identity, identify
+from perfscope.sources.partials.stored import Packed, Refused, StoredPartials, pack_section, read_partials, to_bytes
+from perfscope.sources.partials.values import Unstorable
+from perfscope.tables.trace import NO_EVENTS, Events
+from perfscope.wire.traces import TraceMetadata
+
+#: A file of partials is at most this share of the trace's, but may always be this large.
+LARGEST_SHARE = 0.02
+FLOOR_BYTES = 16 * 1024
+#: The section with what is known of a trace besides its partials.
+_OF_TRACE = ""
+#: What stands for the trace's path in sentences.
+_MARK = "\0trace\0"
+_PACKAGE = Path(__file__).resolve().parents[1]
+#: What partials depend on.
+_CODE = ("analyzers", "engine", "sources/partials", "sources/traces", "tables")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPartials:
+    """A file of partials that is whole and of this code.
+
+    Attributes:
+        stored: The file.
+        events: The kinds of events that were read of the trace.
+    """
+
+    stored: StoredPartials
+    events: Events
+
+    @property
+    def traces(self) -> tuple[Identity, ...]:
+        """The trace that they are of, and the window with operators that was measured with it."""
+        return self.stored.header.traces
+
+    def of_trace(self, files: TraceFiles) -> MeasuredTrace:
+        """What is known of the trace, without a partial.
+
+        Raises:
+            Refused: It is damaged.
+        """
+        measured = self.stored.unpack(_OF_TRACE, MeasuredTrace, _paths(files))
+        assert isinstance(measured, MeasuredTrace)
+        damage = tuple(line.replace(_MARK, files.path) for line in measured.damage)
+        return replace(measured, damage=damage)
+
+    def serves(self, analyzer: Analyzer, events: Events) -> bool:
+        """Whether reading these kinds of events would give the analyzer's partial that is stored here."""
+        if analyzer.name not in self.stored.header.measured:
+            return False
+        differing = (self.events ^ events) & analyzer.varies_with
+        section = next((part for part in self.stored.header.sections if part.name == analyzer.name), None)
+        return not differing & ~to_events(() if section is None else section.regardless_of)
+
+    def partial_of(self, analyzer: Analyzer, files: TraceFiles) -> object | None:
+        """The analyzer's partial; None where the trace had nothing for it.
+
+        Raises:
+            Refused: It is damaged.
+        """
+        if analyzer.name not in self.stored.sections:
+            return None
+        return self.stored.unpack(analyzer.name, analyzer.partial_kind(), _paths(files))
+
+    def measured(self, files: TraceFiles) -> MeasuredTrace:
+        """All of it.
+
+        Raises:
+            Refused: A part is damaged.
+        """
+        partials = {
+            analyzer.name: self.partial_of(analyzer, files)
+            for analyzer in BUILT_IN
+            if analyzer.name in self.stored.sections
+        }
+        return replace(self.of_trace(files), partials=partials)
+
+
+def load(location: str) -> LoadedPartials:
+    """Read a file of partials.
+
+    Raises:
+        Refused: It is not whole, or of another version or other code.
+    """
+    stored = read_partials(location)
+    header = stored.header
+    if header.version != __version__:
+        raise Refused(f"is of perfscope {header.version[:20]}")
+    if header.code != fingerprint():
+        raise Refused("is of other code of perfscope")
+    if not 1 <= len(header.traces) <= len(_paths(TraceFiles("", ""))):
+        raise Refused("is of no trace")
+    try:
+        return LoadedPartials(stored, to_events(header.events))
+    except KeyError:
+        raise Refused("is of events that perfscope does not read") from None
+
+
+def store(
+    measured: MeasuredTrace,
+    files: TraceFiles,
+    names: Collection[str],
+    events: Events,
+    *,
+    alike_without_grids: frozenset[str] = frozenset(),
+    traces: Sequence[Identity] = (),
+    hooks: TraceMetadata | None = None,
+) -> bytes:
+    """What was measured of a trace, as the content of a file.
+
+    Partials are stored in the order of the registry, as long as the file stays within its limit of size.
+
+    Args:
+        measured: What ``measure`` gave; a trace that could not be read has nothing to store.
+        files: The trace, or both windows.
+        names: The analyzers that measured it.
+        events: All kinds of events that were read of it.
+        alike_without_grids: Analyzers whose partials are the same where no grids of kernels are read.
+        traces: The identities of the files; by default they are read for them.
+        hooks: What the hooks wrote into the trace.
+
+    Raises:
+        Unstorable: It could not be read, an analyzer failed, or the file would be too large.
+        SourceError: A trace cannot be opened.
+        OSError: A trace cannot be read.
+    """
+    if measured.summary is None or measured.mismatch is not None or measured.failed:
+        raise Unstorable("the trace could not be measured")
+    paths = _paths(files)
+    traces = traces or [identify(path) for path in paths]
+    of_trace = replace(measured, partials={}, damage=tuple(line.replace(files.path, _MARK) for line in measured.damage))
+    packed = [pack_section(_OF_TRACE, of_trace, MeasuredTrace, paths)]
+    listed: list[str] = []
+    limit = max(FLOOR_BYTES, int(LARGEST_SHARE * traces[0].size))
+    header = Header(SCHEMA, __version__, fingerprint(), tuple(traces), _to_names(events), (), (), hooks)
+    content = to_bytes(header, packed)
+    for analyzer in BUILT_IN:
+        if not analyzer.is_stored or analyzer.name not in names:
+            continue
+        regardless_of = _to_names(Events.GRIDS) if analyzer.name in alike_without_grids else ()
+        section = _pack(analyzer, measured, paths, regardless_of)
+        if section is None and analyzer.name in measured.partials:
+            continue
+        trial = [*packed, *([] if section is None else [section])]
+        larger = to_bytes(msgspec.structs.replace(header, measured=(*listed, analyzer.name)), trial)
+        if len(larger) <= limit:
+            content, packed = larger, trial
+            listed.append(analyzer.name)
+    return content
+
+
+def to_events(names: Sequence[str]) -> Events:
+    """The kinds of events of these names.
+
+    Raises:
+        KeyError: There is no such kind.
+    """
+    events = NO_EVENTS
+    for name in names:
+        events |= Events[name]
+    return events
+
+
+@cache
+def fingerprint() -> str:
+    """A hash of the code that partials depend on, the same on every host that has this version."""
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_PACKAGE / folder).rglob("*.py")):
+            digest.update(path.relative_to(_PACKAGE).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _pack(
+    analyzer: Analyzer, measured: MeasuredTrace, paths: Sequence[str], regardless_of: tuple[str, ...]
+) -> Packed | None:
+    """The section of an analyzer; None where it has no partial, or one that cannot be stored."""
+    partial = measured.partials.get(analyzer.name)
+    if partial is None:
+        return None
+    try:
+        return pack_section(analyzer.name, partial, analyzer.partial_kind(), paths, regardless_of)
+    except Unstorable:
+        return None
+
+
+def _to_names(events: Events) -> tuple[str, ...]:
+    return tuple(event.name for event in Events if event in events and event.name is not None)
+
+
+def _paths(files: TraceFiles) -> tuple[str, ...]:
+    return (files.path,) if files.operators is None else (files.path, files.operators)

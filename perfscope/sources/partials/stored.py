@@ -1,0 +1,198 @@
+"""The file of partials itself: written whole, read within fixed limits of time and memory."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from perfscope.constants import KIB, MIB
+from perfscope.errors import SourceError
+from perfscope.sources.partials.header import SCHEMA, Header, Section
+from perfscope.sources.partials.values import Unstorable, pack_value, unpack_value
+from perfscope.sources.traces.files import open_trace
+
+_MAGIC = b"PSPART1\n"
+_LENGTH_BYTES = 4
+_DIGEST_BYTES = 32
+_LARGEST_FILE = 8 * MIB
+_LARGEST_HEADER = 256 * KIB
+_LARGEST_SECTION = 8 * MIB
+_LARGEST_IN_ALL = 32 * MIB
+_MOST_SECTIONS = 64
+_LEVEL = 9
+
+_HEADER = msgspec.json.Decoder(Header)
+_TEXT = msgspec.msgpack.Encoder()
+
+
+class Refused(Exception):
+    """A file of partials that is not taken; its text says why, in words that follow the file's name."""
+
+
+class Packed(NamedTuple):
+    """A section that is ready to be written.
+
+    Attributes:
+        section: Its entry in the header.
+        content: Its bytes.
+    """
+
+    section: Section
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPartials:
+    """A file of partials that is whole.
+
+    Attributes:
+        header: Its header.
+        sections: Its sections, as they are in the file.
+        size: Its bytes.
+    """
+
+    header: Header
+    sections: dict[str, bytes]
+    size: int
+
+    def unpack(self, name: str, kind: object, paths: Sequence[str]) -> object:
+        """The value of one section.
+
+        Args:
+            name: The section.
+            kind: The type of its value.
+            paths: Where the traces are now, in the order of the header.
+
+        Raises:
+            Refused: There is no such section, or it holds something else.
+        """
+        section = next((section for section in self.header.sections if section.name == name), None)
+        if section is None:
+            raise Refused(f"holds nothing of {name}")
+        try:
+            content = _inflate(self.sections[name], section.unpacked)
+            for place, path in enumerate(paths):
+                content = content.replace(_TEXT.encode(_mark(place)), _TEXT.encode(path))
+            return unpack_value(content, kind)
+        except (ValueError, zlib.error) as error:
+            raise Refused(f"is damaged: {name or 'its trace'}: {error}") from None
+
+
+def pack_section(
+    name: str, value: object, kind: object, paths: Sequence[str], regardless_of: Iterable[str] = ()
+) -> Packed:
+    """A value as a section; the paths of the traces in it are those at the time of reading.
+
+    Raises:
+        Unstorable: It would not come back as it is.
+    """
+    content = pack_value(value, kind)
+    for place, path in enumerate(paths):
+        content = content.replace(_TEXT.encode(path), _TEXT.encode(_mark(place)))
+    if any(path.encode() in content for path in paths):
+        raise Unstorable("it holds a trace's path in a sentence")
+    if len(content) > _LARGEST_SECTION:
+        raise Unstorable("it is too large")
+    packed = zlib.compress(content, _LEVEL)
+    return Packed(Section(name, len(packed), len(content), tuple(regardless_of)), packed)
+
+
+def to_bytes(header: Header, sections: Sequence[Packed]) -> bytes:
+    """A whole file.
+
+    Raises:
+        Unstorable: It would be larger than what is read.
+    """
+    entries = msgspec.structs.replace(header, sections=tuple(packed.section for packed in sections))
+    head = msgspec.json.encode(entries)
+    body = b"".join(packed.content for packed in sections)
+    content = _MAGIC + len(head).to_bytes(_LENGTH_BYTES, "little") + head + body
+    unpacked = sum(packed.section.unpacked for packed in sections)
+    if len(content) > _LARGEST_FILE - _DIGEST_BYTES or len(head) > _LARGEST_HEADER or unpacked > _LARGEST_IN_ALL:
+        raise Unstorable("it is too large")
+    return content + hashlib.sha256(content).digest()
+
+
+def read_partials(location: str) -> StoredPartials:
+    """Read a file of partials; nothing in it is inflated yet.
+
+    Raises:
+        Refused: It is missing, too large, not whole, or not of this schema.
+    """
+    try:
+        with open_trace(location) as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except (OSError, SourceError):
+        raise Refused("cannot be read") from None
+    if len(content) > _LARGEST_FILE:
+        raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
+    return from_bytes(content)
+
+
+def from_bytes(content: bytes) -> StoredPartials:
+    """The partials of a whole file.
+
+    Raises:
+        Refused: It is not whole, or not of this schema.
+    """
+    begin = len(_MAGIC) + _LENGTH_BYTES
+    end = len(content) - _DIGEST_BYTES
+    if not content.startswith(_MAGIC):
+        raise Refused("is not of the schema " + SCHEMA)
+    if end < begin or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
+        raise Refused("is not whole")
+    length = int.from_bytes(content[len(_MAGIC) : begin], "little")
+    if length > min(_LARGEST_HEADER, end - begin):
+        raise Refused("has a header that is too long")
+    try:
+        header = _HEADER.decode(content[begin : begin + length])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Refused(f"has a damaged header: {error}") from None
+    if header.schema != SCHEMA:
+        raise Refused("is not of the schema " + SCHEMA)
+    return StoredPartials(header, _cut(content[begin + length : end], header.sections), len(content))
+
+
+def _cut(body: bytes, sections: Sequence[Section]) -> dict[str, bytes]:
+    """The sections of the body.
+
+    Raises:
+        Refused: Their sizes cannot be true.
+    """
+    sizes = [size for section in sections for size in (section.packed, section.unpacked)]
+    fits = len(sections) <= _MOST_SECTIONS and all(0 <= size <= _LARGEST_SECTION for size in sizes)
+    names = {section.name for section in sections}
+    unpacked = sum(section.unpacked for section in sections)
+    if not fits or len(names) != len(sections) or unpacked > _LARGEST_IN_ALL:
+        raise Refused("has sections that are too large, too many or twice there")
+    if sum(section.packed for section in sections) != len(body):
+        raise Refused("has sections of other sizes than it says")
+    cut, begin = {}, 0
+    for section in sections:
+        cut[section.name] = body[begin : begin + section.packed]
+        begin += section.packed
+    return cut
+
+
+def _inflate(packed: bytes, size: int) -> bytes:
+    """Inflate no more than what is stated.
+
+    Raises:
+        ValueError: It is more, or less.
+        zlib.error: It cannot be inflated.
+    """
+    stream = zlib.decompressobj()
+    content = stream.decompress(packed, size + 1)
+    if len(content) != size or not stream.eof or stream.unused_data:
+        raise ValueError("it does not inflate to the size that is stated")
+    return content
+
+
+def _mark(place: int) -> str:
+    """What stands for the path of a trace: no path holds a zero."""
+    return f"\0trace {place}\0"

@@ -1,0 +1,163 @@
+"""What is stored comes back as it is, or is not stored; what is read is of its type, or is refused."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.sources.partials.arrays import pack_array, unpack_array
+from perfscope.sources.partials.values import Unstorable, pack_value, unpack_value
+from perfscope.tables.columns import Int64
+
+DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
+
+
+class Phase(Enum):
+    FORWARD = "forward"
+
+
+class Term(NamedTuple):
+    name: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    rank: int | None
+    share: float
+    phase: Phase
+    terms: tuple[Term, ...]
+    ends_ns: Int64
+    kinds: npt.NDArray[np.int16 | np.int32]
+    names: dict[tuple[str, int], int] = field(default_factory=dict)
+    groups: Mapping[str, Int64] = field(default_factory=dict)
+
+
+PARTIAL = Partial(
+    3,
+    float("nan"),
+    Phase.FORWARD,
+    (Term("gemm", 2**63 - 1),),
+    np.array([-(2**63), 2**63 - 1] * 8),
+    np.arange(9, dtype=np.int16),
+    {("gemm", 1): -5},
+    {"dp": np.arange(3)},
+)
+
+
+def refuses(content: bytes, kind: object = Partial) -> bool:
+    with pytest.raises(ValueError, match=r"."):
+        unpack_value(content, kind)
+    return True
+
+
+def test_a_partial_comes_back_with_the_types_of_its_fields() -> None:
+    content = pack_value((PARTIAL,), tuple[Partial, ...] | None)
+    members = unpack_value(content, tuple[Partial, ...] | None)
+    assert isinstance(members, tuple)
+    again: Partial = members[0]
+    assert again.terms == PARTIAL.terms
+    assert isinstance(again.terms[0], Term)
+    assert again.phase is Phase.FORWARD
+    assert again.kinds.dtype == np.int16
+    assert again.kinds.flags.writeable
+    assert np.array_equal(again.ends_ns, PARTIAL.ends_ns)
+    assert again.names == PARTIAL.names
+    assert pack_value((again,), tuple[Partial, ...] | None) == content
+
+
+@settings(deadline=None)
+@given(st.sampled_from(DTYPES), st.binary(max_size=200), st.sampled_from([(-1,), (-1, 2), (2, -1, 1)]))
+def test_every_array_of_numbers_comes_back(kind: str, content: bytes, shape: tuple[int, ...]) -> None:
+    size = np.dtype(kind).itemsize
+    whole = content[: len(content) // (2 * size) * 2 * size]
+    array = np.frombuffer(bytes(byte & 1 for byte in whole) if kind == "?" else whole, kind).reshape(shape)
+    again = unpack_array(pack_array(array))
+    assert again.dtype == array.dtype
+    assert again.shape == array.shape
+    assert again.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([object()]),
+        np.array(["text"]),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.zeros(3, [("a", "i8")]),
+        np.zeros((1,) * 5),
+        np.array(["2020"], "M8[D]"),
+    ],
+)
+def test_arrays_of_anything_else_are_not_stored(value: object) -> None:
+    with pytest.raises(Unstorable):
+        pack_value(value, npt.NDArray[np.int64])
+
+
+@pytest.mark.parametrize(("value", "kind"), [(1, float), (np.int64(3), int), (2**65, int)])
+def test_what_would_come_back_as_something_else_is_not_stored(value: object, kind: object) -> None:
+    with pytest.raises(Unstorable):
+        pack_value(value, kind)
+
+
+def test_an_array_of_other_numbers_than_the_type_says_is_refused() -> None:
+    floats = msgspec.msgpack.encode(msgspec.msgpack.Ext(1, pack_array(np.zeros(3))))
+    assert refuses(floats, Int64)
+    assert refuses(msgspec.msgpack.encode([1, 2]), Int64)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"\4\0",
+        b"\x63\0\1\1\0\0\0\0",  # no such type
+        b"\4\2\1\1\0\0\0" + bytes(8),  # no such filter
+        b"\4\0\5" + b"\1\0\0\0" * 5 + bytes(8),  # five axes
+        b"\4\0\1\2\0\0\0" + bytes(8),  # two numbers, bytes of one
+        b"\4\0\4" + b"\xff\xff\xff\xff" * 4,  # 2^128 numbers
+        b"\4\0\2\xff\xff\xff\xff\0\0\0\0" + bytes(8),
+        b"\x0a\1\1\1\0\0\0" + bytes(8),  # differences of floats
+        b"\0\0\1\1\0\0\0\7",  # a truth value of 7
+    ],
+)
+def test_a_block_that_is_not_an_array_is_refused(block: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        unpack_array(block)
+    assert refuses(msgspec.msgpack.encode(msgspec.msgpack.Ext(1, block)), Int64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xdd\xff\xff\xff\xff" + b"\1" * 99,  # four thousand million members
+        b"\xdf\xff\xff\xff\xff" + b"\1" * 99,
+        b"\xdb\xff\xff\xff\xff" + b"a" * 99,
+        b"\xc9\xff\xff\xff\xff\1" + bytes(99),
+        b"\x91" * 500_000 + b"\1",  # nested
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(99, b"cos\nsystem\n")),
+        msgspec.msgpack.encode({"rank": 1}),
+        msgspec.msgpack.encode({"rank": "one"}),
+        struct.pack(">BQ", 0xCF, 2**64 - 1),
+    ],
+)
+def test_hostile_bytes_are_refused(content: bytes) -> None:
+    assert refuses(content, Partial)
+    assert refuses(content, tuple[Partial, ...])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_partial(content: bytes) -> None:
+    assert refuses(content, Partial)
