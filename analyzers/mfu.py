@@ -135,8 +135,8 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     Raises:
         MissingInput: No rank recorded its model, its operations cannot be counted, or tokens or times are unknown.
     """
-    times = analyze_steps(run)
     trained = find_trained_model(run)
+    times = analyze_steps(run)
     tokens, seq_len = count_step_tokens(times)
     if times.median_s is None:
         raise MissingInput("no undisturbed step: start-up or a profiler window affected every step")

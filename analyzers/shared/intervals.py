@@ -106,13 +106,11 @@ def union(start: Int64, end: Int64) -> Intervals:
 
 
 def _intersect(first: Intervals, second: Intervals) -> Intervals:
-    """The moments of both sets: a sweep over their edges."""
-    if not len(first) or not len(second):
-        return Intervals()
-    edges = np.concatenate([first.start, second.start, first.end, second.end])
-    change = np.repeat(np.array([1, -1], np.int64), len(first) + len(second))
-    # At one moment an end comes before a start, so that intervals that only touch share nothing.
-    order = np.lexsort((change, edges))
-    depth = np.cumsum(change[order])
-    opened = np.flatnonzero(depth > 1)
-    return Intervals(edges[order][opened], edges[order][opened + 1])
+    """The moments of both sets: each interval of the smaller one with those of the larger one that it meets."""
+    small, large = sorted((first, second), key=len)
+    # Intervals that only touch share nothing.
+    begin = np.searchsorted(large.end, small.start, side="right")
+    meets = np.searchsorted(large.start, small.end, side="left") - begin
+    row = np.repeat(np.arange(len(small)), meets)
+    other = np.arange(len(row)) + np.repeat(begin - np.cumsum(meets) + meets, meets)
+    return Intervals(np.maximum(small.start[row], large.start[other]), np.minimum(small.end[row], large.end[other]))

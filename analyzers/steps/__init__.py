@@ -58,7 +58,7 @@ def analyze(run: Run) -> StepTimes:
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
-        undisturbed_ns=tuple(times_ns[step] for step in sorted(times_ns)),
+        undisturbed_ns=tuple(times_ns.values()),
         effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from collections.abc import Iterator
+from functools import cache
 
 from perfscope.report import Report
 
-_JOINED_AT_ONCE = 4096
+_INDENT = "  "
+_PLAIN_TYPES = frozenset({int, float, str, bool, type(None)})
 
 
 def render(report: Report) -> str:
@@ -17,7 +19,37 @@ def render(report: Report) -> str:
         ValueError: A number is NaN or infinite, which is a defect of the analyzer that made it.
     """
     document = {**report.data, "warnings": list(report.warnings)}
-    # Every number and bracket is a text of its own: joined all at once they take many times the memory of the answer.
-    tokens = json.JSONEncoder(indent=2, allow_nan=False).iterencode(document)
-    pieces = iter(lambda: "".join(islice(tokens, _JOINED_AT_ONCE)), "")
-    return "".join([*pieces, "\n"])
+    return "".join([*_pieces(document, "\n"), "\n"])
+
+
+def _pieces(value: object, newline: str) -> Iterator[str]:
+    """What ``json.dumps(value, indent=2)`` returns: a list of plain values, of which a week has a million, at once."""
+    inner = newline + _INDENT
+    if isinstance(value, dict) and value:
+        before = "{" + inner
+        for key, member in value.items():
+            yield before + _encode({key: 0}, inner)[1:-2]
+            yield from _pieces(member, inner)
+            before = "," + inner
+        yield newline + "}"
+    elif isinstance(value, (list, tuple)) and value:
+        if _PLAIN_TYPES.issuperset(map(type, value)):
+            yield "[" + inner + _encode(value, inner)[1:-1] + newline + "]"
+            return
+        before = "[" + inner
+        for member in value:
+            yield before
+            yield from _pieces(member, inner)
+            before = "," + inner
+        yield newline + "]"
+    else:
+        yield _encode(value, inner)
+
+
+def _encode(value: object, newline: str) -> str:
+    return _encoder(newline).encode(value)
+
+
+@cache
+def _encoder(newline: str) -> json.JSONEncoder:
+    return json.JSONEncoder(allow_nan=False, separators=("," + newline, ": "))

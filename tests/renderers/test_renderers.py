@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfscope.renderers import Format, markdown, render
 from perfscope.report import Column, Report, Section
@@ -58,6 +61,21 @@ def test_json_has_null_for_what_does_not_exist() -> None:
 def test_json_refuses_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="JSON"):
         render(Report("t", {"schema": "x", "value": float("nan")}, ()), Format.JSON)
+
+
+def test_json_refuses_what_is_no_number_in_a_long_list() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        render(Report("t", {"schema": "x", "values": [1.0, float("inf")]}, ()), Format.JSON)
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+KEYS = st.text() | st.integers() | st.booleans()
+
+
+@given(st.dictionaries(st.text(), st.recursive(PLAIN, lambda of: st.lists(of) | st.dictionaries(KEYS, of))))
+def test_json_is_what_the_standard_library_writes(data: dict[str, Any]) -> None:
+    expected = json.dumps({**data, "warnings": ["a", "b"]}, indent=2) + "\n"
+    assert render(Report("t", data, (), ("a", "b")), Format.JSON) == expected
 
 
 def test_csv_has_full_precision_and_empty_cells() -> None:
