@@ -116,8 +116,14 @@ def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:
             names = trace.device.name[rows]
             way = _way(trace, names, duration)
             sums = len(rows), int(duration.sum()), _idle(trace, rows)
-            ranks.append(OptimizerStep(trace.rank, device, name, len(trace.steps), *sums, way))
+            ranks.append(OptimizerStep(trace.rank, device, name, _working_steps(trace, device), *sums, way))
     return tuple(ranks) or None
+
+
+def _working_steps(trace: Trace, device: int) -> int:
+    """The marked steps in which a device computes: behind the last one torch's profiler marks another, empty one."""
+    computes = (trace.device.device == device) & trace.device.is_work(Work.COMPUTE) & (trace.step != ABSENT)
+    return len(distinct(trace.step[computes]))
 
 
 def _idle(trace: Trace, rows: Int64) -> int:

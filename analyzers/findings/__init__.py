@@ -18,7 +18,7 @@ from perfscope.analyzers.findings.ranking import SMALLEST_SHARE, rank_findings
 from perfscope.analyzers.findings.registry import all_rules
 from perfscope.analyzers.findings.replays import Replays
 from perfscope.analyzers.findings.training import Training
-from perfscope.constants import NS_PER_S, US_PER_MS
+from perfscope.constants import GB, NS_PER_S, US_PER_MS
 from perfscope.report import Json, Section, percent
 from perfscope.units import format_ranges
 
@@ -68,10 +68,14 @@ def describe(finding: Finding) -> str:
     low, high = (us / US_PER_MS for us in finding.cause.interval_us)
     ranks = finding.cause.ranks
     where = f", rank {format_ranges(ranks, _MOST_RANGES)}" if ranks else ""
+    cost = (
+        f"{finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share):.1f} % of a step "
+        f"({finding.cause.basis}: {low:.2f} to {high:.2f} ms)"
+    )
+    if finding.cause.saved_bytes is not None:
+        cost = f"{finding.cause.saved_bytes / GB:.2f} GB less at the peak"
     return (
-        f"**{finding.title}** (`{finding.id}`): {finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share):.1f} % "
-        f"of a step ({finding.cause.basis}: {low:.2f} to {high:.2f} ms){where}. {finding.cause.evidence[0].text} "
-        f"{finding.cause.advice}"
+        f"**{finding.title}** (`{finding.id}`): {cost}{where}. {finding.cause.evidence[0].text} {finding.cause.advice}"
     )
 
 

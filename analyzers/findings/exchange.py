@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
 from perfscope.analyzers.findings.options import DDP, DEEPSPEED, FSDP, LIGHTNING, MEGATRON, TORCH, TRAINER, option
@@ -9,6 +11,8 @@ from perfscope.analyzers.findings.training import RankStep, Training
 from perfscope.constants import MEGA, US_PER_MS
 from perfscope.report import percent
 
+#: What DDP does on the host where the option is on: its search, and the node that copies what the model returns.
+_SEARCH = re.compile(r"^torch\.distributed\.ddp\.reducer::search_unused_parameters$|^_DDPSink(?:Backward)?$")
 _GLOO = "gloo:all_reduce"
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALL_BYTES = MEGA
@@ -137,7 +141,10 @@ def _small_on_host(training: Training) -> tuple[float, float, tuple[str, ...]]:
 
 
 def find_unused_parameter_search(training: Training) -> Cause | None:
-    """DDP looks for parameters without gradients behind each forward pass, and reduces the map of those in use."""
+    """DDP looks for parameters without gradients behind each forward pass, and reduces the map of those in use.
+
+    It also copies all that the model returns, so that their backward pass begins at a place of its own.
+    """
     facts, rank = training.facts, _most_exposed(training)
     if rank is None or not facts.is_true("/setup/ranks/0/ddp/find_unused_parameters"):
         return None
@@ -149,11 +156,18 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
     ]
     times = sum(facts.amount(f"{row}/duration_us") for row in facts.rows("/collectives/operations"))
     share = sum(facts.amount(f"{row}/duration_us") for row in rows) / times if times else 0.0
-    cost_us = max(share * rank.communication, _search_us(training))
-    evidence = Evidence(
-        f"`find_unused_parameters` is on for {tensors:.0f} parameters.",
-        ("/setup/ranks/0/ddp/find_unused_parameters", *(f"{row}/calls" for row in rows[:1])),
-    )
+    searches = [row for row in facts.rows("/host/operators") if _SEARCH.search(facts.text(f"{row}/name"))]
+    search_us = sum(facts.amount(f"{row}/total_us") for row in searches) / _steps_of_ranks(training)
+    cost_us = max(share * rank.communication, search_us)
+    evidence = [
+        Evidence(
+            f"`find_unused_parameters` is on for {tensors:.0f} parameters.",
+            ("/setup/ranks/0/ddp/find_unused_parameters", *(f"{row}/calls" for row in rows[:1])),
+        )
+    ]
+    if searches:
+        text = f"The search, and the copies of what the model returns, take {search_us / US_PER_MS:.2f} ms of a step."
+        evidence.append(Evidence(text, tuple(f"{row}/total_us" for row in searches)))
     advice = "Where every parameter gets a gradient, try " + option(
         training,
         {
@@ -162,14 +176,9 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
             TORCH: "`DistributedDataParallel(find_unused_parameters=False)`, or `static_graph=True`.",
         },
     )
-    return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, Confidence.LOW, Basis.BOUND)
-
-
-def _search_us(training: Training) -> float:
-    """The time in DDP's search of the graph, where the trace names it."""
-    facts = training.facts
-    names = [row for row in facts.rows("/host/operators") if "search_unused_parameters" in facts.text(f"{row}/name")]
-    return sum(facts.amount(f"{row}/self_us") for row in names) / _steps_of_ranks(training)
+    is_seen = search_us > share * rank.communication
+    confidence, low_us = (Confidence.MEDIUM, cost_us / 2) if is_seen else (Confidence.LOW, 0.0)
+    return Cause(cost_us, (low_us, cost_us), (), tuple(evidence), advice, confidence, Basis.BOUND)
 
 
 def find_exposed_communication(training: Training) -> Cause | None:
@@ -228,7 +237,10 @@ RULES: Rules = (
     Rule("no_sync", "Gradients reduced in every micro-batch", (Account.COMMUNICATION,), find_repeated_reductions),
     Rule("small_collectives", "Small collectives", (Account.COMMUNICATION,), find_small_collectives),
     Rule(
-        "find_unused_parameters", "Search for unused parameters", (Account.COMMUNICATION,), find_unused_parameter_search
+        "find_unused_parameters",
+        "Search for unused parameters",
+        (Account.COMPUTE, Account.COMMUNICATION),
+        find_unused_parameter_search,
     ),
     Rule(
         "exposed_communication",

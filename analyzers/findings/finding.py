@@ -61,6 +61,7 @@ class Cause:
         is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
             limit for it.
         replay: What a replay without it says; absent where none was made.
+        saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
         is_beside: Whether it comes on top of the steps whose mean the shares are of.
     """
 
@@ -77,6 +78,7 @@ class Cause:
     is_beside: bool = False
     is_of_all_steps: bool = False
     replay: Regain | None = None
+    saved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Finding:
             "interval_us": list(self.cause.interval_us),
             "share_of_step": self.share,
             "step_us": self.step_us,
+            "saved_bytes": self.cause.saved_bytes,
             "basis": str(self.cause.basis),
             "replay": None if self.cause.replay is None else self.cause.replay.data(),
             "ranks": list(self.cause.ranks),

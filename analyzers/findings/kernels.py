@@ -20,6 +20,8 @@ _SOFTMAX = re.compile(
 )
 _ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
 _MASK = re.compile(r"masked_fill")
+#: Positions by positions, of each head of each sample.
+_MATRICES = re.compile(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
 #: Besides its softmax and mask, attention that writes its matrix scales, copies and multiplies it.
 _WHOLE_ATTENTION = 4.0
 #: At least this share of the time of fp32 products goes on GPUs whose tensor cores are 7 to 15 times faster.
@@ -80,10 +82,18 @@ def find_eager_attention(training: Training) -> Cause | None:
     masks = [row for row in _computing(training) if _MASK.search(facts.text(f"{row}/name"))]
     least_us = softmax_us + training.kernel_us(masks)
     most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
-    evidence = Evidence(
-        f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
-        tuple(f"{row}/name" for row in (*rows[:2], *masks[:1])),
-    )
+    evidence = [
+        Evidence(
+            f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
+            tuple(f"{row}/name" for row in (*rows[:2], *masks[:1])),
+        )
+    ]
+    written = _passes_over_matrices(training)
+    if written:
+        # The shapes tell what else goes over the matrix: scaling, casts, dropout.
+        least_us = most_us = max(sum(facts.amount(f"{row}/device_us") for row in written), least_us)
+        text = f"All operators that read or write the matrix of each head take {most_us / US_PER_MS:.2f} ms."
+        evidence.append(Evidence(text, tuple(f"{row}/device_us" for row in written)))
     advice = "Try " + option(
         training,
         {
@@ -93,8 +103,20 @@ def find_eager_attention(training: Training) -> Cause | None:
         },
     )
     return Cause(
-        (least_us + most_us) / 2, (least_us, most_us), (), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND
+        (least_us + most_us) / 2, (least_us, most_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND
     )  # fmt: skip
+
+
+def _passes_over_matrices(training: Training) -> list[str]:
+    """The operators that go over the matrices of attention, where the roofline knows shapes; no products."""
+    facts = training.facts
+    ranks = facts.rows("/roofline/ranks")
+    operators = facts.rows(f"{ranks[0]}/operators") if ranks else []
+    return [
+        row
+        for row in operators
+        if _MATRICES.match(facts.text(f"{row}/inputs")) and facts.text(f"{row}/category") != "matrix product"
+    ]
 
 
 def find_recomputation(training: Training) -> Cause | None:

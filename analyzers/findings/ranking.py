@@ -38,6 +38,9 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         cause = rule.find(training)
         if cause is None:
             continue
+        if cause.saved_bytes is not None:
+            findings.append(Finding(rule.id, rule.title, 0.0, step_us, cause))
+            continue
         cause = _judged(training, rule, _replayed(training, cause))
         accounts = _accounts(rule)
         claimed_us = max(unclaimed.get(account, 0.0) - balances.get(account, 0.0) for account in accounts)

@@ -13,9 +13,11 @@ _FAMILIES = (
     "laggards",
     "stages",
     "kernels",
+    "operators",
     "host",
     "exchange",
     "devices",
+    "memory",
 )
 
 

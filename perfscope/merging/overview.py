@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.tracks.job_tracks import JobTracks, JoinedOperation
 from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks
-from perfscope.constants import NS_PER_US
+from perfscope.constants import GB, NS_PER_US
 from perfscope.merging.events import TraceEvent, name_track, to_json, to_us
 from perfscope.merging.slots import OVERVIEW, Slot, arrow_id
 from perfscope.report import percent
@@ -161,6 +161,8 @@ def _draw_operations(
 
 
 def _describe_finding(finding: Finding) -> str:
+    if finding.cause.saved_bytes is not None:
+        return f"{finding.title}: {finding.cause.saved_bytes / GB:.2f} GB"
     return f"{finding.title}: {percent(finding.share):.1f} % of a step"
 
 

@@ -19,6 +19,7 @@ LARGE = GptConfig(layers=3, hidden=2048, heads=16, vocabulary=8192, seq_len=1025
 MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257)
 WIDE = GptConfig(layers=2, hidden=8192, heads=64, vocabulary=8192, seq_len=513)
 TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
+WIDE_OUTPUT = GptConfig(layers=1, hidden=32, heads=4, vocabulary=8192, seq_len=65)
 ON_CPU = GptConfig(layers=2, hidden=96, heads=4, vocabulary=256, seq_len=65)
 
 
@@ -46,6 +47,7 @@ class Case:
     padding: float = 0.0
     lengths: tuple = ()
     compiles: bool = False
+    returns_logits: bool = False  # whether the loss is computed outside of the model
     save_every: int = 0
     ddp: dict | None = None
     no_sync: bool = True
@@ -163,7 +165,8 @@ CASES = {
     "ddp_no_no_sync": Case(ranks=2, ddp={}, batch=4, accumulation=4, no_sync=False),
     "ddp_clean_small": Case(ranks=2, ddp={}, **SMALL),
     "ddp_tiny_buckets": Case(ranks=2, ddp={"bucket_cap_mb": 0.05}, **SMALL),
-    "ddp_find_unused": Case(MIDDLE, ranks=2, batch=8, ddp={"find_unused_parameters": True}),
+    "ddp_clean_logits": Case(MIDDLE, ranks=2, batch=8, ddp={}, returns_logits=True),
+    "ddp_find_unused": Case(MIDDLE, ranks=2, batch=8, ddp={"find_unused_parameters": True}, returns_logits=True),
     "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
     "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
     "fsdp": Case(ranks=2, fsdp=True, batch=1),
@@ -196,6 +199,8 @@ def on_cpu(case):
         changes |= {"slow_rank": {"sample_s": 0.04}}
     elif "in_step" in case.slow_rank:
         changes |= {"slow_rank": {"in_step": pause(0.2)}}
+    if case.returns_logits:
+        changes |= {"config": WIDE_OUTPUT}
     if case.compiles:
         changes |= {"lengths": tuple(range(8, 65, 4)), "steps": 11}
     return dataclasses.replace(case, **changes)

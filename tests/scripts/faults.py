@@ -59,8 +59,24 @@ def attend(query, key, value, *, is_causal):
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
 
 
+class Logits(Gpt):
+    """A GPT that returns its logits, and leaves to the script what is trained on them."""
+
+    def forward(self, tokens):
+        states = self.tokens(tokens[:, :-1]) + self.positions.weight[: tokens.shape[1] - 1]
+        for block in self.blocks:
+            states = block(states)
+        return functional.linear(self.norm(states), self.tokens.weight)
+
+
+def loss_of(case, model, tokens):
+    if not case.returns_logits:
+        return model(tokens)
+    return model(tokens).square().mean()
+
+
 def build(case, device):
-    model = Gpt(case.config).to(device, case.dtype)
+    model = (Logits if case.returns_logits else Gpt)(case.config).to(device, case.dtype)
     for block in model.blocks:
         forward = block.forward
 
@@ -103,7 +119,7 @@ def train(case, device, folder, turn):
                 tokens = tokens[:, : case.lengths[step % len(case.lengths)]]
             keeps = case.ddp is not None and case.no_sync and part < case.accumulation - 1
             with model.no_sync() if keeps else contextlib.nullcontext():
-                loss = model(tokens)
+                loss = loss_of(case, model, tokens)
                 loss.backward()
         if case.reduce is not None:
             case.reduce(model)

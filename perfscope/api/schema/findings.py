@@ -32,6 +32,7 @@ class FindingData(TypedDict):
         confidence: ``high``, ``medium`` or ``low``.
         page: The page that explains it.
         replay: What a replay without the cause says; None where none was made.
+        saved_bytes: What a fix regains of a GPU's memory, of a finding that costs memory and no time; else None.
     """
 
     id: str
@@ -47,6 +48,7 @@ class FindingData(TypedDict):
     confidence: str
     page: str
     replay: dict[str, object] | None
+    saved_bytes: int | None
 
 
 class WallClockPartData(TypedDict):

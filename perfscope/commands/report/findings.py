@@ -19,6 +19,7 @@ from perfscope.errors import SourceError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section, percent, percent_of
+from perfscope.wire import RUN_FILE
 
 _KEYS = ("run", "fault", "finding", "twin")
 
@@ -63,7 +64,9 @@ def find(folder: Path) -> Findings:
     Raises:
         SourceError: It has no steps.
     """
-    analysis = analyze([folder], Plan(execution=Execution(backend=Backend.SERIAL), only=frozenset({"findings"})))
+    # A run says by what it recorded whether operators by shape and modules are analyzed; traces alone do not.
+    only = {"findings"} if (folder / RUN_FILE).exists() else {"findings", "modules", "roofline"}
+    analysis = analyze([folder], Plan(execution=Execution(backend=Backend.SERIAL), only=frozenset(only)))
     result = analysis.results.get("findings")
     if not isinstance(result, Findings):
         raise SourceError(folder, "has no training steps to look for findings in")
