@@ -26,7 +26,8 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.sources.ceilings import read_ceiling
-from perfscope.sources.traces.files import MOST_FILES, is_url
+from perfscope.sources.stores.location import is_url
+from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 

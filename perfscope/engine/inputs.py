@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.errors import SourceError
-from perfscope.sources.runs.folder import is_run
-from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_traces, is_url
+from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
+from perfscope.sources.stores.location import is_url, join
+from perfscope.sources.stores.reading import FILE, kind_of
+from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_traces
 from perfscope.wire import TRACES_FOLDER
 
 if TYPE_CHECKING:
@@ -50,22 +53,20 @@ def split_into_runs(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, 
 
     A folder of runs stands for the runs in it. Traces are of one job, whichever folders they are in.
     """
-    runs: dict[Path, str] = {}
+    runs: dict[str | Path, str] = {}
     traces: list[str] = []
     for path in paths:
         location = os.fspath(path)
-        folders = _find_runs(location)
-        runs.update((folder.resolve(), os.fspath(folder)) for folder in folders if folder.resolve() not in runs)
+        folders = [] if _may_be_traces(location) else find_runs(location)
+        for folder in folders:
+            runs.setdefault(folder.rstrip("/") if is_url(folder) else Path(folder).resolve(), folder)
         traces += [] if folders else [location]
     return [*((folder,) for folder in runs.values()), *([tuple(traces)] if traces else [])]
 
 
-def _find_runs(location: str) -> list[Path]:
-    """The run that a path is, or the runs that a folder holds."""
-    path = Path(location)
-    if is_url(location) or not path.is_dir():
-        return []
-    return [path] if is_run(path) else sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
+def _may_be_traces(location: str) -> bool:
+    """Whether a URL names a trace, or is a pattern: the store need not be asked whether it is a run."""
+    return is_url(location) and (location.endswith(TRACE_ENDINGS) or glob.has_magic(location))
 
 
 def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_FILES) -> Inputs:
@@ -76,13 +77,22 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
         UsageError: There are more files than ``most_files`` that may be traces.
     """
     locations = tuple(os.fspath(path) for path in paths)
-    if len(locations) == 1 and is_run(Path(locations[0])):
-        from perfscope.sources.runs.run import read_run  # traces alone need nothing that reads runs
+    if len(locations) == 1 and not _may_be_traces(locations[0]) and is_run_at(locations[0]):
+        from perfscope.sources.runs.stored import read_run_at  # traces alone need nothing that reads runs
 
-        folder = Path(locations[0]) / TRACES_FOLDER
-        traces = find_traces([str(folder)], most_files) if folder.is_dir() else []
-        return Inputs(locations, read_run(Path(locations[0])), tuple(traces))
+        run = read_run_at(locations[0])
+        folder = join(locations[0], TRACES_FOLDER) if is_url(locations[0]) else str(Path(locations[0]) / TRACES_FOLDER)
+        traces = find_traces([folder], most_files) if is_folder_at(folder) else []
+        late = _unlisted(run, traces, folder) if is_url(folder) else []
+        return Inputs(locations, run, tuple(sorted([*traces, *late])))
     traces = find_traces(locations, most_files)
     if not traces:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
     return Inputs(locations, None, tuple(traces))
+
+
+def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
+    """Traces that the run names and a store has, but does not list yet."""
+    listed = {Path(trace).name.removesuffix(".gz") for trace in traces}
+    missing = [join(folder, window.trace) for window in run.windows if Path(window.trace).name not in listed]
+    return [url for trace in missing for url in (f"{trace}.gz", trace) if kind_of(url) == FILE]

@@ -34,7 +34,7 @@ from perfscope.engine.registry import (
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
-from perfscope.sources.traces.files import MOST_FILES, is_folder
+from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
@@ -357,7 +357,7 @@ def _assemble(
 
 def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:
     """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
-    typed = {location for location in inputs.locations if not is_folder(location)}
+    typed = set(inputs.locations)
     return [
         measured
         for measured in answers

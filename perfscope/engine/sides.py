@@ -21,7 +21,8 @@ from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.runs.environment import read_environment
 from perfscope.sources.runs.folder import is_run
-from perfscope.sources.traces.files import TRACE_ENDINGS, is_url
+from perfscope.sources.stores.location import is_url
+from perfscope.sources.traces.files import TRACE_ENDINGS
 
 _OF_RUNS = frozenset(("steps", "mfu", "energy", "budget"))
 _OF_TRACES = frozenset(("budget",))

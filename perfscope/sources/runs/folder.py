@@ -1,12 +1,49 @@
-"""Recognises the folder of a run, without what reads it."""
+"""Recognises the folder of a run, on disk or in a store, without what reads it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from perfscope import wire
+from perfscope.sources.stores.location import is_url, join
+from perfscope.sources.stores.reading import FILE, FOLDER, kind_of, list_folders
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run of ``perfscope profile``."""
     return (path / wire.RUN_FILE).is_file() or (path / wire.RANKS_FOLDER).is_dir()
+
+
+def is_run_at(location: str) -> bool:
+    """Whether a path or a URL is a run of ``perfscope profile``.
+
+    Raises:
+        SourceError: The store does not say.
+    """
+    if not is_url(location):
+        return is_run(Path(location))
+    return kind_of(join(location, wire.RUN_FILE)) == FILE or kind_of(join(location, wire.RANKS_FOLDER)) == FOLDER
+
+
+def find_runs(location: str) -> list[str]:
+    """The run that a path or a URL is, or the runs in that folder, in the order of their names.
+
+    Raises:
+        SourceError: The store does not say.
+    """
+    if not is_folder_at(location):
+        return []
+    if is_run_at(location):
+        return [location]
+    if is_url(location):
+        return sorted(folder for folder in list_folders(location) if is_run_at(folder))
+    return [str(child) for child in sorted(Path(location).iterdir()) if child.is_dir() and is_run(child)]
+
+
+def is_folder_at(location: str) -> bool:
+    """Whether a path or a URL is a folder.
+
+    Raises:
+        SourceError: The store does not say.
+    """
+    return kind_of(location) == FOLDER if is_url(location) else Path(location).is_dir()

@@ -7,42 +7,30 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from perfscope.errors import SourceError, UsageError
+from perfscope.sources.stores.location import is_url
+from perfscope.sources.stores.reading import AHEAD_BYTES, FOLDER, find_stored, kind_of, open_stored
 from perfscope.wire import TRACE_SUFFIX
 
-if TYPE_CHECKING:  # an optional dependency
-    from fsspec import AbstractFileSystem
-
 TRACE_ENDINGS = (".json", ".json.gz", ".xplane.pb")
-_URL = "://"
 #: A folder with more files than this is hardly one of traces.
 MOST_FILES = 100_000
 
 
-def is_url(location: str) -> bool:
-    """Whether a location is a URL for fsspec.
-
-    >>> is_url("s3://bucket/run/traces"), is_url("/data/traces")
-    (True, False)
-    """
-    return _URL in location
-
-
-def open_trace(location: str) -> BinaryIO:
-    """Open a file or a URL for reading bytes.
+def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
+    """Open a file for reading bytes, or a URL, of which so many bytes are asked for at once.
 
     Raises:
         SourceError: It cannot be opened.
     """
+    if is_url(location):
+        return open_stored(location, ahead_bytes)
     try:
-        if not is_url(location):
-            return Path(location).open("rb")
-        opened: BinaryIO = _filesystem(location)[0].open(location, "rb")
+        return Path(location).open("rb")
     except OSError as error:
         raise SourceError(location, f"cannot be read: {error.strerror or error}") from None
-    return opened
 
 
 def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
@@ -54,7 +42,7 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     """
     paths: set[str] = set()
     for location in locations:
-        found = _find_remote(location) if is_url(location) else _find_local(location)
+        found = find_stored(location, TRACE_ENDINGS) if is_url(location) else _find_local(location)
         matches = list(islice(found, most + 1))
         if len(matches) > most:
             hint = "name the folder of one run or a pattern, or raise --max-files"
@@ -67,15 +55,9 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     return sorted(paths - uncompressed)
 
 
-def is_folder(location: str) -> bool:
-    """Whether a location stands for the files below it or for those that match it, rather than for one file."""
-    return glob.has_magic(location) or _is_folder(location)
-
-
 def _is_folder(location: str) -> bool:
     if is_url(location):
-        filesystem, path = _filesystem(location)
-        return bool(filesystem.isdir(path))
+        return kind_of(location) == FOLDER
     return Path(location).is_dir()
 
 
@@ -91,29 +73,3 @@ def _find_local(location: str) -> Iterator[str]:
     elif glob.has_magic(location):
         for match in glob.iglob(location, recursive=True):  # noqa: PTH207 - Path.glob takes no absolute pattern
             yield from _find_local(match)
-
-
-def _find_remote(location: str) -> list[str]:
-    filesystem, path = _filesystem(location)
-    try:
-        if filesystem.isdir(path):
-            matches = [match for match in filesystem.find(path) if match.endswith(TRACE_ENDINGS)]
-        elif filesystem.exists(path):
-            matches = [path]
-        else:
-            matches = filesystem.glob(path) if glob.has_magic(path) else []
-        return [filesystem.unstrip_protocol(match) for match in matches]
-    except OSError as error:
-        raise SourceError(location, f"cannot be listed: {error.strerror or error}") from None
-
-
-def _filesystem(location: str) -> tuple[AbstractFileSystem, str]:
-    try:
-        import fsspec  # an optional dependency
-    except ImportError:
-        raise UsageError(f"{location} is a URL, which needs fsspec", hint="pip install fsspec") from None
-    try:
-        filesystem, path = fsspec.core.url_to_fs(location)
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"{location} cannot be opened: {error}") from None
-    return filesystem, path

@@ -12,6 +12,7 @@ from isal import isal_zlib
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
+from perfscope.sources.stores.failures import describe, failures
 from perfscope.sources.traces.files import open_trace
 
 #: Its stub does not say that it is an exception.
@@ -41,8 +42,8 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
                 yield from _inflate(path, chain((block,), _rest(file)), damage)
             else:
                 yield from chain((block,), _rest(file))
-    except OSError as error:
-        raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+    except failures() as error:
+        raise SourceError(path, f"cannot be read: {describe(error)}") from None
 
 
 @cache

@@ -8,12 +8,15 @@ import msgspec
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
+from perfscope.sources.stores.failures import failures
 from perfscope.sources.traces.files import open_trace
 from perfscope.sources.traces.layout import start_of_events
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import TraceMetadata
 
 _READ_BYTES = 4 * KIB
+#: Of a URL: the head of a trace is short.
+_AHEAD_BYTES = 64 * KIB
 _LARGEST_HEAD_BYTES = 16 * MIB
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
@@ -31,7 +34,9 @@ def read_metadata(location: str) -> TraceMetadata | None:
     try:
         head = _read_head(location)
         return None if head is None else msgspec.json.decode(head + b"]}", type=_Head).hooks
-    except (OSError, SourceError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError):
+    except (SourceError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    except failures():
         return None
 
 
@@ -44,7 +49,7 @@ def _read_head(location: str) -> bytes | None:
         zlib.error: It is damaged.
     """
     head, stream = b"", None
-    with open_trace(location) as file:
+    with open_trace(location, _AHEAD_BYTES) as file:
         while len(head) < _LARGEST_HEAD_BYTES and (content := file.read(_READ_BYTES)):
             if not head and content.startswith(_GZIP_MAGIC):
                 stream = zlib.decompressobj(_GZIP_WINDOW)

@@ -17,12 +17,12 @@ import msgspec
 
 from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
 from perfscope.sources.traces.ascend import is_of_ascend, read_ascend
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
-from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
 from perfscope.sources.traces.layout import Layout, find_layout, start_of_events, times_fit_doubles

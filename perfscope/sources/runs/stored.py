@@ -1,0 +1,85 @@
+"""A run whose folder lies in a store: small files are copied for as long as they are read, traces stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from perfscope import wire
+from perfscope.errors import SourceError
+from perfscope.sources.memory.reading import find_histories, read_histories
+from perfscope.sources.runs.run import read_run
+from perfscope.sources.stores.location import is_url, join
+from perfscope.sources.stores.reading import list_below, read_all
+from perfscope.tables.memory import AllocatorHistory
+from perfscope.tables.run import Run
+from perfscope.wire.memory import MEMORY_FOLDER
+
+#: How many files are asked for together; they are in memory until they are written.
+_TOGETHER = 64
+#: A file of a rank lies directly in its folder; what lies deeper was left behind by a failure, and is large.
+_DEEPEST = 2
+
+
+def read_run_at(location: str) -> Run:
+    """Read the run's folder at a path or a URL, traces excepted.
+
+    Raises:
+        SourceError: It is no run, the store does not list its files, or they do not fit on the disk of temporary files.
+    """
+    if not is_url(location):
+        return read_run(Path(location))
+    with _copied(location, _is_read) as (folder, lost):
+        run = read_run(folder)
+        damage = tuple(line.replace(str(folder), location) for line in run.damage)
+    return replace(run, path=location, damage=(*lost, *damage), read_memory=partial(_read_memory, location))
+
+
+def _read_memory(location: str) -> tuple[AllocatorHistory, ...]:
+    with _copied(location, lambda name: name.startswith(f"{MEMORY_FOLDER}/")) as (folder, lost):
+        if lost:
+            raise SourceError(location, f"cannot be read in full: {lost[0]}")
+        return tuple(history for path in find_histories(folder) for history in read_histories(path))
+
+
+def _is_read(name: str) -> bool:
+    """Whether ``read_run`` reads a file of that name in the run's folder."""
+    folder, _, rest = name.partition("/")
+    if not rest:
+        return name != wire.PAGE_FILE
+    return folder in (wire.RANKS_FOLDER, wire.NVML_FOLDER, wire.HOSTS_FOLDER) and name.count("/") <= _DEEPEST
+
+
+@contextmanager
+def _copied(location: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Path, list[str]]]:
+    """A folder with copies of the wanted files, and what of them is lost, as sentences.
+
+    Raises:
+        SourceError: The store does not list its files, or they do not fit on the disk of temporary files.
+    """
+    names = sorted(filter(is_wanted, list_below(location)))
+    with TemporaryDirectory(prefix="perfscope-") as folder:
+        try:
+            lost = _copy(location, names, Path(folder))
+        except OSError as error:
+            hint = "TMPDIR names a folder on another disk"
+            problem = f"cannot be copied to {folder}: {error.strerror or error}"
+            raise SourceError(location, problem, hint=hint) from None
+        yield Path(folder), lost
+
+
+def _copy(location: str, names: Sequence[str], folder: Path) -> list[str]:
+    lost = []
+    for start in range(0, len(names), _TOGETHER):
+        for name, content in read_all(location, names[start : start + _TOGETHER]).items():
+            if isinstance(content, str):
+                lost.append(f"{join(location, name)} cannot be read: {content}")
+                continue
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return lost

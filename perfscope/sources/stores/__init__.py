@@ -1,0 +1,1 @@
+"""Files behind URLs: object stores and other file systems that fsspec opens."""

@@ -1,0 +1,118 @@
+"""Reads and lists what lies behind URLs.
+
+A file system retries what passes, with growing waits and a limit: S3's does so for throttling and for connections that
+break, within a file, too. What fails in spite of it is an error that names the URL.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from perfscope.constants import MIB
+from perfscope.errors import SourceError
+from perfscope.sources.stores.failures import describe, failures
+from perfscope.sources.stores.location import locate
+
+#: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
+AHEAD_BYTES = 4 * MIB
+FILE, FOLDER = "file", "directory"
+
+
+def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
+    """Open a URL for reading bytes, of which so many are asked for at once.
+
+    Raises:
+        SourceError: It cannot be opened.
+    """
+    filesystem, path = locate(location)
+    try:
+        opened: BinaryIO = filesystem.open(path, "rb", block_size=ahead_bytes)
+    except failures() as error:
+        raise SourceError(location, f"cannot be read: {describe(error)}") from None
+    return opened
+
+
+def kind_of(location: str) -> str | None:
+    """``FILE``, ``FOLDER``, or None where there is nothing.
+
+    Raises:
+        SourceError: The store does not say.
+    """
+    filesystem, path = locate(location)
+    try:
+        kind = filesystem.info(path)["type"]
+    except FileNotFoundError:
+        return None
+    except failures() as error:
+        raise SourceError(location, f"cannot be read: {describe(error)}") from None
+    return FOLDER if kind == FOLDER else FILE
+
+
+def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """The URLs of the files with such endings below a folder, or of those that a pattern matches, or of a file.
+
+    Raises:
+        SourceError: The store does not list them.
+    """
+    filesystem, path = locate(location)
+    kind = kind_of(location)
+    try:
+        if kind == FOLDER:
+            matches = [match for match in filesystem.find(path) if match.endswith(endings) and not _is_begun(match)]
+        elif kind == FILE:
+            matches = [path]
+        else:
+            matches = filesystem.glob(path) if glob.has_magic(path) else []
+        yield from (filesystem.unstrip_protocol(match) for match in matches)
+    except failures() as error:
+        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
+
+
+def list_folders(location: str) -> list[str]:
+    """The URLs of the folders directly in a folder.
+
+    Raises:
+        SourceError: The store does not list them.
+    """
+    filesystem, path = locate(location)
+    try:
+        entries = filesystem.ls(path, detail=True)
+    except failures() as error:
+        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
+    return [filesystem.unstrip_protocol(entry["name"]) for entry in entries if entry["type"] == FOLDER]
+
+
+def list_below(location: str) -> list[str]:
+    """The names of all files below a folder, relative to it; one that would lead out of it is left out.
+
+    Raises:
+        SourceError: The store does not list them.
+    """
+    filesystem, path = locate(location)
+    start = f"{path.rstrip('/')}/"
+    try:
+        names = [match.removeprefix(start) for match in filesystem.find(path) if match.startswith(start)]
+    except failures() as error:
+        raise SourceError(location, f"cannot be listed: {describe(error)}") from None
+    return [name for name in names if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
+
+
+def read_all(location: str, names: Sequence[str]) -> dict[str, bytes | str]:
+    """The contents of files below a folder, by name; of one that cannot be read, the reason.
+
+    They are asked for together, where the file system can do that.
+    """
+    filesystem, path = locate(location)
+    paths = {f"{path.rstrip('/')}/{name}": name for name in names}
+    answers = filesystem.cat(list(paths), on_error="return")
+    return {
+        name: describe(answers[key]) if isinstance(answers[key], Exception) else bytes(answers[key])
+        for key, name in paths.items()
+    }
+
+
+def _is_begun(path: str) -> bool:
+    """Whether a process began a file and never finished it."""
+    return path.rpartition("/")[2].startswith(".")

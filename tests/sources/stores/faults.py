@@ -1,0 +1,146 @@
+"""A proxy before a server of HTTP that throttles, breaks connections, lists late and loses objects as it is told."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+_BUSY = "SlowDown", "Please reduce your request rate."
+_GONE = "NoSuchKey", "The specified key does not exist."
+_LISTED = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
+#: What the proxy writes itself.
+_OWN_HEADERS = ("content-length", "transfer-encoding", "connection")
+ALWAYS = 1_000_000
+
+
+@dataclass
+class Faults:
+    """What the proxy does to objects whose key contains a text, and what it was asked for.
+
+    Attributes:
+        throttled: How often a request for them is answered with 503.
+        cut: How often the connection breaks in the middle of their content.
+        unlisted: They are left out of listings.
+        lost: They are listed, but not there.
+        asked: How many GET requests there were for each key.
+        pages: How many pages of listings were asked for.
+    """
+
+    throttled: dict[str, int] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
+    unlisted: str = ""
+    lost: str = ""
+    asked: Counter[str] = field(default_factory=Counter)
+    pages: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, counts: dict[str, int], key: str) -> bool:
+        """Whether a fault is due, which is then over once more."""
+        with self.lock:
+            due = next((text for text, count in counts.items() if text in key and count > 0), None)
+            if due is not None:
+                counts[due] -= 1
+            return due is not None
+
+    def is_lost(self, key: str) -> bool:
+        return bool(self.lost) and self.lost in key
+
+    def list(self, content: bytes) -> bytes:
+        """A page of a listing without what is not listed."""
+        hidden = self.unlisted.encode()
+        return _LISTED.sub(lambda entry: b"" if hidden and hidden in entry[0] else entry[0], content)
+
+
+class _Proxy(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, origin: str, faults: Faults) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.origin = urlsplit(origin).netloc
+        self.faults = faults
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Proxy
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def _serve(self) -> None:
+        faults, parts = self.server.faults, urlsplit(self.path)
+        key, is_listing = unquote(parts.path), "list-type" in parts.query
+        with faults.lock:
+            faults.asked[key] += self.command == "GET"
+            faults.pages += is_listing
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if faults.take(faults.throttled, key):
+            self._refuse(503, _BUSY)
+        elif faults.is_lost(key):
+            self._refuse(404, _GONE)
+        else:
+            self._pass_on(key, body, is_listing=is_listing)
+
+    do_GET = do_HEAD = do_PUT = do_POST = _serve  # noqa: N815 - the names that http.server calls
+
+    def _refuse(self, status: int, problem: tuple[str, str]) -> None:
+        content = "<Error><Code>{}</Code><Message>{}</Message></Error>".format(*problem).encode()
+        self._answer(status, [("Content-Type", "application/xml")], content)
+
+    def _pass_on(self, key: str, body: bytes, *, is_listing: bool) -> None:
+        faults = self.server.faults
+        connection = HTTPConnection(self.server.origin, timeout=60)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        response = connection.getresponse()
+        if self.command == "HEAD":
+            self._pass_on_head(response)
+        else:
+            content = response.read()
+            is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
+            content = faults.list(content) if is_listing else content
+            self._answer(response.status, response.getheaders(), content, len(content) // 2 if is_cut else None)
+        connection.close()
+
+    def _pass_on_head(self, response: HTTPResponse) -> None:
+        self.send_response_only(response.status)
+        for name, value in response.getheaders():
+            self.send_header(name, value)
+        if response.headers.get("Content-Length") is None:
+            self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, sent: int | None = None) -> None:
+        """Answer with a body, of which only so many bytes are sent."""
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in _OWN_HEADERS:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else body[:sent])
+        if sent is not None:
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def faulty(server: str, faults: Faults) -> Iterator[str]:
+    """The address of a proxy before a server."""
+    proxy = _Proxy(server, faults)
+    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{proxy.server_port}"
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()

@@ -1,0 +1,201 @@
+"""Runs and traces in a real S3 store give what they give on disk, and a store that fails is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.errors import SourceError, UsageError
+from perfscope.sources.traces.files import find_traces
+from tests.conftest import Ended, perfscope
+from tests.sources.stores.conftest import RUN, without_keys
+from tests.sources.stores.faults import ALWAYS, Faults, faulty
+from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
+
+TRACES = sorted(path.name for path in (RUN / "traces").iterdir())
+#: Two that read the run's records, and two that read its traces.
+ONLY = frozenset(("steps", "setup", "breakdown", "collectives"))
+
+Ask = Callable[..., Analysis]
+
+
+@pytest.fixture
+def ask(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+    """Analyze in this process, at the address of a server."""
+    import s3fs
+
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+
+    def analyze_at(address: str, location: str = "s3://runs/zero1", **plan: Any) -> Analysis:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        s3fs.S3FileSystem.clear_instance_cache()
+        return analyze([location], Plan(only=ONLY, **plan))
+
+    yield analyze_at
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def say(address: str, location: str, keys: dict[str, str], tmp_path: Path, *words: str) -> Ended:
+    return perfscope("analyze", "--format", "json", *words, location, cwd=tmp_path, AWS_ENDPOINT_URL=address, **keys)
+
+
+def answers(analysis: Analysis) -> str:
+    return json.dumps({name: result.data() for name, result in analysis.results.items()})
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """What the run says on disk."""
+    return answers(analyze([RUN], Plan(only=ONLY))).replace(str(RUN), "s3://runs/zero1")
+
+
+def ranks(analysis: Analysis) -> list[Any]:
+    data: Any = analysis.results["breakdown"].data()
+    return [entry["rank"] for entry in data["ranks"]]
+
+
+@pytest.mark.parametrize("engine", ["process", "dask"])
+def test_a_run_in_a_store_gives_the_bytes_that_it_gives_on_disk(
+    s3: str, keys: dict[str, str], tmp_path: Path, engine: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "zero1").symlink_to(RUN)
+    stored = say(s3, "s3://runs/zero1", keys, tmp_path, "--engine", engine, "--workers", "2")
+    assert (stored.code, stored.stderr) == (0, "")
+    assert len(json.loads(stored.stdout)["results"]) > 15
+    on_disk = say(s3, "runs/zero1", keys, tmp_path, "--engine", "serial")
+    assert stored.stdout == on_disk.stdout.replace("runs/zero1", "s3://runs/zero1")
+
+
+def test_traces_in_a_store_give_what_they_give_on_disk(s3: str, ask: Ask) -> None:
+    on_disk = analyze([RUN / "traces"], Plan(only=ONLY))
+    stored = ask(s3, "s3://runs/zero1/traces")
+    assert answers(stored) == answers(on_disk).replace(str(RUN), "s3://runs/zero1")
+    assert stored.inputs == tuple(f"s3://runs/zero1/traces/{name}" for name in TRACES)
+
+
+def test_a_folder_of_runs_in_a_store_stands_for_them(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
+    answer = say(s3, "s3://runs", keys, tmp_path, "--only", "steps")
+    assert json.loads(answer.stdout)["inputs"][0] == "s3://runs/zero1"
+
+
+def test_a_listing_of_several_pages_is_read_to_its_end(s3: str, ask: Ask) -> None:
+    faults = Faults()
+    with faulty(s3, faults) as address:
+        with pytest.raises(UsageError, match="s3://runs/logs holds more than 1,099 JSON files"):
+            ask(address, "s3://runs/logs", most_files=1099)
+        assert faults.pages >= 2
+        assert len(find_traces(["s3://runs/logs"])) == 1100
+
+
+def test_a_trace_that_the_store_lists_late_is_asked_for_by_its_name(s3: str, ask: Ask, whole: str) -> None:
+    with faulty(s3, Faults(unlisted=TRACES[1])) as address:
+        analysis = ask(address)
+    assert (analysis.damage, answers(analysis)) == ((), whole)
+
+
+def test_a_store_that_throttles_is_asked_again(s3: str, ask: Ask, whole: str) -> None:
+    faults = Faults(throttled={TRACES[0]: 2, "ranks/00001/steps.jsonl": 2})
+    with faulty(s3, faults) as address:
+        analysis = ask(address)
+    assert (analysis.damage, answers(analysis)) == ((), whole)
+    assert set(faults.throttled.values()) == {0}
+
+
+def test_a_store_that_throttles_without_end_is_asked_a_limited_number_of_times(
+    s3: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # each attempt of S3's own library is repeated by what calls it
+    faults = Faults(throttled={TRACES[0]: ALWAYS})
+    with faulty(s3, faults) as address:
+        analysis = ask(address)
+    (line, missing) = analysis.damage
+    assert line.startswith(f"s3://runs/zero1/traces/{TRACES[0]} cannot be read: the store refused it each time")
+    assert missing.startswith("1 of 4 ranks have no trace")
+    assert len(ranks(analysis)) == 3
+    assert ALWAYS - faults.throttled[TRACES[0]] < 50
+
+
+def test_a_connection_that_breaks_is_made_again(s3: str, ask: Ask, whole: str) -> None:
+    faults = Faults(cut={TRACES[2]: 2, "ranks/00000/events.jsonl": 1})
+    with faulty(s3, faults) as address:
+        analysis = ask(address)
+    assert (analysis.damage, answers(analysis)) == ((), whole)
+    assert set(faults.cut.values()) == {0}
+
+
+def test_a_trace_whose_connections_all_break_is_lost_and_named(s3: str, ask: Ask) -> None:
+    faults = Faults(cut={TRACES[2]: ALWAYS})
+    with faulty(s3, faults) as address:
+        analysis = ask(address)
+    assert analysis.damage[0].startswith(f"s3://runs/zero1/traces/{TRACES[2]} cannot be read: ")
+    assert len(ranks(analysis)) == 3
+    assert 1 < faults.asked[f"/runs/zero1/traces/{TRACES[2]}"] < 50
+
+
+def test_a_trace_and_a_record_that_were_listed_and_are_gone_are_named(s3: str, ask: Ask) -> None:
+    with faulty(s3, Faults(lost=TRACES[3])) as address:
+        analysis = ask(address)
+    assert analysis.damage[0] == f"s3://runs/zero1/traces/{TRACES[3]} cannot be read: it does not exist"
+    assert len(ranks(analysis)) == 3
+    with faulty(s3, Faults(lost="ranks/00002/steps.jsonl")) as address:
+        analysis = ask(address)
+    assert analysis.damage == ("s3://runs/zero1/ranks/00002/steps.jsonl cannot be read: it does not exist",)
+    assert len(ranks(analysis)) == 4
+
+
+def test_missing_credentials_are_one_plain_sentence(s3: str, tmp_path: Path) -> None:
+    answer = say(s3, "s3://runs/zero1", without_keys(tmp_path), tmp_path)
+    assert (answer.code, answer.stdout) == (1, "")
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("perfscope: s3://runs/zero1")
+    assert "no credentials were found" in line
+
+
+@pytest.mark.parametrize(("key", "secret"), [("nobody", "x" * 20), (ACCESS_KEY, "wrong"), ("stranger", SECRET_KEY)])
+def test_credentials_that_are_refused_are_named_and_not_shown(
+    s3: str, ask: Ask, monkeypatch: pytest.MonkeyPatch, key: str, secret: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    with pytest.raises(SourceError, match=r"^s3://runs/zero1\S* cannot be \w+: access is denied") as error:
+        ask(s3)
+    assert secret not in str(error.value)
+
+
+@pytest.mark.parametrize("location", ["s3://nothing/run", "s3://runs/nothing", "s3://nothing"])
+def test_a_bucket_or_a_folder_that_is_not_there_is_named(s3: str, ask: Ask, location: str) -> None:
+    with pytest.raises(SourceError, match=f"^{location} does not exist"):
+        ask(s3, location)
+
+
+def test_no_server_is_one_plain_sentence(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(SourceError, match="Could not connect to the endpoint"):
+        ask("http://127.0.0.1:9")
+
+
+def test_credentials_are_neither_printed_nor_written(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
+    faults = Faults(lost=TRACES[3])
+    with faulty(s3, faults) as address:
+        places = {"TMPDIR": str(tmp_path / "temporary")}
+        Path(places["TMPDIR"]).mkdir()
+        answer = say(address, "s3://runs/zero1", {**keys, **places}, tmp_path, "--only", "steps,breakdown", "-v")
+    assert SECRET_KEY not in answer.stdout + answer.stderr
+    assert ACCESS_KEY not in answer.stdout + answer.stderr
+    assert not any(SECRET_KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not list(Path(places["TMPDIR"]).glob("perfscope-*"))
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match=r"https://host/run\S* was given with a password") as error:
+        analyze(["https://me:what-nobody-may-see@host/run"])
+    assert "what-nobody" not in str(error.value)
