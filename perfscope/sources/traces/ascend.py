@@ -19,8 +19,8 @@ import msgspec
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NotATrace, SourceError
+from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.device_profile import Profile, ProfiledEvent, to_trace
-from perfscope.sources.traces.files import is_url
 from perfscope.sources.traces.inflate import read_blocks
 from perfscope.tables.trace import ABSENT, STEP_MARK, Trace, Work
 
