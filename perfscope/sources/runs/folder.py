@@ -22,6 +22,8 @@ def is_run_at(location: str) -> bool:
     """
     if not is_url(location):
         return is_run(Path(location))
+    if kind_of(location) != FOLDER:  # asked for first, so that an error names what was typed
+        return False
     return kind_of(join(location, wire.RUN_FILE)) == FILE or kind_of(join(location, wire.RANKS_FOLDER)) == FOLDER
 
 

@@ -166,7 +166,7 @@ def test_credentials_that_are_refused_are_named_and_not_shown(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    with pytest.raises(SourceError, match=r"^s3://runs/zero1\S* cannot be \w+: access is denied") as error:
+    with pytest.raises(SourceError, match=r"^s3://runs/zero1 cannot be \w+: access is denied") as error:
         ask(s3)
     assert secret not in str(error.value)
 
@@ -196,6 +196,6 @@ def test_credentials_are_neither_printed_nor_written(s3: str, keys: dict[str, st
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
-    with pytest.raises(UsageError, match=r"https://host/run\S* was given with a password") as error:
+    with pytest.raises(UsageError, match=r"https://host/run was given with a password") as error:
         analyze(["https://me:what-nobody-may-see@host/run"])
     assert "what-nobody" not in str(error.value)
