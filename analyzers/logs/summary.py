@@ -63,7 +63,9 @@ class LogSummary:
 
     @property
     def iterations(self) -> int | None:
-        """Iterations that the log's records stand for; None where a figure over all of them is all that is stated."""
+        """Iterations of the records; None of two jobs, and where only a figure over all of them is stated."""
+        if self.log.mixture is not None:
+            return None
         if self.log.fact("unnumbered_runs") is not None and self.log.iterations.iteration.count() == 0:
             return None
         folded = self.log.folded.iterations if self.log.folded else 0
@@ -85,7 +87,7 @@ class LogSummary:
     def loss(self) -> FirstAndLast | None:
         """The first and the last training loss."""
         losses = self.log.iterations.loss.compressed()
-        first = self.log.fact("first_loss")
+        first = self.log.fact("first_loss") if self.log.mixture is None else None
         if first is not None and isinstance(first.value, float):
             losses = np.concatenate(([first.value], losses))
         return _first_and_last(losses, self.log.folded.last_loss if self.log.folded else None)
@@ -172,6 +174,8 @@ def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float
     batches = np.ma.getdata(rows.samples)[used]
     if len(batches) and batches.min() != batches.max():
         return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
+    if log.mixture is not None:
+        return None
     if setup.samples is not None and times.median_s:
         return setup.samples / times.median_s
     stated = median(rows.samples_per_s[_steady_or_settled(rows)])
@@ -205,10 +209,10 @@ def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
 
 
 def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
-    if len(log.iterations):
+    if len(log.iterations) or log.mixture is not None:
         if log.ended is not None:
             return "incomplete", log.ended
-        return "ok", None if times.mean_all_s is not None else "the log does not state the time of an iteration"
+        return "ok", _explain_absence(log) if times.mean_all_s is None else None
     if log.fact("finished_runs") is not None:
         return "ok", "the log states the time of the run, but not its number of steps"
     if log.fact("first_loss") is not None:
@@ -216,6 +220,12 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
     if log.framework is None and not log.names_run and not log.unreadable and log.ended is None:
         return "unrecognised", "no line matches a known framework"
     return "fail", _explain_failure(log)
+
+
+def _explain_absence(log: JobLog) -> str:
+    if log.mixture is not None:
+        return f"{log.mixture}: no figure is of one job"
+    return "the log does not state the time of an iteration"
 
 
 def _explain_failure(log: JobLog) -> str:

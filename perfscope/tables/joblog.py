@@ -7,7 +7,7 @@ integer nanoseconds, sizes integer bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -96,6 +96,15 @@ class Iterations:
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
         return to_frame({column.name: getattr(self, column.name) for column in fields(self)})
+
+    def without_figures(self) -> Iterations:
+        """The numbers of the iterations alone, with neither times nor what else was measured."""
+        measured = {
+            column.name: np.ma.MaskedArray(values.data, mask=True)
+            for column in fields(self)
+            if column.name != "iteration" and isinstance(values := getattr(self, column.name), np.ma.MaskedArray)
+        }
+        return replace(self, **measured)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,6 +247,7 @@ class JobLog:
         ended: How the run ended badly, in words; absent without such a line.
         complete: It reached its last iteration; absent where the last one is unknown.
         remarks: Doubts about what was read: ``code: sentence``.
+        mixture: Why the records cannot be of one job, and have no times therefore; absent where they can.
     """
 
     path: str
@@ -261,6 +271,7 @@ class JobLog:
     ended: str | None
     complete: bool | None
     remarks: tuple[str, ...] = field(default=())
+    mixture: str | None = None
 
     def fact(self, name: str) -> Fact | None:
         """The fact from its best source; None where no source states it."""

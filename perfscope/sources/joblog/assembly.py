@@ -24,17 +24,21 @@ def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) 
     source = _step_time_source(log, list(sources))
     series = log.series[source] if source is not None else IterationSeries()
     last_iteration = log.count("train_iterations")
+    mixture = log.mixture_of(source)
+    if mixture is not None:
+        log.add_remark("mixed-jobs", f"{mixture}: no figure is of one job")
+    iterations = series.iterations()
     return JobLog(
         path=str(path),
         framework=_framework(log, trainers_first, sources[source] if source is not None else None),
-        iterations=series.iterations(),
-        folded=series.folded(),
+        iterations=iterations if mixture is None else iterations.without_figures(),
+        folded=series.folded() if mixture is None else None,
         time_source=source,
         copies=series.copies,
         redone=series.redone,
         gaps=series.irregular_gaps,
         unreadable=log.unreadable,
-        other_sources=_summarize_sources(log, [name for name in sources if name != source]),
+        other_sources=_summarize_sources(log, [name for name in sources if name != source and mixture is None]),
         facts=log.facts(),
         arguments=log.arguments,
         tflops_label=log.tflops_label,
@@ -44,8 +48,11 @@ def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) 
         out_of_memory=log.out_of_memory,
         names_run=name.is_run,
         ended=log.bad_end,
-        complete=None if series.last is None or last_iteration is None else series.last >= last_iteration,
+        complete=None
+        if series.last is None or last_iteration is None or mixture is not None
+        else series.last >= last_iteration,
         remarks=tuple(f"{code}: {text}" for code, text in log.remarks.items()),
+        mixture=mixture,
     )
 
 

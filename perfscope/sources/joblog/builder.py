@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import TypeAlias
 
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT, IterationSeries
+from perfscope.sources.joblog.job_changes import JobChanges
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.saves_builder import SavesBuilder
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 
 #: The sources of facts, best first.
 FACT_SOURCES = ("arguments", "log", "deepspeed config", "records", "command line", "name")
+
+#: What does not change while one job trains, and where it is stated; records may state a batch that grows.
+_OF_ONE_JOB = {
+    *product(("layers", "hidden", "heads", "seq_len", "gbs", "mbs", "gpus", "tp", "pp", "dp"), ("arguments", "log")),
+    ("gbs", "deepspeed config"),
+}
 
 # The gravest first.
 _BAD_ENDS = (
@@ -60,7 +68,7 @@ class JobLogBuilder:
         self._facts: dict[str, dict[str, Fact]] = {}
         self._timers: dict[str, tuple[int, int]] = {}
         self._bad_ends: dict[int, str] = {}
-        self._ends: list[Value] = []
+        self._jobs = JobChanges()
 
     def series_of(self, source: str) -> IterationSeries:
         """The series of one source, which is created at the first call."""
@@ -100,25 +108,33 @@ class JobLogBuilder:
         return self._bad_ends.get(self._records())
 
     def _records(self) -> int:
-        return sum(len(series) for series in self.series.values())
+        return sum(self._records_by_source().values())
+
+    def _records_by_source(self) -> dict[str, int]:
+        return {source: len(series) for source, series in self.series.items()}
 
     def set_fact(self, name: str, value: Value, source: str) -> None:
         """Set a fact; the last value of each source counts, because a job can start again with another set-up."""
-        if name == "train_iterations" and source == "records":
-            self._on_end_of_records(value)
-        self._facts.setdefault(name, {})[source] = Fact(value, source)
+        by_source = self._facts.setdefault(name, {})
+        before = by_source.get(source)
+        if before is not None and before.value != value and (name, source) in _OF_ONE_JOB:
+            self._jobs.on_change(name, before.value, value, self._records_by_source())
+        by_source[source] = Fact(value, source)
 
-    def _on_end_of_records(self, iterations: Value) -> None:
-        """The records state the last iteration of their job: two jobs take turns where an earlier one comes back."""
-        ends = self._ends
-        if iterations in ends[:-1]:
-            low, high = sorted((int(ends[-1]), int(iterations)))
-            self.add_remark(
-                "mixed-jobs",
-                f"records of a job of {low} iterations and of a job of {high} take turns: the figures are of both",
-            )
-        if iterations not in ends[-1:]:
-            self._ends = [*ends, iterations][-4:]
+    def on_end_of_records(self, iterations: int, number: int) -> None:
+        """The record of iteration ``number`` states another last iteration of its job than the record before."""
+        self.set_fact("train_iterations", iterations, "records")
+        self._jobs.on_end(iterations, number)
+
+    def on_two_jobs(self, reason: str) -> None:
+        """Some lines are of another job than others, so that no figure is of one job."""
+        self._jobs.add(reason)
+
+    def mixture_of(self, source: str | None) -> str | None:
+        """Why the records of a source cannot be of one job; None where they can."""
+        series = self.series.get(source or "")
+        reason = self._jobs.conclude(source, len(series) if series else 0)
+        return reason or (series.mixture if series else None)
 
     def set_count(self, name: str, text: bytes, source: str) -> None:
         """Set a fact that is a count, if the text is one."""

@@ -16,6 +16,7 @@ from perfscope.sources.joblog.folded_times import FoldedTimes
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
+from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 
@@ -23,6 +24,9 @@ from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
+_COMPARED_ROWS = 8
+_MOST_APART = 1.25  # the ranks of a job wait for each other in every iteration
+_FEWEST_UNLIKE = 3
 _OPTIONAL = ("wall_ns", "samples")
 _INTEGERS_OF_RECORDS = (*_OPTIONAL, "skipped", "nan")
 
@@ -72,6 +76,9 @@ class IterationSeries:
         self._restarting = False
         self._disturbance = 0
         self._gaps: Counter[int] = Counter()
+        self._turns: dict[bytes | None, Turns] = {}
+        self._compared_copies = 0
+        self._unlike_copies = 0
         self._columns = RecordColumns()
         self._folded = FoldedTimes()
 
@@ -98,9 +105,11 @@ class IterationSeries:
             value = getattr(record, name)
             if value is not None and not 0 < value <= LARGEST_INTEGER:
                 setattr(record, name, None if name in _OPTIONAL else 0)
-        if number is not None and not self._restarting and self._is_copy(number, label):
-            self.copies += 1
-            return False
+        if number is not None:
+            self._turns.setdefault(label, Turns()).add(number)
+            if not self._restarting and self._is_copy(number, label):
+                self._on_copy(record, number)
+                return False
         begins = self._on_number(number, label)
         if self.is_full:
             self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
@@ -118,6 +127,15 @@ class IterationSeries:
         counts = Counter(iterations[-RECENT:].tolist())
         self._numbers[None] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
+
+    @property
+    def mixture(self) -> str | None:
+        """Why the records cannot be of one job; None where they can."""
+        if any(turns.are_of_two_jobs for turns in self._turns.values()):
+            return "records of two jobs take turns: their iteration numbers go to and fro"
+        if self._unlike_copies >= _FEWEST_UNLIKE and 2 * self._unlike_copies > self._compared_copies:
+            return "records of two jobs take turns: they repeat each iteration with another time or batch"
+        return None
 
     @property
     def is_full(self) -> bool:
@@ -199,6 +217,18 @@ class IterationSeries:
         if numbers.attempt > self.attempt:
             return False
         return numbers.attempt < self.attempt or (self.last is not None and number <= self.last)
+
+    def _on_copy(self, record: Record, number: int) -> None:
+        """Count a repeated record, and whether it can be one of the same iteration of the same job."""
+        self.copies += 1
+        original = self._columns.find_latest(number, _COMPARED_ROWS)
+        if original is None or record.wall_ns is None:
+            return
+        wall_ns, samples = original
+        is_other_batch = samples is not None and record.samples is not None and samples != record.samples
+        low, high = sorted((record.wall_ns, wall_ns or record.wall_ns))
+        self._compared_copies += 1
+        self._unlike_copies += is_other_batch or high > _MOST_APART * low
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
         """Undo a suspected restart if the numbers of its label do not continue as those of a single process would."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 SKEW = 4
 #: How many numbers of a label are kept.
 RECENT = 64
+_DROPPED_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class PrintedNumbers:
 
     def drop_old(self, interval: int) -> None:
         """Learn the number of processes from iterations that all have printed, and drop the oldest of them."""
+        if self.processes is not None and len(self.counts) <= RECENT + _DROPPED_AT_ONCE:
+            return
         old = [number for number in self.counts if number < self.last - SKEW * interval]
         if old:
             times_printed = Counter(self.counts[number] for number in old)

@@ -60,6 +60,15 @@ class RecordColumns:
         """The numbers of the records from a row on; a negative row counts from the end."""
         return self._integers["iteration"][row:].tolist()
 
+    def find_latest(self, number: int, rows: int) -> tuple[int | None, int | None] | None:
+        """Time and samples of the record of an iteration among the last rows; None where there is none."""
+        numbers = self._integers["iteration"][-rows:]
+        if number not in numbers:
+            return None
+        row = numbers.index(number) - len(numbers)
+        wall_ns, samples = self._integers["wall_ns"][row], self._integers["samples"][row]
+        return None if wall_ns == _ABSENT else wall_ns, None if samples == _ABSENT else samples
+
     def join_attempt(self, first: int, after: int, attempt: int) -> int:
         """Of the rows from ``first`` on, drop those up to iteration ``after`` and give the rest another attempt.
 

@@ -22,7 +22,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
 from tests.conftest import ROOT
 from tests.ratios import ROUNDS, assert_ratio
-from tests.sources.joblog.lines import megatron, read, seconds
+from tests.sources.joblog.lines import megatron, seconds
 
 NOISE = np.random.default_rng(1).bytes(200_000)
 BINARIES = {
@@ -55,25 +55,6 @@ def test_binary_bytes_between_the_lines_of_a_log_are_passed_over(tmp_path: Path)
     lines = [megatron(n, 1000.0 + n).encode() for n in range(1, 400)]
     path.write_bytes(b"".join(lines[:300]) + bytes(4096) + NOISE[:3000] + b"\n" + b"".join(lines[300:]))
     assert len(seconds(read_log(path))) in (398, 399)
-
-
-def test_two_jobs_in_turns_are_named(tmp_path: Path) -> None:
-    lines = [megatron(n, 1000.0) + megatron(4000 + n, 3000.0, total=5000) for n in range(1, 6)]
-    log = read(tmp_path, *lines)
-    [remark] = log.remarks
-    assert (
-        remark
-        == "mixed-jobs: records of a job of 1000 iterations and of a job of 5000 take turns: the figures are of both"
-    )
-    assert remark in summarize_log(log).flags
-
-
-def test_one_job_behind_another_is_a_restart(tmp_path: Path) -> None:
-    log = read(
-        tmp_path, *(megatron(n, 1000.0) for n in range(1, 6)), *(megatron(n, 2000.0, total=50) for n in range(1, 6))
-    )
-    assert log.remarks == ()
-    assert log.iterations.attempt.tolist() == [0] * 5 + [1] * 5
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "gbk", "shift_jis", "koi8-r", "utf-16"])

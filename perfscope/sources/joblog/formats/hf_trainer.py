@@ -33,12 +33,15 @@ _START_VALUES = {
     b"Gradient Accumulation steps": "gas",
     b"Total optimization steps": "train_iterations",
 }
+#: The evaluation prints the others, too.
+_OF_ONE_RUN = {"gbs", "train_iterations"}
 _GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
 _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _DICTIONARY_REACH = 500
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
+_MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
 _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
 
@@ -73,8 +76,14 @@ def _on_start(state: FormatState, _line: LineMatch) -> None:
     state.log.on_restart()
 
 
-def _on_start_value(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count(_START_VALUES[line[1]], line[2], "log")
+def _on_start_value(state: _State, line: LineMatch) -> None:
+    name = _START_VALUES[line[1]]
+    before = state.log.count(name)
+    state.log.set_count(name, line[2], "log")
+    after = state.log.count(name)
+    if state.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
+        what = line[1].decode().removeprefix("Total ")
+        state.log.on_two_jobs(f"the log is of two trainings, with {before} and {after} {what}")
 
 
 def _on_parameters(state: FormatState, line: LineMatch) -> None:
@@ -160,8 +169,12 @@ def _on_final_block(state: _State, line: LineMatch) -> None:
 
 
 def _set_runtime(state: _State, runtime_s: float | None) -> None:
-    if runtime_s is not None and runtime_s > 0:
-        state.runtime_s = max(runtime_s, state.runtime_s or 0.0)
+    if runtime_s is None or runtime_s <= 0:
+        return
+    low, high = sorted((runtime_s, state.runtime_s or runtime_s))
+    if high > _MOST_BETWEEN_NODES * low:
+        state.log.on_two_jobs(f"the log is of two trainings, of {low:g} and {high:g} s")
+    state.runtime_s = high
 
 
 def _set_speeds(state: _State, samples_per_s: float | None, steps_per_s: float | None) -> None:

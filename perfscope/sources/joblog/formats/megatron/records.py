@@ -125,7 +125,7 @@ def _on_record(state: MegatronState, line: LineMatch) -> None:
     is_new = series.add(record, parse_label(line.text, line.line) if front.strip() else None)
     if is_new and state.train_iterations != int(line[2]):
         state.train_iterations = int(line[2])
-        log.set_fact("train_iterations", state.train_iterations, "records")
+        log.on_end_of_records(state.train_iterations, record.iteration or 0)
 
 
 RULE = _RecordRule(b"iteration", _START, _on_record)

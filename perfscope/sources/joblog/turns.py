@@ -1,0 +1,76 @@
+"""Whether the iteration numbers of one label are those of two jobs that take turns.
+
+The numbers of a job ascend; after a restart they go back, and never come back to where they were but by passing all
+numbers between. Two jobs whose lines are in one log go to and fro between two places, each of which goes on from where
+it was. A process of the same job is at most a few iterations behind the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.sources.joblog.printed_numbers import SKEW
+
+_FEWEST_TURNS = 3
+_FEWEST_STEPS = 3
+_MOST_PLACES = 4
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where one job may be: its first and last number, the least step between two numbers, how many steps it took."""
+
+    first: int
+    last: int
+    step: int | None = None
+    steps: int = 0
+
+    def leads_to(self, number: int) -> bool:
+        """Whether a number is one of the next, or a repetition of one of the last."""
+        return abs(number - self.last) <= SKEW * (self.step or 1)
+
+    def follow(self, number: int) -> None:
+        """Go on to a number."""
+        step = number - self.last
+        if step > 0:
+            if self.step is not None and step < self.step:
+                self.first = self.last  # what came before was another job's, or a gap
+            self.step = step if self.step is None else min(self.step, step)
+            self.steps += 1
+            self.last = number
+
+    def passes(self, other: _Place) -> bool:
+        """Whether this is a restart of the other that has come to where that was."""
+        return self is not other and self.first <= other.last <= self.last
+
+
+class Turns:
+    """The places of the jobs that print with one label."""
+
+    def __init__(self) -> None:
+        self._places: list[_Place] = []
+        self._turns = 0
+
+    @property
+    def are_of_two_jobs(self) -> bool:
+        """Whether two jobs took turns several times, and no restart or gap between can have made it look so."""
+        return self._turns >= _FEWEST_TURNS
+
+    def add(self, number: int) -> None:
+        """Add the number of the next record."""
+        places = self._places
+        current = places[-1] if places else None
+        if current is None or not current.leads_to(number):
+            place = next((place for place in places[:-1] if place.leads_to(number)), None)
+            if place is not None and current is not None:
+                self._turns += min(place.steps, current.steps) >= _FEWEST_STEPS
+                places.remove(place)
+                places.append(place)
+                current = place
+            elif current is None or current.step is not None or number < current.last:
+                self._places = [*places, _Place(number, number)][-_MOST_PLACES:]
+                self._turns = self._turns if self.are_of_two_jobs else 0
+                return
+        current.follow(number)  # the second number of a job tells its step
+        if len(places) > 1:
+            self._places = [place for place in places if not current.passes(place)]
