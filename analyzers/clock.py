@@ -8,7 +8,7 @@ drift is fitted, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -81,6 +81,10 @@ class Clock:
                 for rank in self.ranks
             ],
         }
+
+    def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
+        """The host of each rank that states it."""
+        return "host", {rank.rank: rank.host for rank in self.ranks if rank.host}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""

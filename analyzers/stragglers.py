@@ -16,7 +16,7 @@ each other by the order of their passes, which the pipeline bubble measures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -85,6 +85,12 @@ class Stragglers:
                 for rank in self.ranks
             ],
         }
+
+    def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
+        """The data-parallel group of each rank: its ranks do the same work on other data."""
+        replicas = [group for group in self.groups if group.role == "DP"]
+        labels = {rank.rank: f"of rank {group.ranks[0].rank}" for group in replicas for rank in group.ranks}
+        return "data-parallel group", labels if len(replicas) > 1 else {}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""

@@ -102,7 +102,8 @@ class Section:
         rows: One tuple a row, as long as ``columns``; None is a value that does not exist.
         notes: Sentences below the table: conventions, assumptions, reasons for values that are absent.
         drawing: Lines that are shown as they are, between the heading and the notes.
-        every: All rows of a table that shows the first ones alone; empty where ``rows`` are all.
+        every: All rows of a table that does not show all; empty where ``rows`` are all.
+        is_aggregated: Whether ``rows`` tell what ``every`` has by quantiles, groups and outliers.
     """
 
     title: str
@@ -111,9 +112,10 @@ class Section:
     notes: tuple[str, ...] = ()
     drawing: str = ""
     every: tuple[Row, ...] = ()
+    is_aggregated: bool = False
 
     def __post_init__(self) -> None:
-        for row in self.every or self.rows:
+        for row in (*self.rows, *self.every):
             if len(row) != len(self.columns):
                 raise AssertionError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns")
 

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from perfscope.aggregation.writing import RowFormat, write_rows
 from perfscope.api.opening import open_each
 from perfscope.commands.options.common import require_positive
 from perfscope.commands.options.groups import expand_groups
@@ -105,6 +106,8 @@ class TableOptions(NamedTuple):
     """What tables show.
 
     Attributes:
+        rows: Folder for all rows of tables of ranks; they are not written where it is None.
+        rows_format: The format of its files.
         operators: Whether kernels are broken down by operator, too.
         ceiling: File with what was measured on the machine; the datasheet's peaks where it is None.
         depth: Levels that tables of modules show; the default ones where it is None.
@@ -127,6 +130,18 @@ class TableOptions(NamedTuple):
             rich_help_panel=_TRACES,
         ),
     ] = None
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write all rows of the tables of ranks into this folder; above 512 ranks, tables show quantiles, "
+            "groups and outliers.",
+            show_default="none",
+        ),
+    ] = None
+    rows_format: Annotated[RowFormat, typer.Option("--rows-format", help="Format of the files of --rows.")] = (
+        RowFormat.CSV
+    )
 
 
 @expand_groups
@@ -163,7 +178,11 @@ def analyze(
     # The workers of a running scheduler have a working folder of their own.
     locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
     runs = open_each(locations, plan)
+    if tables.rows is not None and len(runs) > 1:
+        raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(runs)} runs")
     report = runs[0].report() if len(runs) == 1 else to_reports([run.analysis for run in runs])
+    if tables.rows is not None:
+        report = write_rows(report, tables.rows, tables.rows_format)
     return Outcome(
         choose_sections(report, section),
         format,

@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfscope.engine.registry import Reads, StatesSlowdown, analyzers
+from perfscope.aggregation.tables import Grouping, aggregate
+from perfscope.engine.registry import PlacesRanks, Reads, StatesSlowdown, analyzers
 from perfscope.engine.run import Analysis
 from perfscope.report import Json, Report, Section
 
+_HOST = "host"
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 
 
@@ -29,10 +31,22 @@ def to_report(analysis: Analysis) -> Report:
         sections += [replace(first, notes=notes), *following]
     if analysis.skipped:
         sections.append(_skipped_section(analysis))
+    groupings = find_groupings(analysis)
+    sections = [aggregate(section, groupings) for section in sections]
     title = "Where the time went"
     if analysis.run and analysis.run.command:
         title = f"{title}: {shlex.join(analysis.run.command)}"
     return Report(title, data, tuple(sections), analysis.damage)
+
+
+def find_groupings(analysis: Analysis) -> list[Grouping]:
+    """Which ranks belong together, by what the results know."""
+    placing = [result for result in analysis.results.values() if isinstance(result, PlacesRanks)]
+    groupings = [Grouping(name, labels) for name, labels in (result.groups_of_ranks() for result in placing) if labels]
+    if analysis.run is not None and not any(grouping.name == _HOST for grouping in groupings):
+        hosts = {rank.rank: rank.host for rank in analysis.run.ranks if rank.host}
+        groupings += [Grouping(_HOST, hosts)] if len(set(hosts.values())) > 1 else []
+    return groupings
 
 
 def to_reports(analyses: Sequence[Analysis]) -> Report:

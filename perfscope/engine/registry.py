@@ -69,6 +69,15 @@ class UsesCeiling(Protocol):
         ...
 
 
+@runtime_checkable
+class PlacesRanks(Protocol):
+    """A result that knows which ranks belong together."""
+
+    def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
+        """What a group is called, such as ``host``, and the group of each rank; none where it does not know."""
+        ...
+
+
 class Reads(Enum):
     """The inputs of an analyzer."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from perfscope.aggregation.tables import Grouping, aggregate
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.comparison.comparison import Comparison
 from perfscope.analyzers.comparison.report import describe_verdict
@@ -14,6 +16,7 @@ from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import GB
+from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
 from perfscope.page.part import Document, Part, Tile
@@ -70,10 +73,21 @@ def describe_analysis(analysis: Analysis) -> Document:
     title = shlex.join(run.command) if run is not None and run.command else analysis.inputs[0]
     parts = [show(analysis) for show in _PARTS]
     parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one(), show_others(analysis)]
+    groupings = find_groupings(analysis)
+    parts = [_aggregate_tables(part, groupings) for part in parts]
     remarks = (*analysis.windows.describe(), *analysis.windows.notes)
     return Document(
         title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), tuple(parts)
     )
+
+
+def _aggregate_tables(part: Part, groupings: Sequence[Grouping]) -> Part:
+    """A part whose tables of very many ranks are quantiles, groups and outliers."""
+    figures = tuple(
+        figure if figure.values is None else replace(figure, values=aggregate(figure.values, groupings))
+        for figure in part.figures
+    )
+    return replace(part, figures=figures, sections=tuple(aggregate(section, groupings) for section in part.sections))
 
 
 def _difference_of_one() -> Part:

@@ -15,5 +15,6 @@ def render(report: Report) -> str:
     for section in report.sections:
         if section.columns:
             writer.writerow(["section", *(column.heading for column in section.columns)])
-            writer.writerows([section.title, *("" if cell is None else cell for cell in row)] for row in section.rows)
+            rows = section.every if section.is_aggregated else section.rows  # a program wants rows, not their quantiles
+            writer.writerows([section.title, *("" if cell is None else cell for cell in row)] for row in rows)
     return buffer.getvalue()

@@ -1,0 +1,180 @@
+"""A table of very many ranks as quantiles, groups, and the rows that stand out.
+
+Nothing is cut silently: a note says of how many rows a table is, how those that are shown were chosen, and where all
+rows are. Rows that are shown are shown as they are, totals too: no number is computed anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfscope.aggregation.spread import FAR, QUANTILES, Floats, Integers, choose_rows, deviations, nearest_rank
+from perfscope.constants import MANY_RANKS
+from perfscope.report import Cell, Row, Section
+
+#: What a note says of where all rows are, until they are written.
+ALL_ROWS = "All rows: `perfscope analyze ... --rows FOLDER` writes them."
+
+_HEADINGS = ("Rank", "Rank and step")
+_RANK = re.compile(r"(?:rank )?(\d+)\b")
+_TOTAL = "all"
+#: A table is told apart by texts that take at most so many values together, such as the numbers of steps.
+_MOST_PARTS = 12
+#: So many groups are all shown; of more, those that are farthest from the median.
+_MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
+_MEDIAN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Which ranks belong together.
+
+    Attributes:
+        name: What a group is, such as ``host``.
+        label_of: The group of each rank.
+    """
+
+    name: str
+    label_of: Mapping[int, str]
+
+
+def rank_of(cell: Cell) -> int | None:
+    """The rank that a cell of a table names.
+
+    >>> rank_of("12 (damaged)"), rank_of("rank 3 · step 5"), rank_of(7), rank_of("all"), rank_of("unknown")
+    (12, 3, 7, None, None)
+    """
+    if isinstance(cell, int):
+        return cell
+    match = _RANK.match(cell) if isinstance(cell, str) else None
+    return int(match[1]) if match else None
+
+
+def find_rank_column(section: Section) -> int | None:
+    """Where a table names ranks; None where it does not."""
+    return next((index for index, column in enumerate(section.columns) if column.heading in _HEADINGS), None)
+
+
+def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
+    """A table of more than 512 ranks as quantiles, groups and outliers; any other table as it is."""
+    place = find_rank_column(section)
+    every = section.every or section.rows
+    if place is None or section.is_aggregated:
+        return section
+    ranks = {rank_of(row[place]) for row in every} - {None}
+    if len(ranks) <= MANY_RANKS:
+        return section
+    members = [row for row in every if row[place] != _TOTAL]
+    parts = [_Part(part, place) for part in _split(members, place)]
+    rows: list[Row] = []
+    shown_of: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        rows += part.quantiles()
+        # Where texts tell rows apart, such as the step, groups would make as many tables as there are texts.
+        for grouping in groupings if len(parts) == 1 else ():
+            groups, count = part.groups(grouping)
+            shown_of[grouping.name] = len(groups), count
+            rows += groups
+        rows += part.exact()
+    rows += [row for row in every if row[place] == _TOTAL]
+    notes = section.notes[:-1] if section.every else section.notes
+    told = _describe(len(members), len(ranks), parts, shown_of)
+    return replace(section, rows=tuple(rows), notes=(*notes, told), every=tuple(every), is_aggregated=True)
+
+
+class _Part:
+    """Rows that are compared with each other."""
+
+    def __init__(self, rows: Sequence[Row], place: int) -> None:
+        self._rows, self._place = rows, place
+        columns = list(zip(*rows, strict=True))
+        self._values: dict[int, Floats] = {
+            index: np.array([np.nan if cell is None else cell for cell in cells], np.float64)
+            for index, cells in enumerate(columns)
+            if index != place and _is_numeric(cells)
+        }
+        #: Texts that all rows share; the others say nothing of a quantile.
+        self._texts = [cells[0] if len(set(cells)) == 1 else "" for cells in columns]
+        self.chosen = choose_rows(list(self._values.values()))
+
+    def exact(self) -> list[Row]:
+        """The rows that stand out, as they are."""
+        return [self._rows[row] for row in self.chosen.rows]
+
+    def quantiles(self) -> list[Row]:
+        """A row for each quantile, of each column by itself."""
+        every = np.arange(len(self._rows))
+        return [self._row(name, every, share) for name, share in QUANTILES]
+
+    def groups(self, grouping: Grouping) -> tuple[list[Row], int]:
+        """A row of medians for each group, or for those that are farthest from the others; and how many groups are."""
+        members: dict[str, list[int]] = {}
+        for row, cells in enumerate(self._rows):
+            rank = rank_of(cells[self._place])
+            label = None if rank is None else grouping.label_of.get(rank)
+            if label is not None:
+                members.setdefault(label, []).append(row)
+        rows = [
+            self._row(f"{grouping.name} {label}: median of {len(of_group)}", np.array(of_group), _MEDIAN)
+            for label, of_group in sorted(members.items())
+        ]
+        if len(rows) <= _MOST_GROUPS:
+            return rows, len(rows)
+        score = np.zeros(len(rows))
+        for index in self._values:
+            medians = np.array([np.nan if row[index] is None else row[index] for row in rows], np.float64)
+            if not np.isnan(medians).all():
+                score = np.maximum(score, np.nan_to_num(deviations(medians)))
+        return [rows[index] for index in np.argsort(-score, kind="stable")[:_FARTHEST_GROUPS].tolist()], len(rows)
+
+    def _row(self, label: str, rows: Integers, share: float) -> Row:
+        """A row with a quantile of some rows in each column of numbers."""
+        cells = [*self._texts]
+        cells[self._place] = label
+        for index, values in self._values.items():
+            of_rows = values[rows]
+            present = int((~np.isnan(of_rows)).sum())
+            position = nearest_rank(present, share)
+            cells[index] = self._rows[rows[np.argsort(of_rows, kind="stable")[position]]][index] if present else None
+        return tuple(cells)
+
+
+def _split(rows: Sequence[Row], place: int) -> list[list[Row]]:
+    """The rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
+    columns = list(zip(*rows, strict=True))
+    telling = [
+        index
+        for index, cells in enumerate(columns)
+        if index != place and all(isinstance(cell, str) for cell in cells) and len(set(cells)) <= _MOST_PARTS
+    ]
+    parts: dict[tuple[Cell, ...], list[Row]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[index] for index in telling), []).append(row)
+    return list(parts.values()) if len(parts) <= _MOST_PARTS else [list(rows)]
+
+
+def _is_numeric(cells: Sequence[Cell]) -> bool:
+    return any(cell is not None for cell in cells) and not any(isinstance(cell, str) for cell in cells)
+
+
+def _describe(rows: int, ranks: int, parts: Sequence[_Part], groups: Mapping[str, tuple[int, int]]) -> str:
+    """Of how many rows a table is, and how those that are shown were chosen."""
+    chosen = [part.chosen for part in parts]
+    outliers, shown = sum(part.outliers for part in chosen), sum(part.shown_outliers for part in chosen)
+    apart = ", for each text that tells rows apart" if len(parts) > 1 else ""
+    by_group = [
+        f"{name}: medians of {'all' if most == total else f'the {most} farthest of'} {total:,}"
+        for name, (most, total) in groups.items()
+        if total
+    ]
+    far = f"all {outliers:,}" if outliers == shown else f"{shown:,} of {outliers:,}"
+    return (
+        f"{rows:,} rows of {ranks:,} ranks, told by quantiles of each column by itself{apart}"
+        f"{'; ' + ', '.join(by_group) if by_group else ''}; and as they are, the rows with the smallest and the "
+        f"largest value of each column and {far} that are more than {FAR} standard deviations (by the median "
+        f"deviation) and 1 % from the median. {ALL_ROWS}"
+    )

@@ -1,0 +1,150 @@
+"""A table of many ranks tells what a slow oracle finds in all of its rows; rows that are shown are never changed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.aggregation.spread import QUANTILES, choose_rows
+from perfscope.aggregation.tables import ALL_ROWS, Grouping, aggregate
+from perfscope.constants import MANY_RANKS
+from perfscope.renderers.csv import render as render_csv
+from perfscope.report import Cell, Column, Report, Row, Section, long_table
+
+COLUMNS = (Column("Rank"), Column("Steps"), Column("Time (ms)", 2), Column("Calls"))
+COUNT = MANY_RANKS + 100
+HOSTS = Grouping("host", {rank: f"node{rank // 8:03d}" for rank in range(COUNT)})
+SIDES = Grouping("side", {rank: "left" if rank % 2 else "right" for rank in range(COUNT)})
+
+
+def many_rows(seed: int, count: int = COUNT) -> list[Row]:
+    random = np.random.default_rng(seed)
+    times: list[Cell] = random.normal(100, 1, count).tolist()
+    calls: list[Cell] = random.integers(5, 9, count).tolist()
+    times[17], calls[40], times[3], calls[3] = 150.0, 300, None, None
+    return [(str(rank), "1-3", times[rank], calls[rank]) for rank in range(count)]
+
+
+def made(rows: list[Row]) -> Section:
+    total = ("all", None, sum(row[2] or 0 for row in rows), sum(row[3] or 0 for row in rows))  # type: ignore[misc]
+    return Section("Times", COLUMNS, (*rows, total), ("A note.",))
+
+
+def slow_quantile(cells: list[Cell], share: float) -> Cell:
+    """The smallest value that at least that share of the values does not exceed."""
+    present = sorted(cell for cell in cells if cell is not None)
+    exact = Fraction(str(share))
+    for value in present:
+        if Fraction(sum(other <= value for other in present), len(present)) >= exact:  # type: ignore[operator]
+            return value
+    raise AssertionError
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quantiles_equal_a_slow_oracle(seed: int) -> None:
+    rows = many_rows(seed)
+    by_label = {row[0]: row for row in aggregate(made(rows)).rows}
+    for name, share in QUANTILES:
+        for column in (2, 3):
+            assert by_label[name][column] == slow_quantile([row[column] for row in rows], share), (name, column)
+        assert by_label[name][1] == "1-3"
+
+
+def test_the_worst_rows_are_shown_as_they_are() -> None:
+    rows = many_rows(1)
+    shown = [row for row in aggregate(made(rows)).rows if str(row[0]).isdigit()]
+    assert set(shown) <= set(rows)
+    for column in (2, 3):
+        present = [row for row in rows if row[column] is not None]
+        cells = [row[column] for row in shown]
+        assert max(row[column] for row in present) in cells  # type: ignore[type-var]
+        assert min(row[column] for row in present) in cells  # type: ignore[type-var]
+    assert {"17", "40"} <= {row[0] for row in shown}
+
+
+def test_totals_stay_as_they_are() -> None:
+    section = made(many_rows(1))
+    assert aggregate(section).rows[-1] is section.rows[-1]
+
+
+def test_groups_equal_a_slow_oracle() -> None:
+    rows = many_rows(2)
+    shown = {row[0]: row for row in aggregate(made(rows), [SIDES]).rows}
+    for label in ("left", "right"):
+        members = [row for row in rows if SIDES.label_of[int(str(row[0]))] == label]
+        row = shown[f"side {label}: median of {len(members)}"]
+        assert row[2] == slow_quantile([member[2] for member in members], 0.5)
+        assert row[3] == slow_quantile([member[3] for member in members], 0.5)
+
+
+def with_times(rows: list[Row], ranks: range, first_ms: float) -> list[Row]:
+    """The rows, of some ranks with longer times."""
+    return [(*row[:2], first_ms + rank, row[3]) if rank in ranks else row for rank, row in enumerate(rows)]
+
+
+def test_of_many_groups_the_farthest_are_shown() -> None:
+    rows = with_times(many_rows(2), range(80, 88), 130)
+    section = aggregate(made(rows), [HOSTS])
+    groups = [row[0] for row in section.rows if str(row[0]).startswith("host")]
+    assert groups[0] == "host node010: median of 8"
+    assert len(groups) == 4
+    assert "host: medians of the 4 farthest of 77" in section.notes[-1]
+
+
+def test_nothing_is_cut_silently() -> None:
+    rows = many_rows(1)
+    section = aggregate(made(rows))
+    assert section.notes[0] == "A note."
+    assert section.notes[-1].startswith(f"{COUNT} rows of {COUNT} ranks")
+    assert "all 2 that are more than 8 standard deviations" in section.notes[-1]
+    assert section.notes[-1].endswith(ALL_ROWS)
+    assert section.every == made(rows).rows
+
+
+def test_more_outliers_than_are_shown_are_counted() -> None:
+    rows = with_times(many_rows(1), range(1, COUNT, 10), 1000)
+    section = aggregate(made(rows))
+    outliers = [row for row in rows if row[2] is not None and (float(row[2]) > 110 or row[3] == 300)]
+    shown = [row for row in section.rows if row in outliers]
+    assert f"{len(shown)} of {len(outliers)} that are more than" in section.notes[-1]
+
+
+def test_steps_are_told_apart() -> None:
+    rows = [(str(rank), f"step {step}", float(rank * step), 1) for rank in range(COUNT) for step in (1, 2)]
+    section = aggregate(long_table("Steps", COLUMNS, rows, most=64))
+    medians = [row for row in section.rows if row[0] == "median"]
+    assert [(row[1], row[2]) for row in medians] == [("step 1", 305.0), ("step 2", 610.0)]
+    assert not any("more rows are in" in note for note in section.notes)
+    assert len(section.every) == 2 * COUNT
+
+
+def test_few_ranks_and_tables_of_something_else_stay_as_they_are() -> None:
+    few = made(many_rows(1, MANY_RANKS))
+    assert aggregate(few) is few
+    kernels = Section("Kernels", (Column("Name"), *COLUMNS[1:]), made(many_rows(1)).rows)
+    assert aggregate(kernels) is kernels
+    steps = Section("Steps", COLUMNS, tuple((str(number % 8), "1", 1.0, 1) for number in range(5000)))
+    assert aggregate(steps) is steps
+
+
+def test_csv_has_all_rows() -> None:
+    section = made(many_rows(1))
+    whole = Report("Title", {"schema": "x"}, (section,))
+    assert render_csv(Report("Title", {"schema": "x"}, (aggregate(section),))) == render_csv(whole)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-5, 5), st.floats(-1e6, 1e6)), min_size=1, max_size=40))
+def test_the_extremes_are_always_chosen(cells: list[float | None]) -> None:
+    values = np.array([np.nan if cell is None else cell for cell in cells], np.float64)
+    chosen = choose_rows([values])
+    present = values[~np.isnan(values)]
+    assert len(set(chosen.rows)) == len(chosen.rows)
+    assert chosen.shown_outliers <= chosen.outliers
+    if len(present) and present.min() < present.max():
+        assert {present.min(), present.max()} <= {values[row] for row in chosen.rows}
+    else:
+        assert chosen.rows == ()
