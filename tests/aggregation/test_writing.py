@@ -25,8 +25,7 @@ TRACES = ROOT / "fixtures" / "traces" / "ddp4"
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return to_report(analyze_job(make_job(RANKS, stragglers=6), monkeypatch))
+    return to_report(analyze_job(make_job(RANKS, stragglers=6)))
 
 
 @pytest.fixture(scope="module")

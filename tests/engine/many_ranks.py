@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
-
-import pytest
 
 from benchmarks.synthetic_ranks import Job, Made
-from perfscope.engine import run
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.measuring import Measure, MeasuredTrace
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
-from perfscope.engine.windows import TraceFiles, WindowPlan
+from perfscope.engine.windows import TraceFiles
 
 
 @dataclass(frozen=True)
 class Answers(Execution):
-    """Gives the answers of the map step that it was given."""
+    """Gives the answers of the map step that it was given; its traces exist nowhere."""
 
     answers: tuple[MeasuredTrace, ...] = ()
 
@@ -27,10 +23,8 @@ class Answers(Execution):
         return iter(self.answers)
 
 
-def analyze_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> Analysis:
+def analyze_job(job: Job) -> Analysis:
     """Everything behind the map step."""
     answers = tuple(Made(job))
-    files = tuple(TraceFiles(measured.path) for measured in answers)
-    monkeypatch.setattr(run, "plan_windows", lambda traces, records: WindowPlan(files, ()))
     inputs = Inputs(("job",), None, tuple(measured.path for measured in answers))
-    return analyze_inputs(inputs, Plan(execution=cast("Execution", Answers(answers=answers))))
+    return analyze_inputs(inputs, Plan(execution=Answers(answers=answers)))
