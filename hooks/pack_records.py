@@ -1,9 +1,9 @@
 """Packs a full file of records, in a process of its own at the lowest priority.
 
 A week has a million steps. Lines of JSON are whole after every write, but large: once there are some thousands, those
-of steps become one file of columns, about a fifth as large and read twenty times as fast; others are compressed. Run
-by itself (``python -I -S pack_records.py FILE...``) it imports the standard library only. The format of columns,
-``perfscope/steps/1``::
+of steps and of GPUs become one file of columns, about a fifth as large and read twenty times as fast; others are
+compressed. Run by itself (``python -I -S pack_records.py FILE...``) it imports the standard library only. The format of
+columns, ``perfscope/steps/1``::
 
     {"schema": ..., "rows": N, "columns": [{"name", "delta", "absent"}...], "codes": [{"name", "values"}...]}, a line
     zlib of, for each column: the bytes of its N little-endian int64 by significance, the least significant of all rows
@@ -11,7 +11,9 @@ by itself (``python -I -S pack_records.py FILE...``) it imports the standard lib
     absent, else 1 + the index in ``values``; then JSON of what fits nowhere: {row: {field: value}}
 
 A field that is a list of numbers is a column for each index, ``host.0`` and so on. With ``delta`` a value is the
-difference from the row before.
+difference from the row before, which an absent one repeats. ``perfscope/samples/1`` is the same for samples of GPUs:
+``head`` is the first line, ``notes`` are the lines that are no samples, and the values of the second GPU of the first
+line are ``1.power_mw`` and so on.
 """
 
 from __future__ import annotations
@@ -30,9 +32,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMA = "perfscope/steps/1"
+SAMPLES_SCHEMA = "perfscope/samples/1"
 PACKED_SUFFIX = ".columns"
 _STEPS = "steps."
-_DELTA = ("step", "end_ns", "iteration")
+_SAMPLES = "nvml"
+#: Values that grow, by the last word of their names.
+_DELTA = (
+    "step", "end_ns", "iteration", "t_ns", "energy_mj", "energy_t_ns", "nvlink_tx_kib", "nvlink_rx_kib",
+    "pcie_tx_bytes", "pcie_rx_bytes", "sw_power_cap_ns", "sync_boost_ns", "sw_thermal_ns", "hw_thermal_ns",
+    "hw_power_brake_ns", "gpm_from_ns", "gpm_to_ns",
+)  # fmt: skip
 _LISTS = ("host", "waits", "probe")
 _BYTES = 8
 _MOST_CODES = 255
@@ -70,7 +79,10 @@ def pack(path: str) -> None:
     """
     with open(path, "rb") as file:
         lines = file.read()
-    if os.path.basename(path).startswith(_STEPS):
+    if os.path.basename(os.path.dirname(os.path.abspath(path))) == _SAMPLES:
+        target = path.removesuffix(".jsonl") + PACKED_SUFFIX
+        packed = to_packed_samples([json.loads(line) for line in lines.splitlines()])
+    elif os.path.basename(path).startswith(_STEPS):
         target = path.removesuffix(".jsonl") + PACKED_SUFFIX
         packed = to_packed([json.loads(line) for line in lines.splitlines()])
     else:
@@ -93,7 +105,32 @@ def to_packed(records: list[dict[str, Any]]) -> bytes:
     Raises:
         ValueError: A record is no object.
     """
-    rows = [_flatten(record) for record in records]
+    return _to_packed([_flatten(record) for record in records], {"schema": SCHEMA})
+
+
+def to_packed_samples(records: list[dict[str, Any]]) -> bytes:
+    """The content of a packed file of samples.
+
+    Raises:
+        ValueError: It does not begin with a description of GPUs.
+    """
+    if not records or not isinstance(records[0], dict) or not records[0].get("gpus"):
+        raise ValueError("the first line describes no GPU")
+    head, *others = records
+    samples = [line for line in others if isinstance(line.get("gpus"), list) and len(line["gpus"]) == len(head["gpus"])]
+    rows = [
+        {
+            "t_ns": line["t_ns"],
+            **{f"{place}.{name}": value for place, gpu in enumerate(line["gpus"]) for name, value in gpu.items()},
+        }
+        for line in samples
+    ]
+    notes = [line for line in others if "gpus" not in line]
+    return _to_packed(rows, {"schema": SAMPLES_SCHEMA, "head": head, "notes": notes})
+
+
+def _to_packed(rows: list[dict[str, Any]], about: dict[str, Any]) -> bytes:
+    """Rows as columns; ``about`` is what the header says besides."""
     remainder: dict[int, dict[str, Any]] = {}
     columns, codes, parts = [], [], []
     coded_parts = []
@@ -101,7 +138,7 @@ def to_packed(records: list[dict[str, Any]]) -> bytes:
         values = [row.get(name) for row in rows]
         if all(value is None or (type(value) is int and abs(value) < _LARGEST) for value in values):
             has_absent = None in values
-            is_delta = name in _DELTA and not has_absent
+            is_delta = name.rpartition(".")[2] in _DELTA
             columns.append({"name": name, "delta": is_delta, "absent": has_absent})
             parts.append(_to_planes(values, is_delta=is_delta))
             if has_absent:
@@ -116,7 +153,7 @@ def to_packed(records: list[dict[str, Any]]) -> bytes:
         codes.append({"name": name, "values": distinct})
         numbering = {repr(value): index for index, value in enumerate(distinct, 1)}
         coded_parts.append(bytes(0 if value is None else numbering[repr(value)] for value in values))
-    header = {"schema": SCHEMA, "rows": len(rows), "columns": columns, "codes": codes}
+    header = {**about, "rows": len(rows), "columns": columns, "codes": codes}
     body = b"".join([*parts, *coded_parts, json.dumps(remainder, separators=(",", ":")).encode()])
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + zlib.compress(body, 6)
 
@@ -136,6 +173,9 @@ def _flatten(record: Any) -> dict[str, Any]:
 def _to_planes(values: list[int | None], *, is_delta: bool) -> bytes:
     numbers = [value or 0 for value in values]
     if is_delta:
+        for row, value in enumerate(values):
+            if value is None and row:
+                numbers[row] = numbers[row - 1]
         numbers = [now - before for before, now in zip([0, *numbers], numbers, strict=False)]
     column = array("q", numbers)
     if sys.byteorder == "big":

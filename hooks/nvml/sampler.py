@@ -1,12 +1,12 @@
 """Samples every GPU of this node until the rank that started it ends.
 
-Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm]``. It writes lines of JSON, the first of which
-describes the GPUs; in the following ones ``gpus`` has the values read at that moment, in the same order::
+Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm] [full=BYTES]``. It writes lines of JSON, the
+first of which describes the GPUs, in each file that follows a full one, too; in the others ``gpus`` has the values read
+at that moment, in the same order::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
-    {"t_ns", "slower": "energy", "call_ns": 3100000, "period_ns": 1240000000}
-    {"t_ns", "lost": "GPU-..."}
+    {"t_ns", "slower": "energy", "call_ns": 3100000, "period_ns": 1240000000}, {"t_ns", "lost": "GPU-..."}
     {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
 A value that a GPU does not report is left out. Each metric has a period of its own: calls that take microseconds are
@@ -17,7 +17,6 @@ core. This file imports nothing of perfscope, because it runs without perfscope 
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import socket
@@ -62,6 +61,8 @@ _COUNTERS = {
     "hw_thermal_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 0),
     "hw_power_brake_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 0),
 }
+_OUTPUT = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "output.py"))["Output"](sys.argv)
+_write: Callable[[Values], None] = _OUTPUT.write
 _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
 
 
@@ -313,13 +314,17 @@ def main(pynvml_folder: str, hz: float, parent_pid: int, *, with_gpm: bool) -> N
         return
     nvml = Nvml(pynvml)
     devices, descriptions = nvml.find_devices()
-    now = {"host": socket.gethostname(), "wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
-    _write({**now, "hz": hz, **nvml.read_driver_version(), "gpus": descriptions})
+    _OUTPUT.head = {"host": socket.gethostname(), "hz": hz, **nvml.read_driver_version(), "gpus": descriptions}
+    _write(_OUTPUT.head | _now())
     if devices:
         metrics = nvml.make_metrics(int(_NS_PER_S / hz), with_gpm=with_gpm)
         _sample_until_orphaned(nvml, devices, metrics, parent_pid)
     else:
         _write({"note": "NVML is not sampled: it finds no GPU"})
+
+
+def _now() -> Values:
+    return {"wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
 
 
 def _sample_until_orphaned(nvml: Nvml, devices: list[Device], metrics: list[Metric], parent_pid: int) -> None:
@@ -346,6 +351,7 @@ def _sample_until_orphaned(nvml: Nvml, devices: list[Device], metrics: list[Metr
         if began_ns >= full_rate_until_ns:
             for metric in metrics:
                 metric.limit_rate(_SLOW_PERIOD_NS)
+        _OUTPUT.rotate_if_full(_now())
         due_ns = min(metric.due_ns for metric in metrics)
         time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
 
@@ -385,12 +391,6 @@ def _count_failure(nvml: Nvml, metric_name: str, device: Device, error: Exceptio
         device.failures[metric_name] = device.failures.get(metric_name, 0) + 1
         if device.failures[metric_name] >= _ALLOWED_FAILURES:
             device.unsupported.add(metric_name)
-
-
-def _write(record: Values) -> None:
-    line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-    if os.write(1, line) != len(line):
-        raise OSError("the disk is full: a line was cut")
 
 
 if __name__ == "__main__":

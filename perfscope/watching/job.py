@@ -49,6 +49,8 @@ class GpuValues(msgspec.Struct):
 
 class _SampleLine(msgspec.Struct):
     gpus: list[GpuValues] = []
+    host: str = ""
+    t_ns: int = 0
 
 
 _decode_sample = msgspec.json.Decoder(_SampleLine).decode
@@ -122,10 +124,12 @@ class _RankFiles:
 
 class _GpuFile:
     def __init__(self, path: Path) -> None:
-        self._host = path.name.split(".jsonl")[0]
         self._tail = Tail(path)
-        self._described = _first_gpus(path)
-        self.gpus: list[WatchedGpu] = [WatchedGpu(self._host, gpu) for gpu in self._described]
+        first = _read_first(path)
+        self.host = first.host or path.name.removesuffix(".jsonl")
+        self.began_ns = first.t_ns
+        self._described = first.gpus
+        self.gpus: list[WatchedGpu] = [WatchedGpu(self.host, gpu) for gpu in self._described]
 
     def read(self) -> None:
         for line in reversed(self._tail.read_lines()):
@@ -135,7 +139,7 @@ class _GpuFile:
                 continue
             if len(values) == len(self._described) and b'"uuid"' not in line:
                 self.gpus = [
-                    WatchedGpu(self._host, _with_names(value, described))
+                    WatchedGpu(self.host, _with_names(value, described))
                     for value, described in zip(values, self._described, strict=True)
                 ]
                 return
@@ -146,12 +150,12 @@ def _with_names(values: GpuValues, described: GpuValues) -> GpuValues:
     return msgspec.structs.replace(values, **named, memory_total_bytes=described.memory_total_bytes)
 
 
-def _first_gpus(path: Path) -> list[GpuValues]:
+def _read_first(path: Path) -> _SampleLine:
     try:
         with path.open("rb") as file:
-            return _decode_sample(file.readline()).gpus
+            return _decode_sample(file.readline())
     except (OSError, msgspec.MsgspecError):
-        return []
+        return _SampleLine()
 
 
 class WatchedJob:
@@ -172,7 +176,8 @@ class WatchedJob:
         self.exit_status: str | None = None
         self.wall_ns = time.time_ns()
         self._files: dict[str, _RankFiles] = {}
-        self._samples: dict[str, _GpuFile] = {}
+        self._samples: dict[str, _GpuFile] = {}  # of each host, the latest
+        self._seen: set[str] = set()
         self._looks = 0
 
     @property
@@ -205,8 +210,13 @@ class WatchedJob:
             if record is not None:
                 self._files[folder.name] = _RankFiles(folder, WatchedRank(parsed[0], record))
         for path in sorted((self.path / wire.NVML_FOLDER).glob("*.jsonl")):
-            if path.name not in self._samples:
-                self._samples[path.name] = _GpuFile(path)
+            if path.name not in self._seen:
+                samples = _GpuFile(path)
+                if samples.gpus:  # else its first line is not written yet, or there are none
+                    self._seen.add(path.name)
+                    latest = self._samples.get(samples.host)
+                    if latest is None or samples.began_ns > latest.began_ns:
+                        self._samples[samples.host] = samples
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None

@@ -50,9 +50,10 @@ PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 SETUP_FILE = "setup.json"
 STEPS_FILE = "steps.jsonl"
-#: What the names of step records in columns end in, and what their first line states.
+#: What the names of step records and samples in columns end in, and what their first lines state.
 PACKED_SUFFIX = ".columns"
 PACKED_SCHEMA = "perfscope/steps/1"
+PACKED_SAMPLES_SCHEMA = "perfscope/samples/1"
 PENDING_STEPS_FILE = "pending_steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"

@@ -1,11 +1,13 @@
 """The files that the NVML sampler writes: ``RUN/nvml/HOST.jsonl``, the GPUs in the first line, then a line a sample.
 
-A node that was sampled again, after a restart, has ``HOST.1.jsonl`` and so on.
+A node that was sampled again, after a restart, or whose file was full, has ``HOST.1.jsonl`` and so on. Full ones are
+packed: ``HOST.columns``, ``HOST.1.columns``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.sources.runs.packed import decode_columns
 from perfscope.tables.columns import Int64, MaskedInt64, masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
@@ -92,6 +95,7 @@ class _Line(msgspec.Struct):
     """Any line."""
 
     t_ns: int = 0
+    continues: bool = False
     gpus: list[_Gpu] | None = None
     host: str = ""
     note: str = ""
@@ -124,6 +128,12 @@ class _SampleColumns:
         self._values.append(values)
         if len(self._times) >= _CHUNK:
             self._pack()
+
+    def add_packed(self, t_ns: Int64, numbers: Mapping[str, MaskedInt64], place: int) -> None:
+        """Add the samples of a packed file, of the GPU at this place of its first line."""
+        self._pack()
+        absent = np.ma.MaskedArray(np.zeros(len(t_ns), np.int64), mask=np.ones(len(t_ns), np.bool_))
+        self._packed.append((t_ns, {name: numbers.get(f"{place}.{name}", absent) for name in _SAMPLED}))
 
     def _pack(self) -> None:
         columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
@@ -167,6 +177,11 @@ class _Host:
     lost_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def add_packed(self, uuids: Sequence[str], packed: _Packed) -> None:
+        """Add the samples of a packed file, of the GPUs of its first line."""
+        for place, uuid in enumerate(uuids):
+            self.samples[uuid].add_packed(packed.t_ns, packed.numbers, place)
+
 
 def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
     """Read every host's samples.
@@ -179,9 +194,8 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
         The GPUs; and notes: hosts without NVML, values that are slow to read, the cost of the sampler.
     """
     hosts: dict[str, _Host] = {}
-    files = [(_first_line(path), path) for path in (run / wire.NVML_FOLDER).glob("*.jsonl")]
-    for first, path in sorted(files, key=lambda first_and_path: (first_and_path[0].t_ns, first_and_path[1].name)):
-        _add_lines(hosts.setdefault(first.host or path.stem, _Host()), _lines(path, damage))
+    for name, files in _files_of_samplers(run / wire.NVML_FOLDER, damage):
+        _add_lines(hosts.setdefault(name, _Host()), (line for file in files for line in file))
     gpus = [
         _to_samples(name, host.gpus[uuid], samples, host.lost_ns.get(uuid))
         for name, host in sorted(hosts.items())
@@ -191,11 +205,67 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
     return tuple(gpus), tuple(notes)
 
 
-def _first_line(path: Path) -> _Line:
-    """The description of the GPUs, or why there are none."""
+def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[_Line | _Packed]]]]:
+    """The files of each sampler, as its host and their lines, in the order of time."""
+    firsts: dict[tuple[str, int], tuple[_Line, Path]] = {}
+    for path in sorted(folder.glob("*.jsonl")) + sorted(folder.glob(f"*{wire.PACKED_SUFFIX}")):
+        first = _first_line(path, damage)
+        if first is not None:  # a packed file takes the place of its lines
+            firsts[first.host or path.stem, first.t_ns or -len(firsts)] = first, path
+    samplers: list[tuple[str, list[Iterable[_Line | _Packed]]]] = []
+    latest: dict[str, list[Iterable[_Line | _Packed]]] = {}
+    for (host, _), (first, path) in sorted(firsts.items(), key=lambda item: (item[1][0].t_ns, item[1][1].name)):
+        if not first.continues or host not in latest:
+            latest[host] = []
+            samplers.append((host, latest[host]))
+        latest[host].append(_read_file(path, damage))
+    return samplers
+
+
+def _first_line(path: Path, damage: list[str]) -> _Line | None:
+    """The description of the GPUs, or why there are none; None where a packed file is damaged."""
+    if path.suffix == wire.PACKED_SUFFIX:
+        try:
+            with path.open("rb") as file:
+                return msgspec.json.decode(file.readline(), type=_PackedHeader).head
+        except msgspec.MsgspecError:
+            damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
+            return None
     for line in _lines(path, []):
         return line
     return _Line()
+
+
+class _PackedHeader(msgspec.Struct):
+    """The first line of a packed file."""
+
+    head: _Line
+    notes: list[_Line] = []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packed:
+    """The samples of a packed file: their times, and the columns of all GPUs."""
+
+    t_ns: Int64
+    numbers: Mapping[str, MaskedInt64]
+
+
+def _read_file(path: Path, damage: list[str]) -> Iterator[_Line | _Packed]:
+    if path.suffix != wire.PACKED_SUFFIX:
+        yield from _lines(path, damage)
+        return
+    content = path.read_bytes()
+    try:
+        columns = decode_columns(content, wire.PACKED_SAMPLES_SCHEMA)
+        header = msgspec.json.decode(content.partition(b"\n")[0], type=_PackedHeader)
+    except (ValueError, KeyError, TypeError, zlib.error, msgspec.MsgspecError):
+        damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
+        return
+    yield header.head
+    if columns.rows:
+        yield _Packed(np.asarray(columns.numbers["t_ns"].data, np.int64), columns.numbers)
+    yield from header.notes
 
 
 def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
@@ -208,12 +278,14 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
                 damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
 
 
-def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
+def _add_lines(host: _Host, lines: Iterable[_Line | _Packed]) -> None:
     uuids: list[str] = []
     slow_values: dict[str, _Line] = {}
     began_ns, cost = 0, None
     for line in lines:
-        if line.note:
+        if isinstance(line, _Packed):
+            host.add_packed(uuids, line)
+        elif line.note:
             host.notes.append(line.note)
         elif line.lost:
             host.lost_ns.setdefault(line.lost, line.t_ns)
@@ -223,7 +295,7 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
         elif line.sampler is not None:
             cost = line
         elif line.gpus is not None and any(gpu.uuid for gpu in line.gpus):
-            began_ns = line.t_ns
+            began_ns = began_ns if line.continues else line.t_ns
             uuids = [gpu.uuid for gpu in line.gpus]
             for gpu in line.gpus:
                 host.gpus[gpu.uuid] = gpu

@@ -5,7 +5,6 @@ A week has a million steps: columns are never made into records.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope import wire
+from perfscope.sources.runs.packed import decode_columns
 from perfscope.sources.runs.records import decode_step, read_records
 from perfscope.tables.columns import Bool, Int64, MaskedInt64
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 
-_BYTES = 8
 _LISTS = {"host": len(HostWork._fields), "waits": len(HostWaits._fields)}
 _NUMBERS = (
     "step", "end_ns", "wall_ns", "micro_batches", "samples", "tokens", "global_samples", "data_wait_ns", "save_ns",
@@ -102,37 +101,23 @@ def unpack(content: bytes) -> StepColumns:
     Raises:
         ValueError, KeyError, TypeError, zlib.error: It is damaged.
     """
-    line, _, packed = content.partition(b"\n")
-    header = json.loads(line)
-    if header["schema"] != wire.PACKED_SCHEMA:
-        raise ValueError("unknown schema")
-    rows, body, at = int(header["rows"]), zlib.decompress(packed), 0
-    numbers: dict[str, MaskedInt64] = {}
-    for column in header["columns"]:
-        planes = np.frombuffer(body, np.uint8, rows * _BYTES, at).reshape(_BYTES, rows)
-        values = np.ascontiguousarray(planes.T).view("<i8").reshape(rows).astype(np.int64, copy=False)
-        at += rows * _BYTES
-        absent = np.zeros(rows, np.bool_)
-        if column["absent"]:
-            absent = np.frombuffer(body, np.uint8, rows, at) != 0
-            at += rows
-        numbers[column["name"]] = np.ma.MaskedArray(np.cumsum(values) if column["delta"] else values, mask=absent)
-    texts: dict[str, npt.NDArray[np.str_]] = {}
-    flags: dict[str, Bool] = {}
-    for code in header["codes"]:
-        places = np.frombuffer(body, np.uint8, rows, at)
-        at += rows
-        if code["name"] in _TEXTS:
-            texts[code["name"]] = np.asarray(["", *map(str, code["values"])], np.str_)[places]
-        elif code["name"] in _FLAGS:
-            flags[code["name"]] = np.asarray([False, *map(bool, code["values"])], np.bool_)[places]
-    remainder = json.loads(body[at:])
+    packed = decode_columns(content, wire.PACKED_SCHEMA)
+    texts = {
+        name: np.asarray(["", *map(str, values)], np.str_)[places]
+        for name, (values, places) in packed.codes.items()
+        if name in _TEXTS
+    }
+    flags = {
+        name: np.asarray([False, *map(bool, values)], np.bool_)[places]
+        for name, (values, places) in packed.codes.items()
+        if name in _FLAGS
+    }
     spans = [
         (int(row), msgspec.convert(span, wire.Span))
-        for row, fields in remainder.items()
+        for row, fields in packed.remainder.items()
         for span in fields.get("spans", ())
     ]
-    return StepColumns(rows, numbers, texts, flags, tuple(spans), _probes(numbers))
+    return StepColumns(packed.rows, packed.numbers, texts, flags, tuple(spans), _probes(packed.numbers))
 
 
 def _probes(numbers: Mapping[str, MaskedInt64]) -> tuple[DeviceProbe, ...]:

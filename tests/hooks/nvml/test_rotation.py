@@ -1,0 +1,141 @@
+"""Full files of samples are followed by others and packed, and read as if they were lines of one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pynvml
+import pytest
+
+from perfscope import wire
+from perfscope.hooks import pack_records
+from perfscope.sources.runs.nvml import read_gpus
+from perfscope.tables.gpus import GpuSamples
+from perfscope.watching.job import WatchedJob
+from tests.hooks.nvml.conftest import SAMPLER
+
+HEAD = {"host": "node", "hz": 20.0, "gpus": [{"uuid": "GPU-0", "name": "A"}, {"uuid": "GPU-1", "name": "B"}]}
+LONGEST_S = 60
+
+
+def sample(number: int) -> dict[str, Any]:
+    """Energy is read in every second sample; the second GPU has no clock."""
+    slow = {"energy_mj": 10**12 + 700 * number, "energy_t_ns": 10**9 * number + 5} if number % 2 else {}
+    first = {"power_mw": 500_000 + number, "sm_clock_mhz": 1980, "throttle": 4, **slow}
+    return {"t_ns": 10**9 * number, "gpus": [first, {"power_mw": 90_000, **slow}]}
+
+
+def lines(first: int, last: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{**HEAD, "t_ns": 10**9 * first - 1, **fields}, *(sample(number) for number in range(first, last))]
+
+
+def write(run: Path, name: str, content: list[dict[str, Any]], *, packed: bool = False) -> Path:
+    path = run / wire.NVML_FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in content))
+    if packed:
+        pack_records.pack(str(path))
+    return path
+
+
+def assert_same(mine: GpuSamples, other: GpuSamples) -> None:
+    assert (mine.host, mine.uuid, mine.lost_ns) == (other.host, other.uuid, other.lost_ns)
+    assert mine.t_ns.tolist() == other.t_ns.tolist()
+    for name in ("power_mw", "sm_clock_mhz", "throttle", "energy_mj", "energy_t_ns", "temperature_c"):
+        assert getattr(mine, name).tolist() == getattr(other, name).tolist(), name
+
+
+def test_full_files_are_read_as_the_lines_of_one(tmp_path: Path) -> None:
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    cost = {"t_ns": 10**11, "sampler": {"cpu_ns": 10**9, "rounds": 50, "late": 0}}
+    slower = {"t_ns": 10**9, "slower": "pcie", "call_ns": 10**6, "period_ns": 10**9}
+    lost = {"t_ns": 55 * 10**9, "lost": "GPU-1"}
+    write(whole, "node.jsonl", [*lines(1, 41), slower, *(sample(number) for number in range(41, 101)), lost, cost])
+    write(parted, "node.jsonl", [*lines(1, 41), slower], packed=True)
+    write(parted, "node.1.jsonl", lines(41, 71, continues=True), packed=True)
+    write(parted, "node.2.jsonl", [*lines(71, 101, continues=True), lost, cost])
+    damage: list[str] = []
+    (gpus, notes), (expected, expected_notes) = read_gpus(parted, damage), read_gpus(whole, damage)
+    assert not damage
+    assert len(gpus) == 2
+    for mine, other in zip(gpus, expected, strict=True):
+        assert_same(mine, other)
+    assert notes == expected_notes
+    assert any("1.0 % of one core" in note for note in notes)
+    assert np.ma.getmaskarray(gpus[1].sm_clock_mhz).all()
+
+
+def test_a_packed_file_takes_the_place_of_its_lines(tmp_path: Path) -> None:
+    content = lines(1, 41)
+    write(tmp_path, "node.jsonl", content, packed=True)
+    write(tmp_path, "node.jsonl", content)  # the packer was killed before it removed them
+    gpus, _ = read_gpus(tmp_path, [])
+    assert [len(gpu.t_ns) for gpu in gpus] == [40, 40]
+
+
+def test_a_damaged_packed_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "node.jsonl", lines(1, 41), packed=True).with_suffix(".columns")
+    path.write_bytes(path.read_bytes()[:-30])
+    write(tmp_path, "node.1.jsonl", lines(41, 51, continues=True))
+    (tmp_path / "nvml" / "node.2.columns").write_bytes(b"no JSON")
+    damage: list[str] = []
+    gpus, _ = read_gpus(tmp_path, damage)
+    assert [len(gpu.t_ns) for gpu in gpus] == [10, 10]
+    assert sorted(damage) == ["nvml/node.2.columns cannot be read", "nvml/node.columns cannot be read"]
+
+
+def test_what_describes_no_gpu_is_not_packed(tmp_path: Path) -> None:
+    path = write(tmp_path, "node.jsonl", [{"note": "NVML is not sampled"}])
+    with pytest.raises(ValueError, match="no GPU"):
+        pack_records.pack(str(path))
+    assert path.exists()
+
+
+def test_watch_shows_the_samples_of_the_latest_file_of_a_host_once(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    write(tmp_path, "node.jsonl", lines(1, 11))
+    watched = WatchedJob(tmp_path)
+    watched.look()
+    assert [gpu.values.power_mw for gpu in watched.gpus] == [500_010, 90_000]
+    write(tmp_path, "node.1.jsonl", lines(11, 21, continues=True))
+    pack_records.pack(str(tmp_path / "nvml" / "node.jsonl"))
+    for _ in range(9):
+        watched.look()
+    assert [(gpu.host, gpu.values.power_mw) for gpu in watched.gpus] == [("node", 500_020), ("node", 90_000)]
+
+
+@pytest.mark.slow
+def test_the_sampler_puts_full_files_aside(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / wire.NVML_FOLDER
+    folder.mkdir()
+    with (folder / "my.node.jsonl").open("wb") as file:
+        sampler = subprocess.Popen(
+            [sys.executable, "-I", "-S", SAMPLER, Path(pynvml.__file__).parent, "50", str(os.getpid()), "full=20000"],
+            stdout=file,
+            env={**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": "gpus=2"},
+        )
+    until_s = time.monotonic() + LONGEST_S
+    while len(list(folder.glob("*.columns"))) < 3 and time.monotonic() < until_s:
+        time.sleep(0.05)
+    sampler.terminate()
+    sampler.wait()
+    until_s = time.monotonic() + LONGEST_S
+    while len(list(folder.glob("*.jsonl"))) > 1 and list(folder.glob("*.tmp")) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    names = {path.name for path in folder.iterdir()}
+    assert {"my.node.columns", "my.node.1.columns", "my.node.2.columns"} <= names
+    damage: list[str] = []
+    gpus, _ = read_gpus(tmp_path, damage)
+    assert not damage
+    assert len(gpus) == 2
+    for gpu in gpus:
+        assert (np.diff(gpu.t_ns) > 0).all()
+        assert gpu.power_mw.count() > len(gpu.t_ns) / 2
+        assert (np.diff(gpu.energy_mj.compressed()) >= 0).all()
