@@ -121,7 +121,7 @@ def to_packed_samples(records: list[dict[str, Any]]) -> bytes:
     rows = [
         {
             "t_ns": line["t_ns"],
-            **{f"{place}.{name}": value for place, gpu in enumerate(line["gpus"]) for name, value in gpu.items()},
+            **{f"{index}.{name}": value for index, gpu in enumerate(line["gpus"]) for name, value in gpu.items()},
         }
         for line in samples
     ]

@@ -129,11 +129,11 @@ class _SampleColumns:
         if len(self._times) >= _CHUNK:
             self._pack()
 
-    def add_packed(self, t_ns: Int64, numbers: Mapping[str, MaskedInt64], place: int) -> None:
+    def add_packed(self, t_ns: Int64, numbers: Mapping[str, MaskedInt64], index: int) -> None:
         """Add the samples of a packed file, of the GPU at this place of its first line."""
         self._pack()
         absent = np.ma.MaskedArray(np.zeros(len(t_ns), np.int64), mask=np.ones(len(t_ns), np.bool_))
-        self._packed.append((t_ns, {name: numbers.get(f"{place}.{name}", absent) for name in _SAMPLED}))
+        self._packed.append((t_ns, {name: numbers.get(f"{index}.{name}", absent) for name in _SAMPLED}))
 
     def _pack(self) -> None:
         columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
@@ -179,8 +179,8 @@ class _Host:
 
     def add_packed(self, uuids: Sequence[str], packed: _Packed) -> None:
         """Add the samples of a packed file, of the GPUs of its first line."""
-        for place, uuid in enumerate(uuids):
-            self.samples[uuid].add_packed(packed.t_ns, packed.numbers, place)
+        for index, uuid in enumerate(uuids):
+            self.samples[uuid].add_packed(packed.t_ns, packed.numbers, index)
 
 
 def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
