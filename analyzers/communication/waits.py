@@ -196,7 +196,8 @@ class Members:
         paces = self.comparison.paces if self.comparison else {}
         slower = more_work = 0.0
         if all(member in paces for member in members):
-            slower = 1 / paces[rank].relative_compute / mean(1 / paces[other].relative_compute for other in others) - 1
+            own_pace, *other_paces = (paces[member].relative_compute or 1.0 for member in (rank, *others))
+            slower = 1 / own_pace / mean(1 / pace for pace in other_paces) - 1
             more_work = paces[rank].relative_work / mean(paces[other].relative_work for other in others) - 1
         own = self._profiles[rank].of(steps)
         return reason_of(own, [self._profiles[other].of(steps) for other in others], slower, more_work, significant)

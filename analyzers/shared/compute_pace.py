@@ -7,6 +7,11 @@ kernels, each with the median of the rank on which it is fastest, over those of 
 device lowers the first figure, and more or larger kernels raise the second one. Kernels of one name and grid need not
 do the same, but called equally often on all ranks they are the same mixture: others are not compared.
 
+Products, attention and sums of recent libraries have a grid as large as the GPU, whatever they compute. Where kernels
+that all ranks launch equally often have other grids on some of them, the inputs differ in size, and those of equal
+grids say nothing either. Then only kernels of the optimizer are compared, whose work is that of the parameters; a
+rank's work is the time of all of its kernels at the pace of the fastest rank.
+
 A kernel beside a collective that waits takes up to twice its time, which says nothing about the device. Where kernels
 that never run while the device communicates make up a tenth of the time of the common ones on every rank, only these
 are compared.
@@ -14,6 +19,7 @@ are compared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import adler32, crc32
@@ -31,6 +37,10 @@ _MOST_KERNELS = 64
 _ENOUGH_ALONE = 0.1
 _GRID_BITS = 33
 _FEWEST_RANKS = 2
+#: Kernels whose work is that of the parameters, however large the inputs are.
+_OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
+#: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
+_RESIZED = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +50,8 @@ class KernelMedians:
     Attributes:
         steps: The numbers of the marked steps; ABSENT alone where none is marked, for the whole window.
         keys: A number for each kernel, which is the same on all ranks, ascending.
+        names: A number for the name of each.
+        of_parameters: Whether each one's work does not depend on the inputs.
         calls: How often it ran: one row a step, one column a kernel.
         median_ns: The median of its durations, likewise; 0 where it did not run.
         calls_alone: How often it ran while the device did not communicate.
@@ -49,6 +61,8 @@ class KernelMedians:
 
     steps: tuple[int, ...]
     keys: Int64
+    names: Int64
+    of_parameters: Bool
     calls: Int64
     median_ns: Int64
     calls_alone: Int64
@@ -61,11 +75,12 @@ class Pace:
     """One rank in the comparison.
 
     Attributes:
-        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1.
+        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1. Absent where the
+            inputs differ in size, and no kernel of the optimizer can be compared.
         relative_work: This rank's work over that of the rank with the least; at least 1.
     """
 
-    relative_compute: float
+    relative_compute: float | None
     relative_work: float
 
 
@@ -78,19 +93,32 @@ class Comparison:
         steps: The marked steps that they are compared over; empty for their whole windows.
         kernels: How many different kernels are compared.
         is_alone: Whether only their runs without communication beside them are compared.
+        is_resized: Whether the inputs of the ranks differ in size.
     """
 
     paces: Mapping[int, Pace]
     steps: tuple[int, ...]
     kernels: int
     is_alone: bool
+    is_resized: bool
 
     def data(self) -> dict[str, Json]:
         """``results.stragglers.compared``."""
-        return {"steps": list(self.steps), "kernels": self.kernels, "without_communication": self.is_alone}
+        return {
+            "steps": list(self.steps),
+            "kernels": self.kernels,
+            "without_communication": self.is_alone,
+            "sizes_differ": self.is_resized,
+        }
 
     def sentence(self) -> str:
         """What is compared, in words."""
+        if self.is_resized:
+            return (
+                "The inputs of the ranks differ in size: kernels of one grid need not do the same. Relative compute "
+                f"compares {self.kernels} kernels of the optimizer alone: the fastest rank's time over a rank's own. "
+                "Relative work is the time of all kernels at the pace of the fastest rank, 1 for the least."
+            )
         beside = "while the device did not communicate" if self.is_alone else "also beside communication"
         return (
             f"Relative compute compares the medians of {self.kernels} kernels that all ranks ran equally often, "
@@ -123,6 +151,7 @@ def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Int
     by_time = np.argsort(-np.bincount(kernel, duration_ns), kind="stable")[:_MOST_KERNELS]
     keys = np.array([_key(trace, int(shapes[number])) for number in by_time], np.int64)
     by_time, keys = by_time[np.argsort(keys)], np.sort(keys)
+    names = [trace.names[int(shapes[number]) >> _GRID_BITS] for number in by_time]
     column = np.full(len(shapes), ABSENT, np.int64)
     column[by_time] = np.arange(len(by_time))
     of_kernel = column[kernel]
@@ -134,7 +163,17 @@ def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Int
     calls, medians = _medians(group[is_listed], duration_ns[is_listed], shape)
     calls_alone, medians_alone = _medians(group[is_alone], duration_ns[is_alone], shape)
     other_ns = np.bincount(step[~is_listed], duration_ns[~is_listed], len(steps)).astype(np.int64)
-    return KernelMedians(tuple(steps), keys, calls, medians, calls_alone, medians_alone, other_ns)
+    return KernelMedians(
+        steps=tuple(steps),
+        keys=keys,
+        names=np.array([_number(name) for name in names], np.int64),
+        of_parameters=np.array([_OF_PARAMETERS.search(name) is not None for name in names], np.bool_),
+        calls=calls,
+        median_ns=medians,
+        calls_alone=calls_alone,
+        median_alone_ns=medians_alone,
+        other_ns=other_ns,
+    )
 
 
 def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
@@ -153,20 +192,53 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
     ran_everywhere = (calls > 0).all(axis=0) & (calls == calls[0]).all(axis=0)
     if not ran_everywhere.any():
         return None
+    is_resized = _differ_in_size(list(kernels.values()), steps)
+    if is_resized:
+        first = next(iter(kernels.values()))
+        ran_everywhere &= first.of_parameters[np.searchsorted(first.keys, common)]
     ran_alone = ran_everywhere & (alone == calls).all(axis=0)
     shares = (calls * times * ran_alone).sum(axis=1) / np.maximum((calls * times * ran_everywhere).sum(axis=1), 1)
     is_alone = bool((shares >= _ENOUGH_ALONE).all())
     chosen = ran_alone if is_alone else ran_everywhere
     compared = times_alone if is_alone else times
     time = (calls * compared)[:, chosen].sum(axis=1)
-    work = _work(list(kernels.values()), steps)
-    if not time.all() or not work.all():
+    paces = time.min() / time if time.all() else None
+    if is_resized:
+        work = _times(list(kernels.values()), steps) * (1.0 if paces is None else paces)
+    else:
+        work = _work(list(kernels.values()), steps)
+    if not work.all() or (paces is None and not is_resized):
         return None
-    paces = {
-        rank: Pace(float(time.min() / own_time), float(own_work / work.min()))
-        for rank, own_time, own_work in zip(kernels, time, work, strict=True)
+    by_rank = {
+        rank: Pace(None if paces is None else float(paces[row]), float(work[row] / work.min()))
+        for row, rank in enumerate(kernels)
     }
-    return Comparison(paces, tuple(step for step in steps if step != ABSENT), int(chosen.sum()), is_alone)
+    numbers = tuple(step for step in steps if step != ABSENT)
+    return Comparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
+
+
+def _differ_in_size(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> bool:
+    """Whether kernels that all ranks launch equally often have other grids on some of them."""
+    launches: list[dict[int, dict[int, int]]] = []
+    times: list[dict[int, float]] = []
+    for medians in kernels:
+        calls, median_ns, *_ = _of_steps(medians, steps, medians.keys)
+        grids: dict[int, dict[int, int]] = {}
+        time: dict[int, float] = {}
+        for key, name, count, ns in zip(medians.keys.tolist(), medians.names.tolist(), calls, median_ns, strict=True):
+            if count:
+                grids.setdefault(name, {})[key] = int(count)
+                time[name] = time.get(name, 0.0) + float(count * ns)
+        launches.append(grids)
+        times.append(time)
+    common = set.intersection(*(set(grids) for grids in launches))
+    resized = [
+        name
+        for name in common
+        if len({sum(grids[name].values()) for grids in launches}) == 1
+        and any(grids[name] != launches[0][name] for grids in launches)
+    ]
+    return all(sum(time[name] for name in resized) >= _RESIZED * sum(time.values()) for time in times)
 
 
 def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> KernelMedians | None:
@@ -183,9 +255,15 @@ def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> 
             rows.append(column)
         columns.append(np.concatenate(rows))
     calls, median_ns, calls_alone, median_alone_ns = columns
+    names, of_parameters = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+    for window in (earlier, later):
+        places = np.searchsorted(keys, window.keys)
+        names[places], of_parameters[places] = window.names, window.of_parameters
     return KernelMedians(
         steps=earlier.steps + later.steps,
         keys=keys,
+        names=names,
+        of_parameters=of_parameters,
         calls=calls,
         median_ns=median_ns,
         calls_alone=calls_alone,
@@ -196,7 +274,11 @@ def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> 
 
 def _key(trace: Trace, shape: int) -> int:
     """A number for a kernel that is the same in all processes."""
-    text = f"{trace.names[shape >> _GRID_BITS]}\0{shape & ((1 << _GRID_BITS) - 1)}".encode("utf-8", "replace")
+    return _number(f"{trace.names[shape >> _GRID_BITS]}\0{shape & ((1 << _GRID_BITS) - 1)}")
+
+
+def _number(name: str) -> int:
+    text = name.encode("utf-8", "replace")
     # Enough to tell some hundred kernels apart; hashlib loads OpenSSL, which takes longer than to compare them.
     return (crc32(text) - (1 << 31) << 32) | adler32(text)
 
@@ -234,6 +316,16 @@ def _median_of_present(values: Int64) -> Float64:
     low = ordered[np.minimum(first + (present - 1) // 2, last), columns]
     high = ordered[np.minimum(first + present // 2, last), columns]
     return np.where(present > 0, (low + high) / 2, 0.0)
+
+
+def _times(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> Float64:
+    """The time of each rank's kernels, by their medians."""
+    times = np.zeros(len(kernels))
+    for row, medians in enumerate(kernels):
+        calls, median_ns, *_ = _of_steps(medians, steps, medians.keys)
+        others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
+        times[row] = float((calls * median_ns).sum() + others)
+    return times
 
 
 def _work(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> Float64:

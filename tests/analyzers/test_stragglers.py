@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers import collectives, stragglers
 from perfscope.analyzers.shared.compute_pace import compare
+from perfscope.engine.analysis_report import to_report
+from perfscope.engine.run import Plan, analyze
 from perfscope.sources.traces.reader import read_trace
 from tests.analyzers.test_collectives import made
 from tests.conftest import ROOT
@@ -84,9 +87,14 @@ def reason(result: stragglers.Stragglers) -> str | None:
     return found.text if found else None
 
 
-def pace(result: stragglers.Stragglers) -> list[tuple[float, float]]:
+def pace(result: stragglers.Stragglers) -> list[tuple[float | None, float]]:
     return [
-        (round(rank.pace.relative_compute, 3), round(rank.pace.relative_work, 3)) for rank in result.ranks if rank.pace
+        (
+            None if rank.pace.relative_compute is None else round(rank.pace.relative_compute, 3),
+            round(rank.pace.relative_work, 3),
+        )
+        for rank in result.ranks
+        if rank.pace
     ]
 
 
@@ -255,10 +263,32 @@ def test_the_first_stage_of_a_real_pipeline_is_not_blamed(pipeline: str) -> None
     assert result.straggler is None
 
 
-CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.integers(1, 90)), min_size=1, max_size=12)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(("a", "b", "adam")), st.integers(1, 3), st.integers(1, 90)), min_size=1, max_size=12
+)
 
 
-def by_hand(ranks: list[list[tuple[str, int, int]]]) -> list[tuple[float, float]] | None:
+def is_resized(ranks: list[list[tuple[str, int, int]]]) -> bool:
+    """Whether kernels that run equally often on all ranks, with other grids, take a tenth of each rank's time."""
+    names = set.intersection(*({name for name, _, _ in kernels} for kernels in ranks))
+    grids = {name: [sorted(grid for each, grid, _ in kernels if each == name) for kernels in ranks] for name in names}
+    resized = {
+        name
+        for name, of_ranks in grids.items()
+        if len({len(grid) for grid in of_ranks}) == 1 and any(grid != of_ranks[0] for grid in of_ranks)
+    }
+
+    def time(kernels: list[tuple[str, int, int]], chosen: set[str]) -> float:
+        halves = {
+            (name, grid): int(median(each for *key, each in kernels if key == [name, grid]))
+            for name, grid, _ in kernels
+        }
+        return sum(halves[name, grid] for name, grid, _ in kernels if name in chosen)
+
+    return all(time(kernels, resized) >= 0.1 * time(kernels, {name for name, _, _ in kernels}) for kernels in ranks)
+
+
+def by_hand(ranks: list[list[tuple[str, int, int]]]) -> list[tuple[float | None, float]] | None:
     """Relative compute and work of ranks whose kernels all run alone in one step, with plain dictionaries."""
     durations: list[dict[tuple[str, int], list[int]]] = []
     for kernels in ranks:
@@ -272,10 +302,20 @@ def by_hand(ranks: list[list[tuple[str, int, int]]]) -> list[tuple[float, float]
     if not common:
         return None
     halves = [{key: int(median(values)) for key, values in each.items()} for each in durations]
+    if is_resized(ranks):
+        common = [key for key in common if key[0] == "adam"]
     times = [sum(len(each[key]) * half[key] for key in common) for each, half in zip(durations, halves, strict=True)]
     least = {key: min(half[key] for half in halves if key in half) for half in halves for key in half}
     work = [sum(len(values) * least[key] for key, values in each.items()) for each in durations]
-    return [(min(times) / time, own / min(work)) for time, own in zip(times, work, strict=True)]
+    paces = [min(times) / time for time in times] if all(times) else [None] * len(times)
+    if is_resized(ranks):
+        whole = [
+            sum(len(values) * half[key] for key, values in each.items())
+            for each, half in zip(durations, halves, strict=True)
+        ]
+        at_pace = [own * (pace or 1.0) for own, pace in zip(whole, paces, strict=True)]
+        return [(pace, own / min(at_pace)) for pace, own in zip(paces, at_pace, strict=True)]
+    return [(pace, own / min(work)) for pace, own in zip(paces, work, strict=True)]
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -299,6 +339,29 @@ def test_paces_are_those_of_plain_dictionaries(tmp_path: Path, ranks: list[list[
         assert comparison is None
         assert expected is None
         return
-    assert [(pace.relative_compute, pace.relative_work) for pace in comparison.paces.values()] == [
-        pytest.approx(pair) for pair in expected
-    ]
+    for found, (relative_compute, relative_work) in zip(comparison.paces.values(), expected, strict=True):
+        assert found.relative_compute == (None if relative_compute is None else pytest.approx(relative_compute))
+        assert found.relative_work == pytest.approx(relative_work)
+
+
+@pytest.mark.parametrize(
+    ("run", "slowest", "most_work", "words"),
+    [
+        # Its optimizer takes 4 % longer, and it has half as many samples more, with products of the same grids.
+        ("findings/h200/straggler_work", 0.95, 1.3, "33 % more work"),
+        ("findings/h200/straggler_device", 0.7, 1.0, "slower (the same kernels take 35 % longer)"),
+        ("whatif/slow_gpu", 0.93, 1.2, "24 % more work"),
+    ],
+)
+def test_more_work_and_a_slower_device_are_told_apart_on_real_runs(
+    run: str, slowest: float, most_work: float, words: str
+) -> None:
+    data = to_report(analyze([ROOT / "fixtures" / run], Plan(only=frozenset({"stragglers"})))).data
+    results: Any = json.loads(json.dumps(data))["results"]
+    other, slow = results["stragglers"]["ranks"]
+    assert (other["relative_compute"], other["relative_work"]) == (1.0, 1.0)
+    assert slowest <= slow["relative_compute"] < 1
+    assert most_work <= slow["relative_work"] < most_work + 0.1
+    (group,) = results["stragglers"]["groups"]
+    assert words in json.dumps(group["ranks"])
+    assert results["stragglers"]["compared"]["sizes_differ"] == (run == "findings/h200/straggler_work")

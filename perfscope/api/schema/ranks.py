@@ -129,11 +129,13 @@ class ComparedRanksData(TypedDict):
         steps: The marked steps; empty for whole windows.
         kernels: How many different kernels are compared.
         without_communication: Whether only their runs without communication beside them are.
+        sizes_differ: Whether the inputs of the ranks differ in size, so that only kernels of the optimizer are.
     """
 
     steps: list[int]
     kernels: int
     without_communication: bool
+    sizes_differ: bool
 
 
 class WaitKindData(TypedDict):
@@ -220,7 +222,8 @@ class RankPaceData(TypedDict):
         caused_wait_us: The wait that it caused.
         wait_us: The wait that it had.
         compute_us: Its compute time in the whole window.
-        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1.
+        relative_compute: The fastest rank's time for the same kernels over this rank's; at most 1. None where inputs
+            differ in size, and no kernel of the optimizer can be compared.
         relative_work: This rank's work over that of the rank with the least; at least 1.
         caused_wait_by_step: The wait that it caused in each step.
     """
