@@ -2,7 +2,8 @@
 
 The terms' changes add up to the change of the profiled step exactly. The change to explain is that of the undisturbed
 steps; profiled steps are slower, on both sides by not quite the same. Where the hooks' times of the profiled steps
-agree with the traces', that difference is perfscope's own cost, measured by them; else it stays unexplained. All times
+agree with the traces', or are shorter because the host runs ahead of its device, that difference is perfscope's own
+cost; else it stays unexplained. All times
 are whole nanoseconds, and terms and ``unexplained`` add up to the change exactly.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import hypot
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,13 +100,13 @@ def compare_budgets(
     if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
         times_ns = [round(side.step_time_s.centre * NS_PER_S) for side in (a, b) if side.step_time_s]
         change_ns, explains = round(times_ns[1] * factor) - times_ns[0], "the undisturbed steps"
-        if _agree(a) and _agree(b):
-            terms += _host_terms(a, b, (times_ns[0], times_ns[1]), factor, confidence)
+        profiled = [_profiled(side) for side in (a, b)]
+        if profiled[0] is not None and profiled[1] is not None:
+            terms += _host_terms((profiled[0], profiled[1]), (times_ns[0], times_ns[1]), factor, confidence)
         else:
             notes.append(
-                f"The hooks and the traces differ by more than {_SAME_TIME:.0%} on the profiled steps, as where the "
-                "host runs ahead of the device: perfscope's own cost is not known apart, but part of what is "
-                "unexplained."
+                f"The hooks' times of the profiled steps are unknown, or longer than those of the traces by more than "
+                f"{_SAME_TIME:.0%}: perfscope's own cost is not known apart, but part of what is unexplained."
             )
     ordered = sorted((term for term in terms if term.change_ns or term.a_ns), key=lambda term: -abs(term.change_ns))
     return BudgetChange(
@@ -239,12 +241,31 @@ def _same_work(a: Budget, b: Budget) -> set[str]:
     return {name for name, grids in calls[0].items() if calls[1].get(name) == grids}
 
 
-def _agree(side: Side) -> bool:
-    """Whether the hooks' times of the profiled steps are those of the traces, in the mean over ranks."""
+class _Profiled(NamedTuple):
+    """The profiled steps of a side, in nanoseconds: on its slowest rank, and by how much that is above the mean."""
+
+    slowest_ns: Float64
+    lead_ns: Float64
+
+
+def _profiled(side: Side) -> _Profiled | None:
+    """The profiled steps where the hooks and the traces agree; None where they do not.
+
+    The hooks know by how much the slowest rank is behind the mean of ranks, where their mean is that of the traces.
+    Where their slowest rank is, the devices keep step, and only hosts differ. Where the hooks' steps are shorter, the
+    host runs ahead of the device, and the traces alone tell how long a step took.
+    """
     if not side.profiled_mean_ns or side.budget is None:
-        return False
-    mean_ns = sum(side.profiled_mean_ns) / len(side.profiled_mean_ns)
-    return abs(mean_ns / side.budget.step_ns - 1) <= _SAME_TIME
+        return None
+    slowest_ns, mean_ns = (np.array(times, np.float64) for times in (side.profiled_ns, side.profiled_mean_ns))
+    by_trace: Float64 = np.asarray(sum(side.budget.by_step.values(), np.zeros(1)), np.float64)
+    of_mean, of_slowest = (float(times.mean()) / side.budget.step_ns - 1 for times in (mean_ns, slowest_ns))
+    if abs(of_mean) <= min(_SAME_TIME, abs(of_slowest)):
+        lead_ns: Float64 = slowest_ns - mean_ns
+        return _Profiled(_profiled_ns(side) + lead_ns, lead_ns)
+    if of_mean > 0:
+        return None
+    return _Profiled(by_trace, np.zeros(len(by_trace)))
 
 
 def _profiled_ns(side: Side) -> Float64:
@@ -262,15 +283,16 @@ def _profiled_ns(side: Side) -> Float64:
     return by_trace if abs(difference.sum()) <= _SCATTER * difference.std() else by_hooks
 
 
-def _host_terms(a: Side, b: Side, times_ns: tuple[int, int], factor: float, confidence: float) -> Iterator[TermChange]:
+def _host_terms(
+    profiled: tuple[_Profiled, _Profiled], times_ns: tuple[int, int], factor: float, confidence: float
+) -> Iterator[TermChange]:
     """What lies between the terms, means over the ranks' profiled steps, and the undisturbed steps of slowest ranks.
 
     A step takes as long as on its slowest rank; and profiled steps are slower than others, which makes up for it in the
     terms.
     """
-    lead = [np.array(side.profiled_ns, np.float64) - np.array(side.profiled_mean_ns) for side in (a, b)]
-    slowest = [_profiled_ns(side) + of_slowest for of_slowest, side in zip(lead, (a, b), strict=True)]
-    cost = [of_slowest - step_ns for of_slowest, step_ns in zip(slowest, times_ns, strict=True)]
+    lead = [side.lead_ns for side in profiled]
+    cost = [side.slowest_ns - step_ns for side, step_ns in zip(profiled, times_ns, strict=True)]
     for term, first, second in (
         (Term(SLOWEST, "beyond the mean of ranks"), lead[0], lead[1] * factor),
         (Term(OWN_COST, "slowdown of profiled steps"), cost[1] * factor, cost[0]),

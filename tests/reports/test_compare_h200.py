@@ -62,4 +62,5 @@ def test_the_verdicts_of_changes_are_right_and_their_budgets_add_up() -> None:
         assert sum(term.change_ns for term in budget.terms) + budget.unexplained_ns == budget.change_ns
     assert verdicts["base_1", "base_2"] == verdicts["gpu_first", "gpu_second"] == Verdict.SAME
     assert verdicts["base_1", "fp32"] == verdicts["zero1", "zero3"] == Verdict.SLOWER
+    assert verdicts["clean", "eager_attention"] == Verdict.SLOWER
     assert verdicts["no_tf32", "tf32"] == Verdict.FASTER

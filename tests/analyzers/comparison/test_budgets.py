@@ -13,6 +13,7 @@ from perfscope.analyzers.budget.result import Budget
 from perfscope.analyzers.budget.terms import COMPUTE, IDLE, Kernel, Launches, Operation, Term
 from perfscope.analyzers.comparison.budgets import BudgetChange, compare_budgets
 from perfscope.analyzers.comparison.change import Samples, compare_samples
+from perfscope.analyzers.comparison.queued_steps import without_queued_steps
 from perfscope.analyzers.comparison.saved import from_saved, to_baseline
 from perfscope.analyzers.comparison.side import Kind, Setup, Side
 from perfscope.constants import NS_PER_S
@@ -147,15 +148,53 @@ def test_a_slowest_rank_that_is_further_behind_is_a_term() -> None:
     assert abs(change.unexplained_ns) < 0.01 * 20 * MS
 
 
-def test_where_the_host_runs_ahead_the_rest_is_unexplained_and_said() -> None:
+def test_where_the_host_runs_ahead_the_traces_tell_how_long_profiled_steps_took() -> None:
+    """The hooks see 9 ms, in which the host fills the queue; the devices took 21 and 24 ms."""
     a = side(budget({GEMM: 21 * MS}), step_ms=20, profiled_ms=9)
     b = side(budget({GEMM: 24 * MS}), step_ms=22, profiled_ms=9)
+    change = change_of(a, b)
+    terms = {term.term.kind: term.change_ns for term in change.terms}
+    assert terms == {COMPUTE: 3 * MS, "perfscope": pytest.approx(-MS, rel=1e-3)}
+    assert abs(change.unexplained_ns) < 1000
+
+
+def test_where_hosts_differ_and_devices_keep_step_the_slowest_one_is_no_term() -> None:
+    """The traces say 24 ms of each device, as the slowest host does; the mean of hosts is 3 ms shorter."""
+    a = side(budget({GEMM: 20 * MS}), step_ms=20, profiled_ms=20)
+    b = side(budget({GEMM: 24 * MS}), step_ms=23, profiled_ms=24, lead_ns=3 * MS)
+    change = change_of(a, b)
+    assert {term.term.kind for term in change.terms if abs(term.change_ns) > 10_000} == {COMPUTE, "perfscope"}
+    assert abs(change.unexplained_ns) < 1000
+
+
+def test_hooks_that_say_longer_than_the_traces_leave_a_rest_that_is_said() -> None:
+    a = side(budget({GEMM: 21 * MS}), step_ms=20, profiled_ms=25)
+    b = side(budget({GEMM: 24 * MS}), step_ms=22, profiled_ms=28)
     change = change_of(a, b)
     assert [term.term for term in change.terms] == [GEMM]
     assert change.unexplained_ns == pytest.approx(-MS, abs=1000)
     assert any("part of what is unexplained" in note for note in change.notes)
     assert change.unexplained_interval_ns is not None
     assert change.unexplained_interval_ns[0] < change.unexplained_ns < change.unexplained_interval_ns[1]
+
+
+def with_times(of_side: Side, times_ms: list[float]) -> Side:
+    return replace(of_side, step_time_s=Samples((np.array(times_ms) / 1000,)))
+
+
+def test_steps_that_only_fill_the_queue_are_left_out_and_said() -> None:
+    clean = side(budget({GEMM: 30 * MS, GAP: 4 * MS}))
+    times = [5.0, 6.0, 12.0, *[34.0 + number % 3 for number in range(10)]]
+    left = without_queued_steps(with_times(clean, times))
+    assert left.step_time_s is not None
+    assert left.step_time_s.runs[0].tolist() == [time / 1000 for time in times if time > 27]
+    assert "3 of 13 steps are left out" in left.notes[0]
+    # A host that always runs ahead, one that never does, and one that soon waits are compared as they are.
+    for times in ([5.0] * 9 + [34.0] * 2, [34.0] * 9, [5.0] + [34.0] * 9):
+        same = with_times(clean, times)
+        assert without_queued_steps(same) is same
+    on_a_host = with_times(replace(clean, budget=replace(budget({GEMM: 30 * MS}), is_of_host=True)), [5.0, 34.0, 34.0])
+    assert without_queued_steps(on_a_host) is on_a_host
 
 
 def test_budgets_meet_at_the_level_that_both_have() -> None:
