@@ -31,7 +31,9 @@ def without_queued_steps(side: Side) -> Side:
     shortest_s = _FASTER * (budget.total(COMPUTE) + budget.total(COPY)) / NS_PER_S
     runs = tuple(run[run >= shortest_s] for run in samples.runs)
     queued, count = samples.count - sum(map(len, runs)), samples.count
-    if queued < _MANY * count or any(len(left) < _LEAST_LEFT * len(run) for left, run in zip(runs, samples.runs, strict=True)):
+    if queued < _MANY * count or any(
+        len(left) < _LEAST_LEFT * len(run) for left, run in zip(runs, samples.runs, strict=True)
+    ):
         return side
     note = (
         f"{side.name}: {queued} of {count} steps are left out: their host ran ahead, and they are shorter than what "
