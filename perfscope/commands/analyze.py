@@ -11,6 +11,7 @@ import typer
 from perfscope.aggregation.writing import RowFormat, write_rows
 from perfscope.api.opening import open_each
 from perfscope.commands.options.common import require_positive
+from perfscope.commands.options.execution import PANEL, ExecutionOptions
 from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.sections import (
@@ -20,7 +21,6 @@ from perfscope.commands.options.sections import (
     require_readable,
 )  # fmt: skip
 from perfscope.engine.analysis_report import to_reports
-from perfscope.engine.execution import Backend, Execution, available_processors
 from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
@@ -32,7 +32,7 @@ from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
-_TRACES, _EXECUTION, _PEAK = "Traces", "Execution", "Peak"
+_TRACES, _PEAK = "Traces", "Peak"
 
 Paths = Annotated[
     list[str],
@@ -51,14 +51,6 @@ Rank = Annotated[
         show_default="from the file name",
         rich_help_panel=_TRACES,
     ),
-]
-EngineOption = Annotated[
-    Backend | None,
-    typer.Option("--engine", help="Execution backend.", show_default="process", rich_help_panel=_EXECUTION),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Number of parallel workers.", show_default="number of processors", rich_help_panel=_EXECUTION),
 ]
 
 
@@ -89,15 +81,7 @@ MostFiles = Annotated[
     typer.Option(
         "--max-files",
         help="Number of files to read at most; where a folder holds more, nothing is read.",
-        rich_help_panel=_EXECUTION,
-    ),
-]
-Scheduler = Annotated[
-    str | None,
-    typer.Option(
-        help="Address of a Dask scheduler: tcp://HOST:8786.",
-        show_default="none: a cluster on this machine",
-        rich_help_panel=_EXECUTION,
+        rich_help_panel=PANEL,
     ),
 ]
 
@@ -149,13 +133,11 @@ def analyze(
     context: typer.Context,
     paths: Paths,
     tables: TableOptions,
+    where: ExecutionOptions,
     format: ScreenFormat = None,
     section: AnalysisSections = None,
     only: Only = None,
     rank: Rank = None,
-    engine: EngineOption = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
     stated: StatedPeak = _NOTHING_STATED,
     most_files: MostFiles = MOST_FILES,
 ) -> Outcome:
@@ -166,7 +148,7 @@ def analyze(
     require_readable(section, format)
     is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
-        execution=_execution(engine, workers, scheduler, shows_progress=not is_quiet),
+        execution=where.execution(shows_progress=not is_quiet),
         only=frozenset(only.split(",")) if only else frozenset(),
         with_operators=tables.operators,
         depth=tables.depth,
@@ -175,8 +157,8 @@ def analyze(
         stated=_stated(stated),
         most_files=most_files,
     )
-    # The workers of a running scheduler have a working folder of their own.
-    locations = [path if scheduler is None or is_url(path) else str(Path(path).absolute()) for path in paths]
+    # The workers of a cluster have a working folder of their own.
+    locations = [path if not where.uses_cluster or is_url(path) else str(Path(path).absolute()) for path in paths]
     runs = open_each(locations, plan)
     if tables.rows is not None and len(runs) > 1:
         raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(runs)} runs")
@@ -189,21 +171,6 @@ def analyze(
         in_full=bool(section or only),
         notes=tuple(f"warning: {line}" for line in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
-    )
-
-
-def _execution(
-    backend: Backend | None, workers: int | None, scheduler: str | None, *, shows_progress: bool
-) -> Execution:
-    if workers is not None:
-        require_positive("--workers", workers)
-    if scheduler is not None and backend not in (None, Backend.DASK):
-        raise UsageError(f"--scheduler needs --engine dask, not {backend}")
-    return Execution(
-        backend=Backend.DASK if scheduler is not None else backend or Backend.PROCESS,
-        workers=workers or available_processors(),
-        scheduler=scheduler,
-        shows_progress=shows_progress,
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfscope.engine.cluster_choice import ClusterChoice
+from perfscope.engine.groups import Mergers, form_groups
 from perfscope.engine.measuring import Measure, MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
@@ -29,38 +31,43 @@ class Execution:
     Attributes:
         backend: Where.
         workers: How many traces are measured in parallel; the cluster of a scheduler has workers of its own.
-        scheduler: Address of a Dask scheduler; absent where a cluster is to be started on this machine.
+        scheduler: Address of a Dask scheduler; absent where a cluster is to be started.
+        cluster: The cluster to start with as many workers; absent where it is to be on this machine.
         shows_progress: Whether standard error shows how far the reading is.
     """
 
     backend: Backend = Backend.SERIAL
     workers: int = 1
     scheduler: str | None = None
+    cluster: ClusterChoice | None = None
     shows_progress: bool = False
 
-    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-        """Measure every trace.
+    def map(
+        self, measure: Measure, traces: Sequence[TraceFiles], mergers: Mergers | None = None
+    ) -> Iterator[MeasuredTrace]:
+        """Measure every trace; a worker may merge the partials of several, which then stand in one of their answers.
 
         Raises:
             UsageError: Dask is not installed, or its scheduler cannot be reached.
         """
-        answers = self._start(measure, traces)
+        answers = self._start(measure, traces, mergers or {})
         if self.shows_progress and len(traces) > 1:
             from perfscope.engine.progress import with_progress  # rich takes as long to import as a small trace to read
 
             return with_progress(answers, len(traces))
         return answers
 
-    def _start(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+    def _start(self, measure: Measure, traces: Sequence[TraceFiles], mergers: Mergers) -> Iterator[MeasuredTrace]:
         if self.backend is Backend.DASK:
             from perfscope.engine.dask_cluster import measure_on_cluster  # Dask is an optional dependency
 
-            return measure_on_cluster(measure, traces, self.workers, self.scheduler)
+            groups = form_groups(traces, self.workers)
+            return measure_on_cluster(measure, groups, mergers, self.workers, self.scheduler, self.cluster)
         if self.backend is Backend.SERIAL or min(self.workers, len(traces)) == 1:
             return map(measure, traces)
         from perfscope.engine.process_pool import measure_in_processes  # multiprocessing: one trace does not need it
 
-        return measure_in_processes(measure, traces, self.workers)
+        return measure_in_processes(measure, form_groups(traces, self.workers), mergers, self.workers)
 
 
 def available_processors() -> int:

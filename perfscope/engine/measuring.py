@@ -19,6 +19,8 @@ from perfscope.sources.traces.pairing import pair_windows
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule, read_trace
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 
+_KILLED = "its worker was killed, perhaps because memory ran out"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -95,11 +97,9 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
     )
 
 
-def worker_was_killed(files: TraceFiles) -> MeasuredTrace:
-    """The answer for a trace over which its worker was killed."""
-    path = files.path
-    problem = f"{path} could not be measured: its worker was killed, perhaps because memory ran out"
-    return MeasuredTrace(path, None, (problem,))
+def could_not_be_measured(files: TraceFiles, reason: str = _KILLED) -> MeasuredTrace:
+    """The answer for a trace that no worker could measure."""
+    return MeasuredTrace(files.path, None, (f"{files.path} could not be measured: {reason}",))
 
 
 def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:

@@ -11,44 +11,51 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from perfscope.engine.measuring import Measure, MeasuredTrace, worker_was_killed
-from perfscope.engine.windows import TraceFiles
+from perfscope.engine.groups import Group, Mergers, measure_group, split
+from perfscope.engine.measuring import Measure, MeasuredTrace, could_not_be_measured
 from perfscope.workers import start_workers
 
 _QUEUED_PER_WORKER = 2
 
 
-def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers: int) -> Iterator[MeasuredTrace]:
+def measure_in_processes(
+    measure: Measure, groups: Sequence[Group], mergers: Mergers, workers: int
+) -> Iterator[MeasuredTrace]:
     """Measure every trace in as many processes; the answers come in any order."""
-    waiting = deque(traces)
+    waiting = deque(groups)
     while waiting:
-        running: dict[Future[MeasuredTrace], TraceFiles] = {}
+        running: dict[Future[tuple[MeasuredTrace, ...]], Group] = {}
         try:
-            yield from _measure_until_broken(measure, waiting, running, workers)
+            yield from _measure_until_broken(measure, waiting, running, mergers, workers)
         except BrokenProcessPool:
-            for files in running.values():
-                yield _measure_alone(measure, files)
+            for group in running.values():
+                for alone in split(group):
+                    yield from _measure_alone(measure, alone)
 
 
 def _measure_until_broken(
-    measure: Measure, waiting: deque[TraceFiles], running: dict[Future[MeasuredTrace], TraceFiles], workers: int
+    measure: Measure,
+    waiting: deque[Group],
+    running: dict[Future[tuple[MeasuredTrace, ...]], Group],
+    mergers: Mergers,
+    workers: int,
 ) -> Iterator[MeasuredTrace]:
-    """Measure the waiting traces; where the pool breaks, ``running`` holds those that were in work."""
+    """Measure the waiting groups; where the pool breaks, ``running`` holds those that were in work."""
     with start_workers(min(workers, len(waiting))) as pool:
         while waiting or running:
             while waiting and len(running) < _QUEUED_PER_WORKER * workers:
-                future = pool.submit(measure, waiting[0])
+                future = pool.submit(measure_group, waiting[0], measure, mergers)
                 running[future] = waiting.popleft()
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                measured = future.result()
+                answers = future.result()
                 del running[future]
-                yield measured
+                yield from answers
 
 
-def _measure_alone(measure: Measure, files: TraceFiles) -> MeasuredTrace:
+def _measure_alone(measure: Measure, group: Group) -> tuple[MeasuredTrace, ...]:
     try:
         with start_workers(1) as pool:
-            return pool.submit(measure, files).result()
+            return pool.submit(measure_group, group, measure, {}).result()
     except BrokenProcessPool:
-        return worker_was_killed(files)
+        return tuple(map(could_not_be_measured, group))

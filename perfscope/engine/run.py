@@ -9,7 +9,7 @@ are still answered for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
+from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
 from perfscope.engine.registry import (
@@ -313,12 +314,12 @@ def _map(
     execution: Execution,
     files: Sequence[TraceFiles],
     task: Task,
-    mergers: Mapping[str, Callable[[Partial, Partial], Partial] | None],
+    mergers: Mergers,
 ) -> tuple[list[MeasuredTrace], dict[str, Partial]]:
     """The answers in the order of the files, and the merged partials of the analyzers that can merge them."""
     by_path: dict[str, MeasuredTrace] = {}
     merged: dict[str, Partial] = {}
-    for measured in execution.map(bind(measure, task=task), files):
+    for measured in execution.map(bind(measure, task=task), files, mergers):
         by_path[measured.path] = measured
         for name, merge in mergers.items():
             if merge is not None and name in measured.partials:

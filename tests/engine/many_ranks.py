@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.synthetic_ranks import Job, Made
 from perfscope.engine.execution import Execution
+from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.measuring import Measure, MeasuredTrace
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
@@ -19,7 +20,9 @@ class Answers(Execution):
 
     answers: tuple[MeasuredTrace, ...] = ()
 
-    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+    def map(
+        self, measure: Measure, traces: Sequence[TraceFiles], mergers: Mergers | None = None
+    ) -> Iterator[MeasuredTrace]:
         return iter(self.answers)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.many_traces import copies
 from perfscope.engine.dask_cluster import measure_on_cluster
+from perfscope.engine.groups import Group
 from perfscope.engine.measuring import MeasuredTrace, Task, measure
 from perfscope.engine.process_pool import measure_in_processes
 from perfscope.engine.run import Analysis, analyze
@@ -80,6 +81,12 @@ def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> N
     assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
 
+def groups(paths: Sequence[str], size: int = 1) -> list[Group]:
+    """The traces in groups of a size."""
+    files = [*map(TraceFiles, paths)]
+    return [tuple(files[start : start + size]) for start in range(0, len(files), size)]
+
+
 def breaks_on(victim: str, marks: Path, files: TraceFiles) -> MeasuredTrace:
     """Measure a trace, but be killed the first time over one of them."""
     mark = marks / Path(files.path).name
@@ -100,7 +107,7 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), [*map(TraceFiles, paths)], 2))
+    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), groups(paths, 3), {}, 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
     assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
@@ -108,7 +115,7 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
-    measured = measure_in_processes(partial(dies_over, "rank005.json.gz"), [*map(TraceFiles, paths)], 2)
+    measured = measure_in_processes(partial(dies_over, "rank005.json.gz"), groups(paths, 3), {}, 2)
     answers = {answer.path: answer for answer in measured}
     lost = [path for path, answer in answers.items() if answer.summary is None]
     assert lost == [paths[5]]
@@ -122,7 +129,7 @@ def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 8)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), [*map(TraceFiles, paths)], 2, None))
+    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), groups(paths), {}, 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
 

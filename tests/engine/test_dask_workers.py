@@ -1,0 +1,246 @@
+"""Workers of Dask that die, stop, dawdle or have a full disk cost no trace, and no trace is counted twice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+
+import dask
+import pytest
+from distributed import LocalCluster
+
+from perfscope.analyzers.kernels import KernelTimes, merge
+from perfscope.engine import dask_cluster
+from perfscope.engine.dask_cluster import measure_on_cluster
+from perfscope.engine.groups import Group, form_groups, measure_group
+from perfscope.engine.measuring import MeasuredTrace, Task, measure
+from perfscope.engine.windows import TraceFiles
+from perfscope.errors import PerfscopeError
+from perfscope.sources.traces import reader
+from tests.conftest import environment
+from tests.engine.test_many_traces import groups, job
+
+pytestmark = pytest.mark.slow
+
+TASK = Task(("breakdown", "kernels"))
+VICTIM = "rank004.json.gz"
+LONGEST_S = 60
+
+
+def is_first(marks: Path, files: TraceFiles) -> bool:
+    """Whether a trace is the victim, and this is the first time that it is measured; a mark says by which process."""
+    mark = marks / f"{Path(files.path).name}.{os.getpid()}"
+    if Path(files.path).name != VICTIM or list(marks.iterdir()):
+        return False
+    mark.touch()
+    return True
+
+
+def dies_before_reading(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    if is_first(marks, files):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(files, TASK)
+
+
+def dies_in_reading(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    if is_first(marks, files):
+
+        def blocks(path: str, damage: list[str]) -> Iterator[bytes]:
+            yield b'{"traceEvents": ['
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(reader, "read_blocks", blocks)  # noqa: B010
+    return measure(files, TASK)
+
+
+class KillsItsSender:
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return object, ()
+
+
+def dies_while_sending(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    measured = measure(files, TASK)
+    return replace(measured, partials={"other": KillsItsSender()}) if is_first(marks, files) else measured
+
+
+def marks_of(tmp_path: Path) -> Path:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    return marks
+
+
+def require_all(answers: Sequence[MeasuredTrace], paths: Sequence[str]) -> None:
+    """Each trace is measured, and counted once."""
+    assert sorted(answer.path for answer in answers) == sorted(paths)
+    assert all(answer.summary is not None for answer in answers)
+
+
+@pytest.mark.parametrize("dies", [dies_before_reading, dies_in_reading, dies_while_sending])
+def test_a_worker_that_dies_at_any_stage_costs_no_trace(
+    tmp_path: Path, dies: Callable[[Path, TraceFiles], MeasuredTrace]
+) -> None:
+    paths = job(tmp_path, 9)
+    marks = marks_of(tmp_path)
+    require_all(list(measure_on_cluster(partial(dies, marks), groups(paths, 3), {}, 2)), paths)
+    assert len(list(marks.iterdir())) == 1
+
+
+def dies_always(files: TraceFiles) -> MeasuredTrace:
+    if Path(files.path).name == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(files, TASK)
+
+
+def test_a_trace_that_kills_every_worker_is_named_and_its_group_is_answered_for(tmp_path: Path) -> None:
+    paths = job(tmp_path, 6)
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        answers = {answer.path: answer for answer in measure_on_cluster(dies_always, groups(paths, 3), {}, 2)}
+    assert sorted(answers) == paths
+    assert [path for path, answer in answers.items() if answer.summary is None] == [paths[4]]
+    assert "its worker was killed" in answers[paths[4]].damage[0]
+
+
+def has_no_space(files: TraceFiles) -> MeasuredTrace:
+    if Path(files.path).name == VICTIM:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return measure(files, TASK)
+
+
+def test_a_failure_in_a_worker_is_named_as_what_it_is(tmp_path: Path) -> None:
+    paths = job(tmp_path, 6)
+    answers = {answer.path: answer for answer in measure_on_cluster(has_no_space, groups(paths, 3), {}, 2)}
+    assert sorted(answers) == paths
+    (problem,) = answers[paths[4]].damage
+    assert problem == f"{paths[4]} could not be measured: OSError: [Errno 28] No space left on device"
+
+
+@contextmanager
+def full_disk(folder: Path) -> Iterator[Path]:
+    """A disk of its own, to be filled."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_worker_whose_disk_is_full_answers_all_the_same(tmp_path: Path) -> None:
+    paths = job(tmp_path, 6)
+    with (
+        full_disk(tmp_path / "disk") as disk,
+        LocalCluster(n_workers=1, threads_per_worker=1, local_directory=disk, dashboard_address=":0") as cluster,
+    ):
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "filler").write_bytes(b"0" * (1 << 20))
+        measuring = partial(measure, task=TASK)
+        answers = list(measure_on_cluster(measuring, groups(paths, 2), {}, 1, cluster.scheduler_address))
+    require_all(answers, paths)
+
+
+def stops(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    if is_first(marks, files):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return measure(files, TASK)
+
+
+def dawdles(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    if is_first(marks, files):
+        time.sleep(6)
+    elif Path(files.path).name == VICTIM:
+        (marks / "copy").touch()
+    return measure(files, TASK)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "_LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr(dask_cluster, "_LATE_AFTER", 1.0)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("straggles", [stops, dawdles])
+def test_a_trace_of_a_worker_that_does_not_get_on_is_measured_elsewhere_and_counted_once(
+    tmp_path: Path, straggles: Callable[[Path, TraceFiles], MeasuredTrace]
+) -> None:
+    paths = job(tmp_path, 9)
+    marks = marks_of(tmp_path)
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+        address = cluster.scheduler_address
+        try:
+            require_all(list(measure_on_cluster(partial(straggles, marks), groups(paths, 3), {}, 2, address)), paths)
+        finally:
+            for mark in marks.glob(f"{VICTIM}.*"):
+                os.kill(int(mark.name.rpartition(".")[2]), signal.SIGCONT)
+    assert straggles is stops or (marks / "copy").exists()
+
+
+def kills_the_scheduler(pid: int, files: TraceFiles) -> MeasuredTrace:
+    if Path(files.path).name == VICTIM:
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(LONGEST_S)
+    return measure(files, TASK)
+
+
+def test_a_scheduler_that_ends_is_said_so(tmp_path: Path) -> None:
+    paths = job(tmp_path, 6)
+    file = tmp_path / "scheduler.json"
+    dask_scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", "0"]
+    dask_worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard"]
+    place = {"--scheduler-file": str(file)}
+    words = [word for pair in place.items() for word in pair]
+    settings = {**environment(), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+    with (tmp_path / "log").open("wb") as log:
+        scheduler = subprocess.Popen([*dask_scheduler, *words], stdout=log, stderr=log, env=settings)
+        worker = subprocess.Popen([*dask_worker, *words], stdout=log, stderr=log, env=settings, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + LONGEST_S
+        while not file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        address = json.loads(file.read_text())["address"]
+        measuring = partial(kills_the_scheduler, scheduler.pid)
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
+            pytest.raises(PerfscopeError, match="the Dask scheduler ended before every trace was measured"),
+        ):
+            list(measure_on_cluster(measuring, groups(paths), {}, 1, address))
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.wait()
+
+
+def merge_kernels(first: object, second: object) -> object:
+    assert isinstance(first, KernelTimes)
+    assert isinstance(second, KernelTimes)
+    return merge(first, second)
+
+
+def test_groups_hold_every_trace_once_and_are_small_where_there_are_few(tmp_path: Path) -> None:
+    for count in (0, 1, 5, 63, 256, 16_384):
+        for workers in (1, 2, 64):
+            files = [TraceFiles(f"rank{rank}") for rank in range(count)]
+            formed = form_groups(files, workers)
+            assert [member for group in formed for member in group] == files
+            assert all(len(group) <= 16 for group in formed)
+            assert len(formed) >= min(count, 8 * workers)
+
+
+def test_a_group_sends_what_can_be_merged_once(tmp_path: Path) -> None:
+    group: Group = tuple(map(TraceFiles, job(tmp_path, 4)))
+    alone = [measure(files, TASK) for files in group]
+    answers = measure_group(group, partial(measure, task=TASK), {"kernels": merge_kernels, "breakdown": None})
+    assert [sorted(answer.partials) for answer in answers] == [["breakdown", "kernels"], *[["breakdown"]] * 3]
+    assert answers[0].partials["kernels"] == reduce(merge_kernels, [measured.partials["kernels"] for measured in alone])
