@@ -5,10 +5,11 @@ of steps and of GPUs become one file of columns, about a fifth as large and read
 compressed. Run by itself (``python -I -S pack_records.py FILE...``) it imports the standard library only. The format of
 columns, ``perfscope/steps/1``::
 
-    {"schema": ..., "rows": N, "columns": [{"name", "delta", "absent"}...], "codes": [{"name", "values"}...]}, a line
-    zlib of, for each column: the bytes of its N little-endian int64 by significance, the least significant of all rows
-    first; one byte a row that is 1 where the value is absent, if ``absent``; then for each code one byte a row, 0 for
-    absent, else 1 + the index in ``values``; then JSON of what fits nowhere: {row: {field: value}}
+    {"schema": ..., "rows": N, "columns": [{"name", "delta", "absent", "bytes"}...], "codes": [{"name", "values"}...]}
+    zlib of, for each column: the bytes of its N little-endian signed integers by significance, the least significant of
+    all rows first; ``bytes`` is 1, 2, 4 or 8, and 8 where it is not stated; one byte a row that is 1 where the value is
+    absent, if ``absent``; then for each code one byte a row, 0 for absent, else 1 + the index in ``values``; then JSON
+    of what fits nowhere: {row: {field: value}}
 
 A field that is a list of numbers is a column for each index, ``host.0`` and so on. With ``delta`` a value is the
 difference from the row before, which an absent one repeats. ``perfscope/samples/1`` is the same for samples of GPUs:
@@ -43,7 +44,8 @@ _DELTA = (
     "hw_power_brake_ns", "gpm_from_ns", "gpm_to_ns",
 )  # fmt: skip
 _LISTS = ("host", "waits", "probe")
-_BYTES = 8
+#: Bytes of a number, and the code of such numbers in arrays.
+_SIZES = ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
 _MOST_CODES = 255
 _LARGEST = 1 << 62
 _children: list[subprocess.Popen[bytes]] = []
@@ -139,8 +141,9 @@ def _to_packed(rows: list[dict[str, Any]], about: dict[str, Any]) -> bytes:
         if all(value is None or (type(value) is int and abs(value) < _LARGEST) for value in values):
             has_absent = None in values
             is_delta = name.rpartition(".")[2] in _DELTA
-            columns.append({"name": name, "delta": is_delta, "absent": has_absent})
-            parts.append(_to_planes(values, is_delta=is_delta))
+            width, planes = _to_planes(values, is_delta=is_delta)
+            columns.append({"name": name, "delta": is_delta, "absent": has_absent, "bytes": width})
+            parts.append(planes)
             if has_absent:
                 parts.append(bytes(value is None for value in values))
             continue
@@ -170,18 +173,23 @@ def _flatten(record: Any) -> dict[str, Any]:
     return row
 
 
-def _to_planes(values: list[int | None], *, is_delta: bool) -> bytes:
+def _to_planes(values: list[int | None], *, is_delta: bool) -> tuple[int, bytes]:
+    """The bytes of a number, as few as all of them need, and the numbers by significance of their bytes."""
     numbers = [value or 0 for value in values]
     if is_delta:
         for row, value in enumerate(values):
             if value is None and row:
                 numbers[row] = numbers[row - 1]
         numbers = [now - before for before, now in zip([0, *numbers], numbers, strict=False)]
-    column = array("q", numbers)
+    smallest, largest = min(numbers), max(numbers)
+    width, code = next(
+        size for size in _SIZES if -(1 << 8 * size[0] - 1) <= smallest and largest < 1 << 8 * size[0] - 1
+    )
+    column = array(code, numbers)
     if sys.byteorder == "big":
         column.byteswap()
     content = column.tobytes()
-    return b"".join(content[index::_BYTES] for index in range(_BYTES))
+    return width, b"".join(content[index::width] for index in range(width))
 
 
 def _distinct(values: list[Any]) -> list[Any] | None:

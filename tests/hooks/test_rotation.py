@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,22 @@ def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
     packed = (tmp_path / "steps.000001.columns").read_bytes()
     assert len(packed) < size / 3
     assert_same(without_probes(unpack(packed)), from_records(records))
+
+
+@pytest.mark.parametrize("largest", [0, 127, 128, 2**15 - 1, 2**15, 2**31, 2**61])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_of_any_size_are_the_same(largest: int, sign: int) -> None:
+    values = [None, 0, 3, sign * largest, 7, None]
+    packed = pack_records.to_packed([{"data_wait_ns": value} if value is not None else {} for value in values])
+    assert unpack(packed).number("data_wait_ns").tolist() == values
+
+
+def test_a_file_that_does_not_state_the_bytes_of_its_numbers_has_eight() -> None:
+    planes = b"".join(np.asarray([5, 2**40, -1], "<i8").tobytes()[index::8] for index in range(8))
+    header = {"schema": wire.PACKED_SCHEMA, "rows": 3, "codes": []}
+    header["columns"] = [{"name": "step", "delta": False, "absent": False}]
+    content = json.dumps(header).encode() + b"\n" + zlib.compress(planes + b"{}")
+    assert unpack(content).number("step").tolist() == [5, 2**40, -1]
 
 
 def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:

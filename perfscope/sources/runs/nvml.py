@@ -131,7 +131,8 @@ class _SampleColumns:
 
     def add_packed(self, t_ns: Int64, numbers: Mapping[str, MaskedInt64], index: int) -> None:
         """Add the samples of a packed file, of the GPU at this place of its first line."""
-        self._pack()
+        if self._times:
+            self._pack()
         absent = np.ma.MaskedArray(np.zeros(len(t_ns), np.int64), mask=np.ones(len(t_ns), np.bool_))
         self._packed.append((t_ns, {name: numbers.get(f"{index}.{name}", absent) for name in _SAMPLED}))
 

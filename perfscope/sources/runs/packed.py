@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from perfscope.tables.columns import MaskedInt64
 
-_BYTES = 8
+_MOST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +49,10 @@ def decode_columns(content: bytes, schema: str) -> PackedColumns:
     rows, body, at = int(header["rows"]), zlib.decompress(packed), 0
     numbers: dict[str, MaskedInt64] = {}
     for column in header["columns"]:
-        planes = np.frombuffer(body, np.uint8, rows * _BYTES, at).reshape(_BYTES, rows)
-        values = np.ascontiguousarray(planes.T).view("<i8").reshape(rows).astype(np.int64, copy=False)
-        at += rows * _BYTES
+        width = int(column.get("bytes", _MOST_BYTES))
+        planes = np.frombuffer(body, np.uint8, rows * width, at).reshape(width, rows)
+        values = np.ascontiguousarray(planes.T).view(f"<i{width}").reshape(rows).astype(np.int64)
+        at += rows * width
         absent = np.zeros(rows, np.bool_)
         if column["absent"]:
             absent = np.frombuffer(body, np.uint8, rows, at) != 0
