@@ -82,4 +82,5 @@ def deviations(values: Floats) -> Floats:
     spread = _OVER_MEDIAN * np.nanmedian(distance) or _OVER_MEAN * np.nanmean(distance)
     least = _LEAST_SHARE * abs(median) / FAR
     scale = max(float(spread), float(least))
-    return np.asarray(distance / scale if scale else np.zeros(len(values)), np.float64)
+    with np.errstate(over="ignore"):  # of numbers that are next to nothing
+        return np.asarray(distance / scale if scale else np.zeros(len(values)), np.float64)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfscope.aggregation.spread import QUANTILES, choose_rows
@@ -137,6 +137,7 @@ def test_csv_has_all_rows() -> None:
     assert render_csv(Report("Title", {"schema": "x"}, (aggregate(section),))) == render_csv(whole)
 
 
+@example([0, 1, 2.2e-309])
 @given(st.lists(st.one_of(st.none(), st.integers(-5, 5), st.floats(-1e6, 1e6)), min_size=1, max_size=40))
 def test_the_extremes_are_always_chosen(cells: list[float | None]) -> None:
     values = np.array([np.nan if cell is None else cell for cell in cells], np.float64)
