@@ -2,6 +2,7 @@
 
     python -m benchmarks.many_traces --folder /tmp/bench [--ranks 256] [--write FIGURES.json]
     python -m benchmarks.many_traces --report FIGURES.json [--write FILE.md]
+    python -m benchmarks.many_traces --growth ... : partials of 1 to 16,384 ranks, see benchmarks/growth.py
 
 Real traces of two ranks on H200 (``fixtures/traces/ddp4``: 13 MB of JSON each) are copied and renumbered, and the end
 of the middle one is cut off. The three engines read them all, Dask with two workers that are processes of their own,
@@ -23,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks import growth
 from benchmarks.processes import ROOT, Tool, best, machine, take_turns
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
@@ -50,14 +52,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the copies")
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--growth", action="store_true", help="partials of 1 to 16,384 ranks")
+    parser.add_argument("--counts", default=",".join(map(str, growth.COUNTS)), help="numbers of ranks for --growth")
     parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
     parser.add_argument("--write", type=Path, help="a file for the answer")
     options = parser.parse_args()
     if options.report:
-        text = document(json.loads(options.report.read_text()))
+        text = (growth.document if options.growth else document)(json.loads(options.report.read_text()))
+    elif options.folder is None:
+        raise SystemExit("--folder says where the copies go")
+    elif options.growth:
+        counts = [int(word) for word in options.counts.split(",")]
+        text = json.dumps(growth.measure_growth(options.folder, counts), indent=1) + "\n"
     else:
-        if options.folder is None:
-            raise SystemExit("--folder says where the copies go")
         text = json.dumps(measure(options.folder, options.ranks, options.rounds), indent=1) + "\n"
     if options.write:
         options.write.write_text(text)
