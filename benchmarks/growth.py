@@ -156,8 +156,8 @@ def _line(figures: Mapping[str, Any]) -> list[str]:
     return [
         "",
         f"**The line.** From {FEWEST_ON_LINE} ranks on, processor time is {start:.2f} s and "
-        f"{slope * MS_PER_S:.2f} ms a rank; the measured times are {apart} from it. Peak memory is {memory_start:.0f} MB and "
-        f"{memory_slope * KB:.0f} kB a rank.",
+        f"{slope * MS_PER_S:.2f} ms a rank; the measured times are {apart} from it. "
+        f"Peak memory is {memory_start:.0f} MB and {memory_slope * KB:.0f} kB a rank.",
     ]
 
 
