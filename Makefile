@@ -11,9 +11,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 HTA := $(VENV)/hta
 HTA_READY := $(HTA)/.ready
-# What the tests over several hosts need besides root.
-HOST_PROGRAMS := ip ssh sshd pdsh
-HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
+# What the tests over several hosts, and those on Slurm, need besides root.
+HOST_PROGRAMS := ip ssh sshd pdsh slurmctld slurmd sbatch
+HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh slurm-client slurmctld slurmd
 
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup

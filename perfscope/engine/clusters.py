@@ -114,8 +114,23 @@ def _start_kubernetes(workers: int, options: dict[str, object]) -> SpecCluster:
     if "image" not in options and "custom_cluster_spec" not in options:
         hint = 'write a file: kind = "kubernetes" and image = "REGISTRY/IMAGE", and give it to --cluster'
         raise UsageError("--cluster kubernetes needs an image in which perfscope is installed", hint=hint)
+    _require_kubernetes()
     plain = {"name": f"perfscope-{os.getpid()}", "n_workers": workers, "quiet": True}
     try:
         return kubernetes.KubeCluster(**{**plain, **options})
     except (TypeError, ValueError, OSError, RuntimeError) as error:
         raise UsageError(f"Kubernetes' cluster cannot be started: {error}") from None
+
+
+def _require_kubernetes() -> None:
+    """Ask Kubernetes for its version: a cluster that cannot be made would be looked for again when Python ends.
+
+    Raises:
+        UsageError: It gives none.
+    """
+    kr8s = _load("kr8s", ClusterKind.KUBERNETES)
+    http = _load("httpx", ClusterKind.KUBERNETES)
+    try:
+        kr8s.api().version()
+    except (ValueError, OSError, http.HTTPError, kr8s.ServerError) as error:
+        raise UsageError(f"Kubernetes cannot be reached: {error}") from None
