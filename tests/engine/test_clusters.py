@@ -48,7 +48,7 @@ current-context: tests
 
 def documented(kind: str) -> str:
     """The file that the guide shows for a kind of cluster."""
-    blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "many-ranks.md").read_text(), re.DOTALL)
+    blocks: list[str] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "many-ranks.md").read_text(), re.DOTALL)
     return next(block for block in blocks if f'kind = "{kind}"' in block)
 
 
