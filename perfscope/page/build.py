@@ -29,18 +29,20 @@ from perfscope.page.parts.findings import show_findings
 from perfscope.page.parts.gpus import show_gpus
 from perfscope.page.parts.kernels import show_kernels
 from perfscope.page.parts.memory import show_memory
+from perfscope.page.parts.modules import show_modules
 from perfscope.page.parts.others import show_others
 from perfscope.page.parts.pipeline import show_pipeline
 from perfscope.page.parts.results import result_of
 from perfscope.page.parts.scaling import show_scaling
 from perfscope.page.parts.steps import show_steps
 from perfscope.page.parts.timeline import show_timeline
+from perfscope.page.parts.wall_clock import show_wall_clock
 from perfscope.report import percent
 from perfscope.units import format_count, format_seconds
 
 _PARTS = (
-    show_findings, show_steps, show_breakdown, show_timeline, show_overlap, show_collectives, show_stragglers,
-    show_gpus, show_pipeline, show_critical_path, show_kernels, show_memory,
+    show_findings, show_steps, show_wall_clock, show_breakdown, show_timeline, show_overlap, show_collectives,
+    show_stragglers, show_gpus, show_pipeline, show_critical_path, show_kernels, show_modules, show_memory,
 )  # fmt: skip
 
 

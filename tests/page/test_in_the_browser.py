@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from benchmarks.synthetic_runs import SyntheticRun, write_run
@@ -19,8 +21,8 @@ from tests.page.conftest import RUN, Show
 PIPELINE = ROOT / "fixtures" / "pipeline" / "pp4_1f1b_m8"
 #: The marks of each figure of the real run: two ranks, 16 steps, one of them traced.
 LEAST_MARKS = {
-    "steps-0": 18, "breakdown-0": 8, "overlap-0": 1, "collectives-0": 5, "stragglers-0": 2, "gpus-0": 12,
-    "critical-path-0": 6, "kernels-0": 16, "memory-0": 6,
+    "steps-0": 18, "goodput-0": 8, "breakdown-0": 8, "overlap-0": 1, "collectives-0": 5, "stragglers-0": 2,
+    "gpus-0": 12, "critical-path-0": 6, "kernels-0": 16, "memory-0": 6,
 }  # fmt: skip
 
 
@@ -110,6 +112,59 @@ def test_the_critical_path_is_that_of_analyze(show: Show, real_page: str) -> Non
     )
 
 
+def test_the_wall_time_of_each_process_adds_up(show: Show, real_page: str, answer: dict[str, Any]) -> None:
+    page = show(real_page).page
+    ranks = answer["results"]["wall_clock"]["ranks"]
+    rows = cells(page, "Wall time by process")
+    assert [row[-1] for row in rows] == pytest.approx([rank["wall_ns"] / 1e9 for rank in ranks])
+    assert [row[1] for row in rows] == pytest.approx([rank["parts_ns"]["steps"] / 1e9 for rank in ranks])
+    for row in rows:
+        assert sum(map(float, row[1:-1])) == pytest.approx(float(row[-1]))
+    page.locator("#goodput-0 .fill-compute.mark").first.hover()
+    assert re.fullmatch(r"rank 0: training steps [\d.]+ s", page.locator("#tip").text_content() or "")
+
+
+@pytest.fixture(scope="module")
+def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with modules in its trace and a history of its memory, both of an H200."""
+    run = tmp_path_factory.mktemp("recorded")
+    (run / "traces").mkdir()
+    (run / "memory").mkdir()
+    (run / "run.json").write_text('{"schema": "perfscope/run/1", "command": ["train.py"], "recorded": ["modules"]}')
+    shutil.copy(ROOT / "fixtures" / "modules" / "llama" / "rank0.json.gz", run / "traces" / "rank0.pt.trace.json.gz")
+    shutil.copy(ROOT / "fixtures" / "memory" / "pure.memory.jsonl.gz", run / "memory" / "rank0.memory.jsonl.gz")
+    return run
+
+
+def test_modules_and_memory_over_time_are_those_of_analyze(show: Show, recorded_run: Path) -> None:
+    ended = perfscope("analyze", str(recorded_run), "--only", "modules,memory", "--format", "json", cwd=ROOT)
+    results = json.loads(ended.stdout)["results"]
+    page = show(build_page(read_for_page([recorded_run]))).page
+    for identity, least in (("modules-0", 20), ("memory-0", 4)):
+        figure = page.locator(f"#{identity}")
+        assert figure.locator("svg.wide .mark").count() >= least, identity
+        assert figure.locator("svg.wide[role=img] > title").text_content()
+        figure.locator("summary").focus()
+        page.keyboard.press("Enter")
+        assert figure.locator("details table tbody tr").first.is_visible()
+    by_path = {module["path"]: module for module in results["modules"]["ranks"][0]["modules"]}
+    rows = cells(page, "Device time by module")
+    alone = [row for row in rows if row[0] in by_path]
+    assert len(alone) >= 2
+    for row in alone:
+        module = by_path[str(row[0])]
+        phases = module["total_by_phase_us"]
+        names = ("forward", "backward", "recomputation", "optimizer", "communication")
+        assert row[1:6] == pytest.approx([phases[name] / 1000 for name in names])
+        assert row[6] == pytest.approx(module["total_us"] / 1000)
+        assert sum(map(float, row[1:6])) == pytest.approx(float(row[6]))
+    device = results["memory"]["devices"][results["memory"]["fullest"]]
+    at_peak = cells(page, page.locator("#memory-0 h3").text_content() or "")
+    assert sum(float(row[1]) for row in at_peak) == pytest.approx(device["peak_bytes"] / 1e9)
+    faults = Axe().run(page).response["violations"]
+    assert not [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")]
+
+
 def test_step_times_are_those_of_the_records(show: Show, real_page: str) -> None:
     slowest: dict[int, int] = {}
     for path in sorted(RUN.glob("ranks/*/steps.jsonl")):
@@ -126,15 +181,17 @@ def test_findings_come_first_and_headings_are_in_order(show: Show, real_page: st
     assert all(after <= before + 1 for before, after in pairwise(levels))
     parts = page.eval_on_selector_all("main > section", "all => all.map(s => s.id)")
     assert parts == [
-        "findings", "steps", "breakdown", "timeline", "overlap", "collectives", "stragglers", "gpus", "pipeline",
-        "critical-path", "kernels", "memory", "scaling", "checkpoints", "difference", "others",
+        "findings", "steps", "goodput", "breakdown", "timeline", "overlap", "collectives", "stragglers", "gpus",
+        "pipeline", "critical-path", "kernels", "modules", "memory", "scaling", "checkpoints", "difference", "others",
     ]  # fmt: skip
 
 
 def test_a_part_without_data_says_why_in_a_sentence(show: Show) -> None:
     page = show(build_page(read_for_page([PIPELINE]))).page
     absent = page.eval_on_selector_all(".absence", "all => all.map(p => [p.parentElement.id, p.textContent])")
-    assert {identity for identity, _ in absent} == {"steps", "gpus", "memory", "scaling", "checkpoints", "difference"}
+    assert {identity for identity, _ in absent} == {
+        "steps", "goodput", "gpus", "modules", "memory", "scaling", "checkpoints", "difference",
+    }  # fmt: skip
     assert all(text.startswith("Nothing to show: ") and text.endswith(".") for _, text in absent)
     assert page.locator("#pipeline-0 svg.wide .mark").count() > 2 * 4 * 8 * 2
     headings = page.locator("#pipeline-0 .wide .heading").all_text_contents()

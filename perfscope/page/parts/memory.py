@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.memory.chart import chart_memory
+from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
@@ -11,7 +13,7 @@ from perfscope.engine.run import Analysis
 from perfscope.page.part import Figure, Part
 from perfscope.page.parts.results import rank_name, result_of, why_absent
 from perfscope.page.selection import fit_row_height, select_rows
-from perfscope.report import Cell, Column, Section
+from perfscope.report import Cell, Column, Section, percent_of
 
 _IDENTITY, _TITLE = "memory", "Memory"
 _MOST_ROWS = 48
@@ -20,7 +22,10 @@ _MOST_ROWS = 48
 def show_memory(analysis: Analysis) -> Part:
     """A bar for each rank: tensors, everything else in use, and what is free, at their maximum."""
     steps, gpus = result_of(analysis, "steps", StepTimes), result_of(analysis, "gpus", Gpus)
-    if analysis.run is None:
+    use = result_of(analysis, "memory", MemoryUse)
+    over_time = () if use is None else (_figure_over_time(use),)
+    tables = () if use is None else use.sections()
+    if analysis.run is None and use is None:
         return Part(_IDENTITY, _TITLE, absent=why_absent(analysis, "steps"))
     peaks = {rank.rank: rank.memory_peak_bytes for rank in steps.ranks} if steps else {}
     of_gpu = {gpu.ranks[0]: gpu for gpu in gpus.gpus if len(gpu.ranks) == 1} if gpus else {}
@@ -32,6 +37,8 @@ def show_memory(analysis: Analysis) -> Part:
         peak_gb, used_gb, total_gb = (value / GB if value else None for value in (peak, used, total))
         rows.append((rank, peak_gb, used_gb, total_gb))
     rows = [row for row in rows if row[1] or row[2]]
+    if not rows and over_time:
+        return Part(_IDENTITY, _TITLE, "What tensors held over the window, by what they are for.", over_time, tables)
     if not rows:
         reason = "Nothing to show: no rank recorded the memory of its device, and NVML was not sampled on it."
         return Part(_IDENTITY, _TITLE, absent=reason)
@@ -39,9 +46,18 @@ def show_memory(analysis: Analysis) -> Part:
     shown = [rows[index] for index in selection.rows]
     lead = "The most that each rank's device held: tensors by torch's allocator, all use by NVML. GB is 10^9 bytes. "
     return Part(
-        _IDENTITY, _TITLE, (lead + selection.note).strip(), (Figure((_chart(shown),), _table(rows)),),
-        analysis.results["memory"].sections() if "memory" in analysis.results else (),
-    )  # fmt: skip
+        _IDENTITY, _TITLE, (lead + selection.note).strip(), (Figure((_chart(shown),), _table(rows)), *over_time), tables
+    )
+
+
+def _figure_over_time(use: MemoryUse) -> Figure:
+    """What the fullest device held over its window, by category, and its peak in figures."""
+    peak = use.fullest
+    cells: list[tuple[Cell, ...]] = [
+        (part.name, part.bytes / GB, percent_of(part.bytes, peak.peak_bytes)) for part in peak.categories if part.bytes
+    ]
+    columns = (Column("Category"), Column("At the peak (GB)", 3), Column("Share (%)"))
+    return Figure((chart_memory(peak),), Section("Peak by category", columns, tuple(cells)))
 
 
 def _chart(rows: list[tuple[int, float | None, float | None, float | None]]) -> Chart:

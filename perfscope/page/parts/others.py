@@ -12,7 +12,7 @@ _DRAWN = frozenset(
     (
         "findings", "wall_clock", "steps", "gpus", "energy", "throttling", "breakdown", "host", "idle", "overlap",
         "collectives", "stragglers", "pipeline_bubble", "pipeline_steps", "whatif", "kernels", "memory", "saves",
-        "timeline",
+        "timeline", "modules",
     )
 )  # fmt: skip
 
