@@ -3,7 +3,10 @@
 Run by itself (``python -I -S compress.py TRACE...``) it imports the standard library only. One such process runs at a
 time: if windows end faster than traces are compressed, the next process takes all traces of the queue.
 
-A file that it writes has parts that can be inflated apart: see ``perfscope.wire.trace_parts``.
+A file that it writes has parts that can be inflated apart: see ``perfscope.wire.trace_parts``. Behind it, in a process
+of its own that nobody waits for, what perfscope measures of these traces is stored beside them: see
+``perfscope/engine/partials_at_capture.py``, which needs more than the standard library. A failure there costs nothing:
+who analyzes the run reads the traces.
 """
 
 from __future__ import annotations
@@ -16,6 +19,12 @@ import subprocess
 import sys
 import zlib
 from typing import BinaryIO
+
+#: Of the modules that measure, where they are: nothing of the user's comes before them.
+_PATH_VARIABLE = "PERFSCOPE_MODULES"
+_MEASURE = "import os, sys; sys.path[:] = os.environ[{variable!r}].split(os.pathsep); {call}(sys.argv[1:])"
+_CALL = "from perfscope.engine.partials_at_capture import main; main"
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 _children: list[subprocess.Popen[bytes]] = []
 _queue: list[str] = []
@@ -59,7 +68,7 @@ def compress_queue() -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env={},
+                env={_PATH_VARIABLE: os.pathsep.join(_list_folders())},
             )
         )
 
@@ -119,8 +128,33 @@ def write_parts(source: BinaryIO, target: BinaryIO, part_bytes: int = _PART_BYTE
         target.write(index)
 
 
+def _list_folders() -> list[str]:
+    """The folders of Python and of installed packages that this process imports from, and the one of perfscope."""
+    ours = os.path.dirname(os.path.dirname(sys.modules["perfscope"].__path__[0] + os.sep))
+    prefixes = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix, sys.base_exec_prefix})
+    installed = [path for path in sys.path if os.path.basename(path) in _PACKAGE_FOLDERS or path.startswith(prefixes)]
+    return [*dict.fromkeys((*installed, ours))]
+
+
+def start_measuring(paths: list[str]) -> None:
+    """Start the process that measures traces which were compressed, at the priority of this one."""
+    flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+    with contextlib.suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, *flags, "-c", _MEASURE.format(variable=_PATH_VARIABLE, call=_CALL), *paths],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            # Threads of numerical libraries would start on every processor.
+            env={_PATH_VARIABLE: os.environ[_PATH_VARIABLE], "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+
+
 if __name__ == "__main__":
     os.nice(19)
     for trace in sys.argv[1:]:
         with contextlib.suppress(OSError):
             compress(trace)
+    if os.environ.get(_PATH_VARIABLE):
+        start_measuring(sys.argv[1:])

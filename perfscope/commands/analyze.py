@@ -76,14 +76,35 @@ class StatedPeak(NamedTuple):
 
 
 _NOTHING_STATED = StatedPeak()
-MostFiles = Annotated[
-    int,
-    typer.Option(
-        "--max-files",
-        help="Number of files to read at most; where a folder holds more, nothing is read.",
-        rich_help_panel=PANEL,
-    ),
-]
+
+
+class ReadingOptions(NamedTuple):
+    """What is read.
+
+    Attributes:
+        most_files: How many files at most.
+        fresh: Whether traces are read even where partials stand beside them.
+    """
+
+    most_files: Annotated[
+        int,
+        typer.Option(
+            "--max-files",
+            help="Number of files to read at most; where a folder holds more, nothing is read.",
+            rich_help_panel=PANEL,
+        ),
+    ] = MOST_FILES
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Read the traces, even where what was measured of them stands beside them.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False
+
+
+_ALL_THAT_IS_THERE = ReadingOptions()
 
 
 class TableOptions(NamedTuple):
@@ -139,10 +160,10 @@ def analyze(
     only: Only = None,
     rank: Rank = None,
     stated: StatedPeak = _NOTHING_STATED,
-    most_files: MostFiles = MOST_FILES,
+    reading: ReadingOptions = _ALL_THAT_IS_THERE,
 ) -> Outcome:
     """Break down the time of a training run, from its folder or from traces."""
-    require_positive("--max-files", most_files)
+    require_positive("--max-files", reading.most_files)
     if tables.depth is not None:
         require_positive("--depth", tables.depth)
     require_readable(section, format)
@@ -155,7 +176,8 @@ def analyze(
         ceiling=None if tables.ceiling is None else read_ceiling(tables.ceiling),
         rank_rule=_rank_rule(rank),
         stated=_stated(stated),
-        most_files=most_files,
+        most_files=reading.most_files,
+        is_fresh=reading.fresh,
     )
     # The workers of a cluster have a working folder of their own.
     locations = [path if not where.uses_cluster or is_url(path) else str(Path(path).absolute()) for path in paths]
@@ -169,7 +191,10 @@ def analyze(
         choose_sections(report, section),
         format,
         in_full=bool(section or only),
-        notes=tuple(f"warning: {line}" for line in report.warnings),
+        notes=(
+            *(f"warning: {line}" for line in report.warnings),
+            *(f"note: {line}" for run in runs for line in run.analysis.notes),
+        ),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )
 

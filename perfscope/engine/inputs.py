@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.errors import SourceError
+from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import FILE, kind_of
-from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_traces
-from perfscope.wire import TRACES_FOLDER
+from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_absent, find_traces
+from perfscope.units import format_count
+from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER
+from perfscope.wire.traces import file_name, partials_path
 
 if TYPE_CHECKING:
     from perfscope.tables.run import Run
+
+#: How traces come to where their run is analyzed.
+FETCH = "`perfscope collect --traces RANKS` brings them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +34,13 @@ class Inputs:
         locations: The paths as they were typed.
         run: The run; absent where traces were given.
         traces: The paths of the traces, of the run's or of those that were given.
+        absent: Those of them of which the partials alone are at hand: the traces stayed on their hosts.
     """
 
     locations: tuple[str, ...]
     run: Run | None
     traces: tuple[str, ...]
+    absent: frozenset[str] = frozenset()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -46,6 +54,14 @@ class Inputs:
         existing = {Path(trace).name.removesuffix(".gz") for trace in self.traces}
         missing = [window for window in self.run.windows if Path(window.trace).name not in existing]
         return [f"rank {window.rank}: its trace {TRACES_FOLDER}/{window.trace} is missing" for window in missing]
+
+    def at_hand(self) -> list[str]:
+        """The traces that can be read."""
+        return [trace for trace in self.traces if trace not in self.absent]
+
+    def stayed_on_hosts(self) -> list[str]:
+        """That traces are not at hand, as a sentence; none where all are."""
+        return [f"{format_count(len(self.absent), 'trace')} stayed on the hosts; {FETCH}"] if self.absent else []
 
 
 def split_into_runs(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, ...]]:
@@ -84,11 +100,14 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
         folder = join(locations[0], TRACES_FOLDER) if is_url(locations[0]) else str(Path(locations[0]) / TRACES_FOLDER)
         traces = find_traces([folder], most_files) if is_folder_at(folder) else []
         late = _unlisted(run, traces, folder) if is_url(folder) else []
-        return Inputs(locations, run, tuple(sorted([*traces, *late])))
+        traces = sorted([*traces, *late])
+        absent = _find_absent([folder], traces) if is_folder_at(folder) else []
+        return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
     traces = find_traces(locations, most_files)
-    if not traces:
+    absent = _find_absent(locations, traces)
+    if not traces and not absent:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    return Inputs(locations, None, tuple(traces))
+    return Inputs(locations, None, tuple(sorted([*traces, *absent])), frozenset(absent))
 
 
 def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
@@ -96,3 +115,20 @@ def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
     listed = {Path(trace).name.removesuffix(".gz") for trace in traces}
     missing = [join(folder, window.trace) for window in run.windows if Path(window.trace).name not in listed]
     return [url for trace in missing for url in (f"{trace}.gz", trace) if kind_of(url) == FILE]
+
+
+def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
+    """The traces of which the partials alone are at hand, and the windows that were measured with them."""
+    absent = dict.fromkeys(find_absent(locations, traces))
+    for light in list(absent):
+        folder, _, _ = light.rpartition(f"{LIGHT_FOLDER}/{file_name(light)}")
+        absent.update(dict.fromkeys(f"{folder}{name}" for name in _partners(light) if folder))
+    return [trace for trace in absent if trace not in set(traces)]
+
+
+def _partners(light: str) -> list[str]:
+    """The names of the traces that were measured with a light window."""
+    try:
+        return [identity.name for identity in read_partials(partials_path(light)).header.traces[1:]]
+    except Refused:
+        return []

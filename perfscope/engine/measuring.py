@@ -5,7 +5,7 @@ It runs in a worker, and a failure in it is part of the answer for its trace, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -31,12 +31,14 @@ class Task:
         extra_events: Events to read besides those that the analyzers need.
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether a trace is inflated ahead of its analysis.
+        extra_without_device: Events to read besides of a trace without device events.
     """
 
     analyzers: tuple[str, ...]
     extra_events: Events = NO_EVENTS
     rank_rule: RankRule = RANK_IN_FILE_NAME
     pace: Pace = Pace.IN_TURN
+    extra_without_device: Events = NO_EVENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,21 @@ Measure: TypeAlias = Callable[[TraceFiles], MeasuredTrace]
 def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
     """Read one trace, or two windows as one, and let every analyzer measure it; a failure is part of the answer."""
     path = files.path
-    measuring = [analyzer for analyzer in analyzers() if analyzer.name in task.analyzers]
     try:
-        trace = _read(files, measuring, task)
+        trace = read_files(files, task)
     except NoMatch as error:
         return MeasuredTrace(path, None, error.damage, mismatch=error.reason, mismatched_rank=error.rank)
     except SourceError as error:
         return MeasuredTrace(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
         return MeasuredTrace(path, None, (f"{path} does not fit in memory",))
+    return measure_trace(path, trace, task)
+
+
+def measure_trace(path: str, trace: Trace, task: Task) -> MeasuredTrace:
+    """Let every analyzer measure a trace that was read."""
     partials, failed, damage = {}, [], list(trace.damage)
-    for analyzer in measuring:
+    for analyzer in _named(task):
         try:
             partial = analyzer.measure(trace)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -108,19 +114,42 @@ def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:
     return tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
 
 
-def _read(files: TraceFiles, measuring: Sequence[Analyzer], task: Task) -> Trace:
+def task_for_some(task: Task, names: tuple[str, ...]) -> Task:
+    """The same task for some of its analyzers, which see the events that are read for all of them."""
+    needs, needs_without_device = wanted_events(task)
+    return replace(task, analyzers=names, extra_events=needs, extra_without_device=needs_without_device)
+
+
+def wanted_events(task: Task) -> tuple[Events, Events]:
+    """The events to read of a trace, and those to read besides where it holds no device events."""
+    needs, needs_without_device = task.extra_events | BASIC_EVENTS, task.extra_without_device
+    for analyzer in _named(task):
+        needs |= analyzer.needs
+        needs_without_device |= analyzer.needs_without_device
+    return needs, needs_without_device
+
+
+def read_events(measured: MeasuredTrace, files: TraceFiles, task: Task) -> Events:
+    """The events that were read of a trace that was measured."""
+    needs, needs_without_device = wanted_events(task)
+    has_device = measured.summary is None or measured.summary.device_events > 0
+    return needs if has_device or files.operators is not None else needs | needs_without_device
+
+
+def _named(task: Task) -> list[Analyzer]:
+    return [analyzer for analyzer in analyzers() if analyzer.name in task.analyzers]
+
+
+def read_files(files: TraceFiles, task: Task) -> Trace:
     """Read the events that the analyzers need; those needed without a device only where there are no device events.
 
     Raises:
         NoMatch: The two windows cannot be matched.
         SourceError: A file cannot be read.
     """
-    needs, needs_without_device = task.extra_events, NO_EVENTS
-    for analyzer in measuring:
-        needs |= analyzer.needs
-        needs_without_device |= analyzer.needs_without_device
+    needs, needs_without_device = wanted_events(task)
     if files.operators is not None:
-        return _read_pair(files.path, files.operators, needs | BASIC_EVENTS, task)
+        return _read_pair(files.path, files.operators, needs, task)
     trace = read_trace(files.path, needs, task.rank_rule, task.pace)
     if len(trace.device) or needs_without_device in needs:
         return trace

@@ -59,7 +59,7 @@ class LoadedPartials:
         Raises:
             Refused: It is damaged.
         """
-        measured = self.stored.unpack(_OF_TRACE, MeasuredTrace, _paths(files))
+        measured = self.stored.unpack(_OF_TRACE, MeasuredTrace, paths_of(files))
         assert isinstance(measured, MeasuredTrace)
         damage = tuple(line.replace(_MARK, files.path) for line in measured.damage)
         return replace(measured, damage=damage)
@@ -69,8 +69,9 @@ class LoadedPartials:
         if analyzer.name not in self.stored.header.measured:
             return False
         differing = (self.events ^ events) & analyzer.varies_with
-        section = next((part for part in self.stored.header.sections if part.name == analyzer.name), None)
-        return not differing & ~to_events(() if section is None else section.regardless_of)
+        if analyzer.name in self.stored.header.alike_without_grids:
+            differing &= ~Events.GRIDS
+        return not differing
 
     def partial_of(self, analyzer: Analyzer, files: TraceFiles) -> object | None:
         """The analyzer's partial; None where the trace had nothing for it.
@@ -80,7 +81,7 @@ class LoadedPartials:
         """
         if analyzer.name not in self.stored.sections:
             return None
-        return self.stored.unpack(analyzer.name, analyzer.partial_kind(), _paths(files))
+        return self.stored.unpack(analyzer.name, analyzer.partial_kind(), paths_of(files))
 
     def measured(self, files: TraceFiles) -> MeasuredTrace:
         """All of it.
@@ -108,7 +109,7 @@ def load(location: str) -> LoadedPartials:
         raise Refused(f"is of perfscope {header.version[:20]}")
     if header.code != fingerprint():
         raise Refused("is of other code of perfscope")
-    if not 1 <= len(header.traces) <= len(_paths(TraceFiles("", ""))):
+    if not 1 <= len(header.traces) <= len(paths_of(TraceFiles("", ""))):
         raise Refused("is of no trace")
     try:
         return LoadedPartials(stored, to_events(header.events))
@@ -146,19 +147,19 @@ def store(
     """
     if measured.summary is None or measured.mismatch is not None or measured.failed:
         raise Unstorable("the trace could not be measured")
-    paths = _paths(files)
+    paths = paths_of(files)
     traces = traces or [identify(path) for path in paths]
     of_trace = replace(measured, partials={}, damage=tuple(line.replace(files.path, _MARK) for line in measured.damage))
     packed = [pack_section(_OF_TRACE, of_trace, MeasuredTrace, paths)]
     listed: list[str] = []
     limit = max(FLOOR_BYTES, int(LARGEST_SHARE * traces[0].size))
-    header = Header(SCHEMA, __version__, fingerprint(), tuple(traces), _to_names(events), (), (), hooks)
+    alike = tuple(sorted(alike_without_grids))
+    header = Header(SCHEMA, __version__, fingerprint(), tuple(traces), _to_names(events), (), (), hooks, alike)
     content = to_bytes(header, packed)
     for analyzer in BUILT_IN:
         if not analyzer.is_stored or analyzer.name not in names:
             continue
-        regardless_of = _to_names(Events.GRIDS) if analyzer.name in alike_without_grids else ()
-        section = _pack(analyzer, measured, paths, regardless_of)
+        section = _pack(analyzer, measured, paths)
         if section is None and analyzer.name in measured.partials:
             continue
         trial = [*packed, *([] if section is None else [section])]
@@ -192,15 +193,13 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def _pack(
-    analyzer: Analyzer, measured: MeasuredTrace, paths: Sequence[str], regardless_of: tuple[str, ...]
-) -> Packed | None:
+def _pack(analyzer: Analyzer, measured: MeasuredTrace, paths: Sequence[str]) -> Packed | None:
     """The section of an analyzer; None where it has no partial, or one that cannot be stored."""
     partial = measured.partials.get(analyzer.name)
     if partial is None:
         return None
     try:
-        return pack_section(analyzer.name, partial, analyzer.partial_kind(), paths, regardless_of)
+        return pack_section(analyzer.name, partial, analyzer.partial_kind(), paths)
     except Unstorable:
         return None
 
@@ -209,5 +208,6 @@ def _to_names(events: Events) -> tuple[str, ...]:
     return tuple(event.name for event in Events if event in events and event.name is not None)
 
 
-def _paths(files: TraceFiles) -> tuple[str, ...]:
+def paths_of(files: TraceFiles) -> tuple[str, ...]:
+    """The files that are measured as one trace."""
     return (files.path,) if files.operators is None else (files.path, files.operators)

@@ -11,15 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial as bind
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
-from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs, find_inputs
-from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
+from perfscope.engine.measurements import Measurements, measure_traces
+from perfscope.engine.measuring import Task, measuring_analyzers
 from perfscope.engine.registry import (
     DERIVATIONS,
     FINDINGS,
@@ -32,7 +29,7 @@ from perfscope.engine.registry import (
     UsesCeiling,
     analyzers,
 )
-from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
+from perfscope.engine.windows import WindowUse
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.files import MOST_FILES
@@ -49,6 +46,9 @@ _NO_GPU = "training ran without a GPU"
 
 #: Of more traces no results are derived that need large partials: they would fill the memory.
 _MOST_TRACES = 64
+
+#: What an analyzer raises of partials that no trace gives.
+_IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 _P = TypeVar("_P")  # the type of an analyzer's partials
 
@@ -70,6 +70,7 @@ class Analysis:
         results: Each analyzer's result by its name.
         skipped: The analyzers without a result.
         inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
+        notes: How the traces were read, where that is worth a word, as sentences; they change no result.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
         windows: Which windows the figures of the traces are of.
@@ -82,6 +83,7 @@ class Analysis:
     run: Run | None
     windows: WindowUse = field(default_factory=WindowUse)
     inapplicable: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Plan:
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
         most_files: How many files may be read; a folder that holds more is an error.
+        is_fresh: Whether traces are read even where their partials stand beside them.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -111,6 +114,7 @@ class Plan:
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
     most_files: int = MOST_FILES
+    is_fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +132,6 @@ class Measured(Generic[_P]):
     partials: list[_P]
     damage: list[str]
     windows: WindowUse
-
-
-@dataclass(slots=True)
-class _Measurements:
-    """What the map step gave.
-
-    Attributes:
-        partials: Each analyzer's partials, in the order of the traces.
-        damage: What is wrong with the traces, as sentences.
-        readable: How many traces could be read, whole or in part.
-        first_path: The path of the first trace.
-        windows: Which windows they are of.
-    """
-
-    partials: dict[str, list[Partial]] = field(default_factory=dict)
-    damage: list[str] = field(default_factory=list)
-    readable: int = 0
-    first_path: str = ""
-    windows: WindowUse = field(default_factory=WindowUse)
 
 
 def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
@@ -167,6 +152,24 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         SourceError: No input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
+    try:
+        return _analyze(inputs, plan)
+    except _IMPOSSIBLE as error:
+        if plan.is_fresh:
+            raise
+        problem = f"{type(error).__name__}: {error}"
+    try:
+        # Partials that are data of the right types, and yet none that a trace gives.
+        analysis = _analyze(inputs, replace(plan, is_fresh=True))
+    except _IMPOSSIBLE:
+        if not inputs.absent:
+            raise
+        raise SourceError(inputs.locations[0], f"holds partials that cannot be analyzed: {problem}") from None
+    note = f"partials that stand beside the traces cannot be analyzed: {problem}: the traces are read"
+    return replace(analysis, notes=(*analysis.notes, note))
+
+
+def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
     recorded = inputs.run.recorded if inputs.run else frozenset()
     chosen = _choose(plan.only, plan.besides, recorded)
     measurements = _measure(inputs, plan, chosen, _needed_by_derivations(plan.only, chosen, len(inputs.traces)))
@@ -198,6 +201,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
         run=inputs.run,
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
+        notes=(*measurements.taking.notes(), *_why_underived(plan.only, measurements)),
     )
 
 
@@ -220,6 +224,12 @@ def _needed_by_derivations(only: frozenset[str], chosen: Sequence[Analyzer], tra
         return []
     names = {item.partials_of for item in _derivations(only)} - {analyzer.name for analyzer in chosen}
     return [analyzer for analyzer in analyzers() if analyzer.name in names]
+
+
+def _why_underived(only: frozenset[str], measurements: Measurements) -> list[str]:
+    """Why a derivation lacks the partials that it would use, as sentences."""
+    reasons = ((item, measurements.taking.why_lacking(item.partials_of)) for item in _derivations(only))
+    return [f"{item.name} rest on no {item.partials_of}, which {reason}" for item, reason in reasons if reason]
 
 
 def _with_derived(
@@ -253,10 +263,16 @@ def measure_with(
         plan: How to measure; its ``only`` does not count.
 
     Raises:
+        MissingInput: It needs traces that are not at hand.
         SourceError: A path does not exist, or no input can be read.
     """
     inputs = find_inputs(paths, plan.most_files)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
+    reason = measurements.taking.why_lacking(name)
+    if reason is not None:
+        raise MissingInput(f"{inputs.locations[0]}: {name} {reason}")
+    if inputs.absent:
+        _require_a_trace(measurements, inputs)
     run_damage = inputs.run.damage if inputs.run else ()
     partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]
     return Measured(inputs.run, partials, [*run_damage, *measurements.damage], measurements.windows)
@@ -288,82 +304,13 @@ def _choose(
     ]
 
 
-def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Sequence[Analyzer] = ()) -> _Measurements:
-    """Measure every trace, if an analyzer reads traces; one that cannot be read is damage.
-
-    Those beside the chosen ones make do with the events that are read for these. Where the windows of a pair cannot be
-    matched, no pair is used: the times of ranks are compared with each other.
-    """
+def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Sequence[Analyzer] = ()) -> Measurements:
+    """Measure every trace, if an analyzer reads traces; those beside the chosen ones make do with the same events."""
     names = measuring_analyzers((*chosen, *beside))
     if not names or not inputs.traces:
-        return _Measurements()
-    windows = plan_windows(inputs.traces, inputs.run)
-    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in names}
+        return Measurements()
     task = _task(plan, names, chosen, len(inputs.traces))
-    answers, merged = _map(plan.execution, windows.files, task, mergers)
-    mismatched = [measured for measured in answers if measured.mismatch is not None]
-    if mismatched:
-        windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
-        answers, merged = _map(plan.execution, windows.files, task, mergers)
-    measurements = _assemble(inputs, windows, names, answers, merged)
-    measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
-    return measurements
-
-
-def _map(
-    execution: Execution,
-    files: Sequence[TraceFiles],
-    task: Task,
-    mergers: Mergers,
-) -> tuple[list[MeasuredTrace], dict[str, Partial]]:
-    """The answers in the order of the files, and the merged partials of the analyzers that can merge them."""
-    by_path: dict[str, MeasuredTrace] = {}
-    merged: dict[str, Partial] = {}
-    for measured in execution.map(bind(measure, task=task), files, mergers):
-        by_path[measured.path] = measured
-        for name, merge in mergers.items():
-            if merge is not None and name in measured.partials:
-                new = measured.partials.pop(name)
-                merged[name] = merge(merged[name], new) if name in merged else new
-    return [by_path[trace.path] for trace in files], merged
-
-
-def _assemble(
-    inputs: Inputs,
-    windows: WindowPlan,
-    names: Sequence[str],
-    answers: Sequence[MeasuredTrace],
-    merged: Mapping[str, Partial],
-) -> _Measurements:
-    measured_traces = _without_other_files(inputs, answers)
-    summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
-    damage = [line for measured in measured_traces for line in measured.damage]
-    partials = {
-        name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
-    }
-    partials.update((name, [merged_partial]) for name, merged_partial in merged.items())
-    activities = {measured.activities for measured in measured_traces if measured.summary is not None}
-    return _Measurements(
-        partials,
-        [*damage, *find_problems(summaries)],
-        len(summaries),
-        measured_traces[0].path if measured_traces else "",
-        WindowUse(
-            times=activities.pop() if len(activities) == 1 else "",
-            is_paired=any(files.operators is not None for files in windows.files),
-            notes=windows.notes,
-        ),
-    )
-
-
-def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:
-    """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
-    typed = set(inputs.locations)
-    return [
-        measured
-        for measured in answers
-        if not measured.is_no_trace or measured.path in typed or "trace" in Path(measured.path).name
-    ]
+    return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
 
 
 def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces: int) -> Task:
@@ -378,7 +325,7 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     return Task(names, extra_events, plan.rank_rule, pace)
 
 
-def _require_a_trace(measurements: _Measurements, inputs: Inputs) -> None:
+def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
     """Traces alone are nothing to analyze where none can be read.
 
     Raises:
@@ -392,7 +339,10 @@ def _require_a_trace(measurements: _Measurements, inputs: Inputs) -> None:
     raise SourceError(inputs.locations[0], "contains no trace of torch.profiler")
 
 
-def _reduce(analyzer: Analyzer, run: Run | None, measurements: _Measurements) -> Result:
+def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> Result:
     if analyzer.reads is Reads.TRACES and not measurements.readable:
         raise MissingInput("no trace could be read" if measurements.damage else "the run contains no trace")
+    reason = measurements.taking.why_lacking(analyzer.measured_by)
+    if reason is not None and analyzer.reads is Reads.TRACES:
+        raise MissingInput(reason)
     return analyzer.analyze(run, measurements.partials.get(analyzer.measured_by, []))

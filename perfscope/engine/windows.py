@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope import wire
 from perfscope.report import Json
+from perfscope.sources.partials.stored import Refused, read_partials
+from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
+from perfscope.wire.traces import TraceMetadata, partials_path
 
 if TYPE_CHECKING:
     from perfscope.tables.run import Run
@@ -183,7 +186,7 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
     if len(traces) == 1:
         return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
     with ThreadPoolExecutor(_READERS) as readers:  # a URL is asked for, and answers after a while
-        for path, metadata in zip(unrecorded, readers.map(read_metadata, unrecorded), strict=True):
+        for path, metadata in zip(unrecorded, readers.map(_read_metadata, unrecorded), strict=True):
             if metadata is None or metadata.pid is None:
                 windows.append(_Window(None, path, 0, path, is_light=False))
                 continue
@@ -191,3 +194,13 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
             is_light = metadata.activities == wire.LIGHT
             windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
     return windows
+
+
+def _read_metadata(path: str) -> TraceMetadata | None:
+    """What the hooks wrote into a trace; where that is not at hand, as its partials say."""
+    if is_url(path) or Path(path).exists():
+        return read_metadata(path)
+    try:
+        return read_partials(partials_path(path)).header.hooks
+    except Refused:
+        return None

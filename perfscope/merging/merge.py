@@ -116,8 +116,8 @@ def merge(inputs: Inputs, target: Path, choice: Choice) -> Merged:
         SourceError: No trace can be read, or the file cannot be written.
     """
     typed = frozenset(inputs.locations)
-    measured = _map(partial(_measure, typed=typed, rank_rule=choice.rank_rule), inputs.traces, choice.workers)
-    damage = [sentence for _, sentences in measured for sentence in sentences]
+    measured = _map(partial(_measure, typed=typed, rank_rule=choice.rank_rule), inputs.at_hand(), choice.workers)
+    damage = [*inputs.stayed_on_hosts(), *(sentence for _, sentences in measured for sentence in sentences)]
     every = [rank for ranks, _ in measured for rank in ranks]
     if not every:
         raise SourceError(inputs.locations[0], "contains no trace that can be read", hint=damage[0] if damage else None)

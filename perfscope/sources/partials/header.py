@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import msgspec
 
 from perfscope.constants import MIB
+from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import open_trace
 from perfscope.wire.traces import TraceMetadata, file_name
 
 SCHEMA = "perfscope/partials/1"
 _BLOCK_BYTES = MIB
+_ENDING_BYTES = 64
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,11 +24,13 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: Its name, without folders.
         size: Its bytes.
         sha256: SHA-256 of them, in hexadecimal digits.
+        ending: The last bytes, in hexadecimal digits; those of a gzip file hold a checksum of its content.
     """
 
     name: str
     size: int
     sha256: str
+    ending: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,13 +40,11 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: The analyzer; ``""`` for what is known of the trace.
         packed: Bytes in the file.
         unpacked: Bytes of MessagePack.
-        regardless_of: Kinds of events without which the partial would be the same, besides those that never matter.
     """
 
     name: str
     packed: int
     unpacked: int
-    regardless_of: tuple[str, ...] = ()
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +59,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         measured: The analyzers that measured it; one without a section has no partial.
         sections: The sections in their order.
         hooks: What the hooks wrote into the trace, for where it is not at hand.
+        alike_without_grids: Analyzers whose partials would be the same if no grids of kernels had been read.
     """
 
     schema: str
@@ -66,6 +70,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: tuple[str, ...]
     sections: tuple[Section, ...]
     hooks: TraceMetadata | None = None
+    alike_without_grids: tuple[str, ...] = ()
 
 
 def identify(location: str) -> Identity:
@@ -75,9 +80,27 @@ def identify(location: str) -> Identity:
         SourceError: It cannot be opened.
         OSError: It cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
+    digest, size, ending = hashlib.sha256(), 0, b""
     with open_trace(location) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-    return Identity(file_name(location), size, digest.hexdigest())
+            ending = (ending + block[-_ENDING_BYTES:])[-_ENDING_BYTES:]
+    return Identity(file_name(location), size, digest.hexdigest(), ending.hex())
+
+
+def is_still(identity: Identity, location: str) -> bool:
+    """Whether a trace is the one of an identity; of one at a URL only size and ending are compared.
+
+    Raises:
+        SourceError: It cannot be opened.
+        OSError: It cannot be read.
+    """
+    with open_trace(location) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size != identity.size:
+            return False
+        file.seek(max(0, size - _ENDING_BYTES))
+        if file.read().hex() != identity.ending:
+            return False
+    return is_url(location) or identify(location).sha256 == identity.sha256

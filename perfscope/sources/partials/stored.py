@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,10 @@ _TEXT = msgspec.msgpack.Encoder()
 
 class Refused(Exception):
     """A file of partials that is not taken; its text says why, in words that follow the file's name."""
+
+
+class Missing(Refused):
+    """There is no such file."""
 
 
 class Packed(NamedTuple):
@@ -83,9 +87,7 @@ class StoredPartials:
             raise Refused(f"is damaged: {name or 'its trace'}: {error}") from None
 
 
-def pack_section(
-    name: str, value: object, kind: object, paths: Sequence[str], regardless_of: Iterable[str] = ()
-) -> Packed:
+def pack_section(name: str, value: object, kind: object, paths: Sequence[str]) -> Packed:
     """A value as a section; the paths of the traces in it are those at the time of reading.
 
     Raises:
@@ -99,7 +101,7 @@ def pack_section(
     if len(content) > _LARGEST_SECTION:
         raise Unstorable("it is too large")
     packed = zlib.compress(content, _LEVEL)
-    return Packed(Section(name, len(packed), len(content), tuple(regardless_of)), packed)
+    return Packed(Section(name, len(packed), len(content)), packed)
 
 
 def to_bytes(header: Header, sections: Sequence[Packed]) -> bytes:
@@ -122,13 +124,14 @@ def read_partials(location: str) -> StoredPartials:
     """Read a file of partials; nothing in it is inflated yet.
 
     Raises:
-        Refused: It is missing, too large, not whole, or not of this schema.
+        Missing: There is none, or it cannot be opened.
+        Refused: It is too large, not whole, or not of this schema.
     """
     try:
         with open_trace(location) as file:
             content = file.read(_LARGEST_FILE + 1)
     except (OSError, SourceError):
-        raise Refused("cannot be read") from None
+        raise Missing("cannot be read") from None
     if len(content) > _LARGEST_FILE:
         raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
     return from_bytes(content)

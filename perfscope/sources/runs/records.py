@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -102,3 +102,11 @@ def read_object(path: Path, damage: list[str]) -> dict[str, object]:
         damage.append(f"{path} is not complete JSON")
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def recorded_options(facts: Mapping[str, object]) -> frozenset[str]:
+    """The profiler's options that were on; none where the run does not say."""
+    options = facts.get("recorded")
+    return (
+        frozenset(option for option in options if isinstance(option, str)) if isinstance(options, list) else frozenset()
+    )

@@ -19,6 +19,7 @@ from perfscope.sources.runs.records import (
     read_object,
     read_rank_record,
     read_records,
+    recorded_options,
 )
 from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
 from perfscope.sources.runs.setup_record import read_setup
@@ -104,7 +105,7 @@ def read_run(path: Path) -> Run:
         models=tuple(process.model for process in processes if process.model is not None),
         saves=to_saves([process.saves for process in processes], steps),
         planned_windows=_planned_windows(facts),
-        recorded=_recorded(facts),
+        recorded=recorded_options(facts),
         timelines=tuple(process.timeline for process in processes if process.timeline is not None),
         read_memory=partial(_read_memory, path),
         setups={process.number: process.setup for process in processes if process.setup is not None},
@@ -125,14 +126,6 @@ def _planned_windows(facts: Mapping[str, object]) -> tuple[tuple[int, int], ...]
     windows = facts.get("windows")
     pairs = [tuple(pair) for pair in windows if isinstance(pair, list)] if isinstance(windows, list) else []
     return tuple(pair for pair in pairs if len(pair) == _EDGES and all(isinstance(edge, int) for edge in pair))
-
-
-def _recorded(facts: Mapping[str, object]) -> frozenset[str]:
-    """The profiler's options that were on; none where the run does not say."""
-    options = facts.get("recorded")
-    return (
-        frozenset(option for option in options if isinstance(option, str)) if isinstance(options, list) else frozenset()
-    )
 
 
 def _exit_status(facts: Mapping[str, object]) -> str | None:

@@ -13,6 +13,7 @@ from perfscope.errors import SourceError, UsageError
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.stores.reading import AHEAD_BYTES, FOLDER, find_stored, kind_of, open_stored
 from perfscope.wire import TRACE_SUFFIX
+from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
 
 TRACE_ENDINGS = (".json", ".json.gz", ".xplane.pb")
 #: A folder with more files than this is hardly one of traces.
@@ -42,7 +43,7 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     """
     paths: set[str] = set()
     for location in locations:
-        found = find_stored(location, TRACE_ENDINGS) if is_url(location) else _find_local(location)
+        found = find_stored(location, TRACE_ENDINGS) if is_url(location) else _find_local(location, TRACE_ENDINGS)
         matches = list(islice(found, most + 1))
         if len(matches) > most:
             hint = "name the folder of one run or a pattern, or raise --max-files"
@@ -55,21 +56,38 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
     return sorted(paths - uncompressed)
 
 
+def find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
+    """The traces below folders of which the partials alone are there, by the paths that they would have.
+
+    Raises:
+        SourceError: A folder cannot be listed.
+    """
+    beside = {partials_path(trace) for trace in traces}
+    endings = (PARTIALS_SUFFIX,)
+    partials = {
+        path
+        for location in locations
+        if _is_folder(location)
+        for path in (find_stored(location, endings) if is_url(location) else _find_local(location, endings))
+    }
+    return sorted(f"{path.removesuffix(PARTIALS_SUFFIX)}.json.gz" for path in partials - beside)
+
+
 def _is_folder(location: str) -> bool:
     if is_url(location):
         return kind_of(location) == FOLDER
     return Path(location).is_dir()
 
 
-def _find_local(location: str) -> Iterator[str]:
+def _find_local(location: str, endings: tuple[str, ...]) -> Iterator[str]:
     path = Path(location)
     if path.is_dir():
         for folder, _, names in os.walk(path, followlinks=True):
             for name in names:
-                if name.endswith(TRACE_ENDINGS) and not name.startswith("."):  # a process began it and never finished
+                if name.endswith(endings) and not name.startswith("."):  # a process began it and never finished
                     yield f"{folder.removesuffix(os.sep)}{os.sep}{name}"
     elif path.exists():
         yield location
     elif glob.has_magic(location):
         for match in glob.iglob(location, recursive=True):  # noqa: PTH207 - Path.glob takes no absolute pattern
-            yield from _find_local(match)
+            yield from _find_local(match, endings)

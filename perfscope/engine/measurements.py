@@ -1,0 +1,125 @@
+"""What the map step gives for all traces: each analyzer's partials in the order of the traces, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfscope.engine.coverage import find_problems
+from perfscope.engine.execution import Execution
+from perfscope.engine.groups import Mergers
+from perfscope.engine.inputs import Inputs
+from perfscope.engine.measuring import MeasuredTrace, Task
+from perfscope.engine.registry import Analyzer, Partial
+from perfscope.engine.taking import Taking, answer_each
+from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What the map step gave.
+
+    Attributes:
+        partials: Each analyzer's partials, in the order of the traces.
+        damage: What is wrong with the traces, as sentences.
+        readable: How many traces could be read, whole or in part.
+        first_path: The path of the first trace.
+        windows: Which windows they are of.
+        taking: What came of the partials that stand beside the traces.
+    """
+
+    partials: dict[str, list[Partial]] = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+    readable: int = 0
+    first_path: str = ""
+    windows: WindowUse = field(default_factory=WindowUse)
+    taking: Taking = field(default_factory=Taking)
+
+
+def measure_traces(
+    inputs: Inputs, execution: Execution, task: Task, chosen: Sequence[Analyzer], *, is_fresh: bool
+) -> Measurements:
+    """Measure every trace, or take its partials; one that cannot be read is damage.
+
+    Where the windows of a pair cannot be matched, no pair is used: the times of ranks are compared with each other.
+
+    Args:
+        inputs: The traces.
+        execution: Where they are measured.
+        task: What is measured.
+        chosen: The analyzers whose results are wanted: the partials of some can be merged as they arrive.
+        is_fresh: Whether the traces are read even where their partials are at hand.
+    """
+    windows = plan_windows(inputs.traces, inputs.run)
+    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
+    taking = Taking(is_fresh, inputs.absent)
+    answers, merged = _map(execution, windows.files, task, mergers, taking)
+    mismatched = [measured for measured in answers if measured.mismatch is not None]
+    if mismatched:
+        windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
+        taking = Taking(is_fresh, inputs.absent)
+        answers, merged = _map(execution, windows.files, task, mergers, taking)
+    measurements = _assemble(inputs, windows, task.analyzers, answers, merged)
+    measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
+    measurements.taking = taking
+    for name in taking.lacking:  # those of some ranks alone would say something else
+        measurements.partials[name] = []
+    return measurements
+
+
+def _map(
+    execution: Execution,
+    files: Sequence[TraceFiles],
+    task: Task,
+    mergers: Mergers,
+    taking: Taking,
+) -> tuple[list[MeasuredTrace], dict[str, Partial]]:
+    """The answers in the order of the files, and the merged partials of the analyzers that can merge them."""
+    by_path: dict[str, MeasuredTrace] = {}
+    merged: dict[str, Partial] = {}
+    for measured in answer_each(execution, files, task, mergers, taking):
+        by_path[measured.path] = measured
+        for name, merge in mergers.items():
+            if merge is not None and name in measured.partials:
+                new = measured.partials.pop(name)
+                merged[name] = merge(merged[name], new) if name in merged else new
+    return [by_path[trace.path] for trace in files], merged
+
+
+def _assemble(
+    inputs: Inputs,
+    windows: WindowPlan,
+    names: Sequence[str],
+    answers: Sequence[MeasuredTrace],
+    merged: Mapping[str, Partial],
+) -> Measurements:
+    measured_traces = _without_other_files(inputs, answers)
+    summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
+    damage = [line for measured in measured_traces for line in measured.damage]
+    partials = {
+        name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
+    }
+    partials.update((name, [merged_partial]) for name, merged_partial in merged.items())
+    activities = {measured.activities for measured in measured_traces if measured.summary is not None}
+    return Measurements(
+        partials,
+        [*damage, *find_problems(summaries)],
+        len(summaries),
+        measured_traces[0].path if measured_traces else "",
+        WindowUse(
+            times=activities.pop() if len(activities) == 1 else "",
+            is_paired=any(files.operators is not None for files in windows.files),
+            notes=windows.notes,
+        ),
+    )
+
+
+def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:
+    """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
+    typed = set(inputs.locations)
+    return [
+        measured
+        for measured in answers
+        if not measured.is_no_trace or measured.path in typed or "trace" in Path(measured.path).name
+    ]

@@ -1,0 +1,183 @@
+"""Partials that stand beside traces, taken in their place; what they do not hold is measured.
+
+A file of partials that cannot be taken costs nothing but a note: its trace is read. Where a trace is not at hand, as
+its run was collected without it, its partials are all that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial as bind
+from typing import TypeAlias
+
+from perfscope.engine.execution import Execution
+from perfscope.engine.groups import Mergers
+from perfscope.engine.inputs import FETCH
+from perfscope.engine.measuring import MeasuredTrace, Task, measure, read_events, task_for_some
+from perfscope.engine.partials import LoadedPartials, load, paths_of
+from perfscope.engine.registry import BUILT_IN
+from perfscope.engine.windows import TraceFiles
+from perfscope.errors import SourceError
+from perfscope.sources.partials.header import Identity, is_still
+from perfscope.sources.partials.stored import Missing, Refused
+from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
+from perfscope.units import format_count
+from perfscope.wire.traces import file_name, partials_path
+
+#: Traces are hashed in threads, which hold no lock meanwhile.
+_READERS = 8
+#: How many files of partials are read ahead.
+_AHEAD = 256
+
+_Read: TypeAlias = "LoadedPartials | Refused"
+
+
+@dataclass(slots=True)
+class Taking:
+    """How partials are taken, and what came of it.
+
+    Attributes:
+        is_fresh: Whether the traces are read instead, as far as they are at hand.
+        absent: The traces that are not at hand.
+        taken: How many traces were answered for by partials, in whole or in part.
+        lacking: The absent traces for which an analyzer has nothing stored, by its name.
+        refused: The files that were not taken, by the reason.
+    """
+
+    is_fresh: bool = False
+    absent: Collection[str] = frozenset()
+    taken: int = 0
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """What a reader should know of partials that were not taken, as sentences."""
+        return [
+            f"{paths[0]} {reason}: its trace is read"
+            if len(paths) == 1
+            else f"{paths[0]} and {len(paths) - 1} more: each {reason}: their traces are read"
+            for reason, paths in sorted(self.refused.items())
+        ]
+
+    def why_lacking(self, analyzer: str) -> str | None:
+        """Why an analyzer has no partials of some traces; None where it has those of all."""
+        lacking = self.lacking.get(analyzer, ())
+        if not lacking:
+            return None
+        return f"needs {format_count(len(lacking), 'trace')} that stayed on the hosts; {FETCH}"
+
+
+def answer_each(
+    execution: Execution, files: Sequence[TraceFiles], task: Task, mergers: Mergers, taking: Taking
+) -> Iterator[MeasuredTrace]:
+    """Answer for every trace, by its partials where they can be taken, else by measuring it; in any order.
+
+    Raises:
+        UsageError: The execution cannot start.
+    """
+    to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
+    begun: dict[str, MeasuredTrace] = {}
+    for trace, read in _read_each(files, task, taking):
+        is_absent = any(path in taking.absent for path in paths_of(trace))
+        answer = _answer(trace, read, task) if isinstance(read, LoadedPartials) else read
+        if isinstance(answer, Refused):
+            if is_absent:
+                line = f"{trace.path} stayed on its host, and {file_name(partials_path(trace.path))} {answer}"
+                yield MeasuredTrace(trace.path, None, (line,))
+                continue
+            if not isinstance(answer, Missing):
+                taking.refused.setdefault(str(answer), []).append(partials_path(trace.path))
+            to_measure.setdefault(task.analyzers, []).append(trace)
+            continue
+        taking.taken += 1
+        measured, lacking = answer
+        if lacking and not is_absent:
+            begun[trace.path] = measured
+            to_measure.setdefault(lacking, []).append(trace)
+            continue
+        for name in lacking:
+            taking.lacking.setdefault(name, []).append(trace.path)
+        yield measured
+    for names, group in to_measure.items():
+        for rest in execution.map(bind(measure, task=task_for_some(task, names)), group, mergers):
+            yield _joined(begun.get(rest.path), rest)
+
+
+def _read_each(
+    files: Sequence[TraceFiles], task: Task, taking: Taking
+) -> Iterator[tuple[TraceFiles, LoadedPartials | Refused]]:
+    """The partials of each trace, or why they are not taken."""
+    # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
+    is_ruled = task.rank_rule != RANK_IN_FILE_NAME
+    with ThreadPoolExecutor(_READERS) as readers:
+        for begin in range(0, len(files), _AHEAD):
+            batch = files[begin : begin + _AHEAD]
+            yield from zip(batch, readers.map(bind(_read, taking=taking, is_ruled=is_ruled), batch), strict=True)
+
+
+def _read(files: TraceFiles, taking: Taking, *, is_ruled: bool) -> LoadedPartials | Refused:
+    if files.path not in taking.absent and (taking.is_fresh or is_ruled):
+        return Missing("")
+    try:
+        loaded = load(partials_path(files.path))
+        _require_traces(files, loaded.traces, taking.absent)
+    except Refused as refusal:
+        return refusal
+    return loaded
+
+
+def _require_traces(files: TraceFiles, identities: Sequence[Identity], absent: Collection[str]) -> None:
+    """Require that the traces are those that were measured.
+
+    Raises:
+        Refused: One is another one.
+    """
+    paths = paths_of(files)
+    if len(paths) != len(identities):
+        raise Refused("is of other windows")
+    for path, identity in zip(paths, identities, strict=True):
+        _require(identity, path, is_absent=path in absent)
+
+
+def _require(identity: Identity, path: str, *, is_absent: bool) -> None:
+    """Require that a trace is the one that was measured.
+
+    Raises:
+        Refused: It is another one.
+    """
+    name = file_name(path)
+    if is_absent:
+        if identity.name.removesuffix(".gz") == name.removesuffix(".gz"):
+            return
+    else:
+        try:
+            if identity.name == name and is_still(identity, path):
+                return
+        except (OSError, SourceError):
+            pass
+    raise Refused("is of another trace")
+
+
+def _answer(files: TraceFiles, loaded: LoadedPartials, task: Task) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
+    """What partials say of a trace, and the analyzers for which they say nothing."""
+    try:
+        measured = loaded.of_trace(files)
+        events = read_events(measured, files, task)
+        stored = {
+            analyzer.name: loaded.partial_of(analyzer, files)
+            for analyzer in BUILT_IN
+            if analyzer.name in task.analyzers and loaded.serves(analyzer, events)
+        }
+    except Refused as refusal:
+        return refusal
+    lacking = tuple(name for name in task.analyzers if name not in stored)
+    partials = {name: partial for name, partial in stored.items() if partial is not None}
+    return replace(measured, partials=partials), lacking
+
+
+def _joined(begun: MeasuredTrace | None, rest: MeasuredTrace) -> MeasuredTrace:
+    if begun is None or rest.summary is None:
+        return rest
+    return replace(rest, partials=begun.partials | rest.partials)

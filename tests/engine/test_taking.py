@@ -1,0 +1,253 @@
+"""An answer is the same with partials and without them; a file that cannot be taken costs a note."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perfscope.engine import measuring, taking
+from perfscope.engine.analysis_report import to_report
+from perfscope.engine.inputs import find_inputs
+from perfscope.engine.measuring import MeasuredTrace, Task
+from perfscope.engine.partials import load
+from perfscope.engine.run import Analysis, Plan, analyze, measure_with
+from perfscope.engine.windows import TraceFiles
+from perfscope.errors import MissingInput, SourceError
+from perfscope.merging.merge import Choice, merge
+from perfscope.page.build import build_page
+from perfscope.page.reading import analyze_for_page
+from perfscope.renderers import Format, render
+from perfscope.sources.traces.files import find_traces
+from perfscope.wire.traces import partials_path
+from tests.conftest import ROOT
+from tests.engine.storing import copy_with_partials, store_partials, without_traces
+
+FIXTURES = ROOT / "fixtures"
+RUNS = sorted(
+    {path.parent for path in FIXTURES.rglob("run.json") if any((path.parent / "traces").rglob("*.trace.json.gz"))}
+)
+FRESH = Plan(is_fresh=True)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
+    """The traces that are read, each with the analyzers that measure it."""
+    calls: list[tuple[str, tuple[str, ...]]] = []
+
+    def counted(files: TraceFiles, task: Task) -> MeasuredTrace:
+        calls.append((Path(files.path).name, task.analyzers))
+        return measuring.measure(files, task)
+
+    monkeypatch.setattr(taking, "measure", counted)
+    return calls
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return copy_with_partials(FIXTURES / "runs" / "h200_zero2", tmp_path)
+
+
+def texts(analysis: Analysis) -> list[str]:
+    return [render(to_report(analysis), to) for to in Format]
+
+
+@pytest.mark.parametrize("source", RUNS, ids=lambda path: str(path.relative_to(FIXTURES)))
+def test_answers_are_the_same_with_partials_and_without(
+    source: Path, tmp_path: Path, read: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    copy = copy_with_partials(source, tmp_path)
+    expected = analyze([copy], FRESH)
+    traces = len(read)
+    read.clear()
+    analysis = analyze([copy])
+    assert texts(analysis) == texts(expected)
+    assert analysis.notes == expected.notes == ()
+    assert len(read) == traces
+    # The graph is too large to be stored; the kernels of one trace of several ranks alone are compared with nobody's.
+    alone = {("collectives", "whatif")} if traces == 1 else set()
+    assert {analyzers for _, analyzers in read} <= {("whatif",)} | alone
+
+
+@pytest.mark.parametrize("name", ["runs/h200_zero2", "light/host_bound", "findings/cpu/clean"])
+def test_pages_are_the_same_with_partials_and_without(name: str, tmp_path: Path) -> None:
+    copy = copy_with_partials(FIXTURES / name, tmp_path)
+    inputs = find_inputs([copy])
+    pages = [build_page(analyze_for_page(inputs, Plan(is_fresh=is_fresh))) for is_fresh in (True, False)]
+    assert pages[0] == pages[1]
+
+
+def test_what_is_stored_is_not_read(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
+    for only in ("breakdown", "kernels", "stragglers,clock", "mfu,idle,overlap"):
+        plan = Plan(only=frozenset(only.split(",")))
+        analysis = analyze([run], plan)
+        assert not read
+        assert texts(analysis) == texts(analyze([run], Plan(only=plan.only, is_fresh=True)))
+        read.clear()
+
+
+def test_operators_are_read_where_they_were_not_measured(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
+    plan = Plan(only=frozenset({"kernels"}), with_operators=True)
+    analysis = analyze([run], plan)
+    assert len(read) == 2
+    assert texts(analysis) == texts(analyze([run], Plan(only=plan.only, with_operators=True, is_fresh=True)))
+
+
+def test_a_rule_for_ranks_reads_the_traces(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
+    analyze([run], Plan(only=frozenset({"breakdown"}), rank_rule=re.compile(r"(\d+)")))
+    assert len(read) == 2
+
+
+def test_partials_stand_in_for_traces_that_stayed_on_their_hosts(run: Path) -> None:
+    expected = analyze([run])
+    without_traces(run)
+    analysis = analyze([run])
+    assert analysis.damage == expected.damage
+    assert list(analysis.results) == list(expected.results)
+    for name, result in analysis.results.items():
+        if name != "findings":
+            assert result.data() == expected.results[name].data()
+    assert analysis.notes == (
+        "findings rest on no whatif, which needs 2 traces that stayed on the hosts; "
+        "`perfscope collect --traces RANKS` brings them",
+    )
+
+
+def test_what_needs_events_says_that_the_traces_stayed_on_their_hosts(run: Path, tmp_path: Path) -> None:
+    without_traces(run)
+    (skipped,) = analyze([run], Plan(only=frozenset({"timeline"}))).skipped
+    assert "needs 2 traces that stayed on the hosts" in skipped.reason
+    (skipped,) = analyze([run], Plan(only=frozenset({"kernels"}), with_operators=True)).skipped
+    assert "needs 2 traces that stayed on the hosts" in skipped.reason
+    with pytest.raises(MissingInput, match="needs 2 traces that stayed on the hosts"):
+        measure_with("whatif", tuple, [run])
+    with pytest.raises(SourceError) as error:
+        merge(find_inputs([run]), tmp_path / "merged.json", Choice(frozenset(), (), 0, 1))
+    assert "2 traces stayed on the hosts" in (error.value.hint or "")
+    assert "stayed on the hosts" in build_page(analyze_for_page(find_inputs([run]), Plan()))
+
+
+def test_ranks_without_a_trace_are_answered_for_beside_those_with_one(run: Path) -> None:
+    expected = analyze([run], Plan(only=frozenset({"breakdown", "stragglers"})))
+    Path(find_traces([str(run / "traces")])[1]).unlink()
+    analysis = analyze([run], Plan(only=frozenset({"breakdown", "stragglers"})))
+    assert texts(analysis) == texts(expected)
+    # A replay of some ranks alone would say something else.
+    (skipped,) = analyze([run], Plan(only=frozenset({"whatif"}))).skipped
+    assert "needs 1 trace that stayed" in skipped.reason
+
+
+def test_traces_alone_have_partials_too(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
+    plan = Plan(only=frozenset({"breakdown"}))
+    traces = run / "traces"
+    expected = analyze([traces], Plan(only=plan.only, is_fresh=True))
+    read.clear()
+    assert texts(analyze([traces], plan)) == texts(expected)
+    assert not read
+    without_traces(run)
+    assert texts(analyze([traces], plan)) == texts(expected)
+
+
+def damage(partials: Path, trace: Path, how: str) -> None:
+    content = partials.read_bytes()
+    if how == "half-written":
+        partials.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        partials.write_bytes(b"")
+    elif how == "a pickle":
+        partials.write_bytes(b"cos\nsystem\n(S'touch /tmp/harm'\ntR.")
+    elif how == "of another trace":
+        other = next(path for path in partials.parent.glob("*.partials") if path != partials)
+        shutil.copyfile(other, partials)
+    elif how == "of a trace that was changed":
+        text = gzip.decompress(trace.read_bytes()).replace(b'"dur": 1', b'"dur": 2', 1)
+        trace.write_bytes(gzip.compress(text))
+    elif how == "of a trace with another byte":
+        whole = bytearray(trace.read_bytes())
+        whole[9] ^= 1  # the operating system, which changes no event
+        trace.write_bytes(whole)
+    elif how == "a folder":
+        partials.unlink()
+        partials.mkdir()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "half-written",
+        "empty",
+        "a pickle",
+        "of another trace",
+        "of a trace that was changed",
+        "of a trace with another byte",
+        "a folder",
+    ],
+)
+def test_a_file_that_cannot_be_taken_costs_a_note(how: str, run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
+    trace = Path(find_traces([str(run / "traces")])[0])
+    damage(Path(partials_path(str(trace))), trace, how)
+    plan = Plan(only=frozenset({"breakdown"}))
+    analysis = analyze([run], plan)
+    assert [name for name, _ in read] == [trace.name]
+    assert texts(analysis) == texts(analyze([run], Plan(only=plan.only, is_fresh=True)))
+    assert len(analysis.notes) == (how != "a folder")  # as where there is none
+    assert not analysis.damage
+    assert all("its trace is read" in note for note in analysis.notes)
+
+
+def test_partials_of_other_code_cost_one_note_for_all_ranks(
+    run: Path, monkeypatch: pytest.MonkeyPatch, read: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    monkeypatch.setattr("perfscope.engine.partials.__version__", "9.9")
+    analysis = analyze([run], Plan(only=frozenset({"breakdown"})))
+    assert len(read) == 2
+    (note,) = analysis.notes
+    assert "and 1 more: each is of perfscope 0.1.0" in note
+
+
+def test_data_of_the_right_types_that_no_trace_gives_is_not_believed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(only=frozenset({"breakdown"}))
+    expected = texts(analyze([run], Plan(only=plan.only, is_fresh=True)))
+    monkeypatch.setattr("perfscope.engine.partials.LoadedPartials.partial_of", lambda *_: (None,))
+    analysis = analyze([run], plan)
+    assert texts(analysis) == expected
+    assert "cannot be analyzed" in analysis.notes[-1]
+    without_traces(run)
+    with pytest.raises(SourceError, match="cannot be analyzed"):
+        analyze([run], plan)
+
+
+def test_absent_traces_whose_partials_are_damaged_are_damage(run: Path) -> None:
+    trace = find_traces([str(run / "traces")])[0]
+    without_traces(run)
+    Path(partials_path(trace)).write_bytes(b"")
+    analysis = analyze([run], Plan(only=frozenset({"breakdown"})))
+    line = analysis.damage[0]
+    assert f"{trace} stayed on its host, and {Path(partials_path(trace)).name} is not of the schema" in line
+
+
+def test_the_windows_of_a_process_are_measured_as_one(tmp_path: Path) -> None:
+    copy = copy_with_partials(FIXTURES / "light" / "host_bound", tmp_path)
+    (partials,) = copy.rglob("*.partials")
+    assert partials.parent.name == "light"
+    assert [identity.name for identity in load(str(partials)).traces] == [
+        path.name for folder in ("traces/light", "traces") for path in (copy / folder).glob("*.gz")
+    ]
+    plan = Plan(only=frozenset({"breakdown", "idle"}))
+    expected = texts(analyze([copy], Plan(only=plan.only, is_fresh=True)))
+    without_traces(copy)
+    analysis = analyze([copy], plan)
+    assert analysis.windows.is_paired
+    assert texts(analysis)[0] == expected[0]
+
+
+def test_storing_again_writes_the_same_bytes(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*.partials")}
+    store_partials(run)
+    assert {path: path.read_bytes() for path in run.rglob("*.partials")} == before
+    assert len(before) == 2
