@@ -24,6 +24,7 @@ _MODULES = (
     "torchtitan",
     "torchtune",
     "nanogpt",
+    "llm_c",
     "modded_nanogpt",
     "litgpt",
     "maxtext",

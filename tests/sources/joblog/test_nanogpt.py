@@ -1,8 +1,10 @@
-"""nanoGPT and llama2.c print the time of single iterations."""
+"""nanoGPT, llama2.c and llm.c print the time of single iterations."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from perfscope.analyzers.logs.summary import summarize_log
 from tests.sources.joblog.lines import read, seconds
@@ -37,3 +39,42 @@ def test_llama2_c_states_its_batch(tmp_path: Path) -> None:
     assert log.framework == "llama2.c"
     assert seconds(log) == [0.15025] * 3
     assert [log.number(name) for name in ("gbs", "gas", "gpus", "mbs", "seq_len")] == [512, 4, 1, 128, 256]
+
+
+LLM_C = (
+    "num_parameters: 124475904 => bytes: 248951808\n"
+    "batch_size B=56 * seq_len T=1024 * num_processes=2 and total_batch_size=458752\n"
+    "=> setting grad_accum_steps=4\n"
+    "val loss 11.006021\n"
+)
+
+
+def llm_c(step: int, ms: float) -> str:
+    return (
+        f"step {step:4d}/21479 | loss 9.594637 (+nanz)| norm 2.3978 (-0.31z)| lr 2.86e-05 | {ms:.2f} ms | "
+        "-100.0% bf16 MFU | 190918 tok/s\n"
+    )
+
+
+def test_llm_c_states_its_set_up_and_the_time_of_every_step(tmp_path: Path) -> None:
+    log = read(tmp_path, LLM_C, *(llm_c(n, 2400.0 + n) for n in range(1, 6)), "val loss 9.2\n", llm_c(6, 2406.0))
+    summary = summarize_log(log)
+    assert log.framework == "llm.c"
+    assert summary.times.median_s == pytest.approx(2.404)
+    setup = summary.setup
+    assert (setup.parameters, setup.gpus, setup.seq_len, setup.samples) == (124_475_904, 2, 1024, 448)
+    assert (setup.layout["mbs"], setup.layout["gas"], setup.layout["dp"]) == (56, 4, 2)
+    assert summary.samples_per_s == pytest.approx(448 / 2.404)
+
+
+def test_the_moving_average_of_llm_c_is_no_throughput(tmp_path: Path) -> None:
+    summary = summarize_log(read(tmp_path, *(llm_c(n, 2400.0) for n in range(1, 6))))
+    assert (summary.samples_per_s, summary.tokens_per_s) == (None, None)
+
+
+def test_the_python_program_of_llm_c_states_the_tokens_of_a_step(tmp_path: Path) -> None:
+    line = "step {:4d}/19560 | train loss 10.829729 | norm 15.0011 | lr 5.71e-06 | (2000.00 ms | 262144 tok/s)\n"
+    summary = summarize_log(read(tmp_path, *(line.format(n) for n in range(1, 6))))
+    assert summary.framework == "llm.c"
+    assert summary.times.median_s == 2.0
+    assert summary.tokens_per_s == 262_144

@@ -1,0 +1,96 @@
+"""llm.c: a line a step, by its CUDA program and by its Python one.
+
+    step   61/74 | loss 3.208939 (+nanz)| norm 1.4800 (+nanz)| lr 3.00e-04 | 44.57 ms | 38.1% bf16 MFU | 91886 tok/s
+    step    2/19560 | train loss 10.829729 | norm 15.0011 | lr 5.71e-06 | (2391.52 ms | 191824 tok/s)
+
+The time is that of one step with all its micro-batches, without validation and sampling; steps count from 1. The
+tokens a second of the CUDA program are a moving average over earlier steps and are not used; those of the Python
+program are of the step itself, over all GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+SOURCE = "llm.c's time of one step"
+
+
+def _on_step(state: FormatState, line: LineMatch) -> None:
+    time_ms = parse_number(line["ms"])
+    if time_ms is None or time_ms <= 0:
+        state.log.unreadable += 1
+        return
+    record = Record(
+        iteration=int(line["step"]),
+        wall_ns=round(time_ms * NS_PER_MS),
+        loss=parse_number(line["loss"]),
+        wall_resolution_ns=round(parse_resolution(line["ms"]) * NS_PER_MS),
+    )
+    if line.match.re is _PYTHON:
+        record.tokens_per_s = parse_number(line["speed"])
+    series = state.log.series_of(SOURCE)
+    series.stated_interval = 1
+    if series.add(record, line.label):
+        state.log.set_count("train_iterations", line["last"], "records")
+
+
+def _on_batch(state: FormatState, line: LineMatch) -> None:
+    """``batch_size B=56 * seq_len T=1024 * num_processes=1 and total_batch_size=458752``, the last one in tokens."""
+    micro, length, processes, tokens = (int(line[group]) for group in range(1, 5))
+    for name, value in (("mbs", micro), ("seq_len", length), ("gpus", processes), ("dp", processes)):
+        state.log.set_fact(name, value, "log")
+    if length and tokens % length == 0:
+        state.log.set_fact("gbs", tokens // length, "log")
+
+
+def _on_accumulation(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("gas", line[1], "log")
+
+
+def _on_parameters(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("parameters", line[1], "log")
+
+
+_HEAD = rb"step +(?P<step>\d{1,15})/(?P<last>\d{1,15}) \| "
+_CUDA = re.compile(
+    _HEAD + rb"loss +(?P<loss>\S{1,30}) \(\S{1,20}z\)\| norm +\S{1,30} \(\S{1,20}z\)\| lr \S{1,20} \| "
+    rb"(?P<ms>[\d.]{1,30}) ms \| "
+)
+_PYTHON = re.compile(
+    _HEAD + rb"train loss (?P<loss>\S{1,30}) \| (?:norm \S{1,30} \| )?lr \S{1,20} \| \((?P<ms>[\d.]{1,30}) ms \| "
+    rb"(?P<speed>\d{1,15}) tok/s\)"
+)
+
+FORMAT = Format(
+    framework="llm.c",
+    state=FormatState,
+    rules=(
+        Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",)),
+        Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",)),
+        Rule(
+            b" and total_batch_size=",
+            re.compile(
+                rb"batch_size B=(\d{1,9}) \* seq_len T=(\d{1,9}) \* num_processes=(\d{1,9}) and "
+                rb"total_batch_size=(\d{1,15})"
+            ),
+            _on_batch,
+            begin=(b"batch_size B=",),
+        ),
+        Rule(
+            b"=> setting grad_accum_steps=",
+            re.compile(rb"=> setting grad_accum_steps=(\d{1,9})"),
+            _on_accumulation,
+            identifies=False,
+        ),
+        Rule(
+            b"num_parameters: ", re.compile(rb"num_parameters: (\d{1,18}) => bytes"), _on_parameters, identifies=False
+        ),
+    ),
+    sources=(StepTimeSource(SOURCE),),
+)
