@@ -265,14 +265,15 @@ def test_a_bar_is_shown_to_people_alone(tmp_path: Path) -> None:
     assert (answer.code, answer.stderr) == (0, "")
 
 
-def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["serial", "dask"])
+def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path, engine: str) -> None:
     import pty
     import subprocess
     import sys
 
     job(tmp_path, 3)
     reader, writer = pty.openpty()
-    words = [sys.executable, "-m", "perfscope", "analyze", "--engine", "serial", "."]
+    words = [sys.executable, "-m", "perfscope", "analyze", "--engine", engine, "."]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "TERM": "xterm"}
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=writer, env=environment)
     os.close(writer)
