@@ -148,7 +148,7 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
     """Tables of at most so many rows each."""
     sections = [_figures(comparison)]
     if comparison.limits:
-        sections.append(_limits(comparison))
+        sections.append(_limits(comparison, most_rows))
     if comparison.setup:
         sections.append(_setup(comparison, most_rows))
     if comparison.budget is not None:
@@ -220,10 +220,15 @@ def _interval(change: Change) -> tuple[Cell, Cell]:
     }[change.variation]  # fmt: skip
 
 
-def _limits(comparison: Comparison) -> Section:
-    rows = tuple((verdict.limit.text, verdict.reason) for verdict in comparison.limits)
+def _limits(comparison: Comparison, most_rows: int) -> Section:
+    """The limits; where they are more than the rows, those that are exceeded come first."""
+    verdicts = list(comparison.limits)
+    if len(verdicts) > most_rows:
+        verdicts.sort(key=lambda verdict: (verdict.is_exceeded is not True, verdict.is_exceeded is not None))
+    rows = [(shorten(verdict.limit.text), _cut(verdict.reason)) for verdict in verdicts]
+    shown, left_out = first_rows(rows, most_rows)
     note = "A limit is exceeded where the whole interval lies beyond it."
-    return Section("Limits", (Column("Limit"), Column("Result")), rows, (note,))
+    return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
 
 
 def _setup(comparison: Comparison, most_rows: int) -> Section:

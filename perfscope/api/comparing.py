@@ -27,6 +27,7 @@ LONGEST_MARKDOWN = 65_536
 #: Loaded by name when a page is asked for.
 _SHOWN = "perfscope.api.shown"
 _ROWS = (25, 12, 6, 3, 1)
+_MOST_DAMAGE = 20
 _MANY_SCHEMA = "perfscope/comparisons/1"
 
 
@@ -114,15 +115,20 @@ def to_report(compared: Sequence[ComparedRuns], *, is_markdown: bool) -> Report:
 
 
 def _report(comparisons: Sequence[Comparison], most_rows: int) -> Report:
-    damage = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
+    damage = list(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
+    if len(damage) > _MOST_DAMAGE:
+        damage[_MOST_DAMAGE:] = [f"{len(damage) - _MOST_DAMAGE} more are in --format json."]
     if len(comparisons) == 1:
         return Report(
-            describe_verdict(comparisons[0]), to_data(comparisons[0]), to_sections(comparisons[0], most_rows), damage
+            describe_verdict(comparisons[0]),
+            to_data(comparisons[0]),
+            to_sections(comparisons[0], most_rows),
+            tuple(damage),
         )
     data: dict[str, Json] = {"schema": _MANY_SCHEMA, "comparisons": [to_data(comparison) for comparison in comparisons]}
     return Report(
         f"{len(comparisons)} compared with {shorten(comparisons[0].a.name)}",
         data,
         summarize(comparisons, most_rows),
-        damage,
+        tuple(damage),
     )

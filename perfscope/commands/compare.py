@@ -52,6 +52,7 @@ BetweenRuns = Annotated[
     float | None,
     typer.Option(
         min=0,
+        max=_PERCENT,
         help="Standard deviation of the median step between runs of the same code, in percent, for sides of one run.",
         show_default="as much as its steps spread, and 0.4",
     ),

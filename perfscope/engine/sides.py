@@ -44,9 +44,11 @@ def read_side(location: str, *, with_operators: bool = False) -> Side:
         SourceError: It does not exist, or is none of these.
         PerfscopeError: It is saved by another version, or its runs did not train the same.
     """
+    if not location.strip():
+        raise SourceError("''", "names nothing", hint="a side is a run, traces, a log or a saved result")
     if _SEPARATOR in location and not Path(location).exists() and not is_url(location):
         parts = [part for part in location.split(_SEPARATOR) if part]
-        if all(_is_trace(Path(part)) for part in parts):  # of the ranks of one job, not several runs
+        if parts and all(_is_trace(Path(part)) for part in parts):  # of the ranks of one job, not several runs
             return _read_traces(parts, name=location, with_operators=with_operators)
         return join_runs(location, [_read_part(part, with_operators=with_operators) for part in parts])
     return _read_part(location, with_operators=with_operators)

@@ -220,6 +220,16 @@ def test_several_runs_of_a_side_are_the_unit(tmp_path: Path, capsys: Capture) ->
     assert alone["verdict"] == "slower"
 
 
+def test_a_run_that_is_named_twice_is_no_second_run(pair: tuple[Path, Path], capsys: Capture) -> None:
+    """Copies would show that runs do not vary: any difference would then be one of the code."""
+    alone, copies = (
+        run(capsys, "compare", *sides, "--format", "json").data for sides in (pair, [f"{side},{side}" for side in pair])
+    )
+    assert copies["step_time"] == alone["step_time"]
+    assert copies["a"]["runs"] == copies["b"]["runs"] == 1
+    assert sum("1 of its 2 runs are copies of others" in note for note in copies["notes"]) == 2
+
+
 def test_a_baseline_is_compared_as_the_run_that_it_was_saved_from(tmp_path: Path, capsys: Capture) -> None:
     baseline = tmp_path / "baseline.json"
     assert run(capsys, "compare", RUN, "--save", baseline).code == 0
@@ -339,6 +349,39 @@ def test_what_is_typed_wrong_is_one_line(tmp_path: Path, capsys: Capture) -> Non
     assert run(capsys, "compare", RUN, tmp_path / "nowhere").code == 1
     (tmp_path / "folder").mkdir()
     assert "contains neither a run nor traces nor logs" in run(capsys, "compare", RUN, tmp_path / "folder").err
+
+
+def test_sides_that_name_nothing_and_a_spread_that_cannot_be_are_one_line(capsys: Capture) -> None:
+    for side in ("", " ", ",", ",,"):
+        answer = run(capsys, "compare", side, RUN)
+        assert answer.code == 1
+        assert len(answer.err.splitlines()) <= 2
+        assert "names no" in answer.err
+    for share in ("inf", "1e308", "-1", "nan"):
+        answer = run(capsys, "compare", RUN, RUN, "--between-runs", share)
+        assert answer.code == 2
+        assert "--between-runs" in answer.err
+
+
+def test_markdown_fits_with_a_thousand_limits_and_shows_what_is_exceeded(
+    pair: tuple[Path, Path], capsys: Capture
+) -> None:
+    limits = [f"--fail-on=step_time>+{number}.{'0' * 60}1%" for number in range(999, 0, -1)]
+    text = run(capsys, "compare", *pair, *limits, "--fail-on=exposed_communication>1%").out
+    assert len(text) <= LONGEST_MARKDOWN
+    assert "exceeded: +5.0" in text
+    assert "not checked" in text
+    assert "more rows are in --format json" in text
+
+
+def test_markdown_fits_where_a_thousand_files_are_damaged(tmp_path: Path, capsys: Capture) -> None:
+    damaged = copied(RUN, tmp_path / "damaged", set_time(20.0))
+    for number in range(1000):
+        folder = damaged / "ranks" / f"{number + 10:05d}"
+        folder.mkdir()
+        (folder / "rank.json").write_text("{" * 200)
+    answer = run(capsys, "compare", damaged, RUN, "--anyway")
+    assert len(answer.out) <= LONGEST_MARKDOWN
 
 
 def test_markdown_fits_a_summary_of_github_whatever_is_compared(tmp_path: Path, capsys: Capture) -> None:

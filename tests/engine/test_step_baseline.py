@@ -58,3 +58,12 @@ def test_what_cannot_be_compared_is_an_error_of_the_user(baseline: StepBaseline)
     path.write_text(path.read_text().replace("perfscope/baseline/1", "perfscope/baseline/9"))
     with pytest.raises(PerfscopeError, match="perfscope/baseline/9"):
         baseline.check(step, "saved/step.json", steps=5)
+
+
+def test_a_limit_alone_is_a_limit_and_one_that_cannot_be_checked_is_said(baseline: StepBaseline) -> None:
+    with pytest.raises(AssertionError, match=r"step_time>\+30% is exceeded"):
+        baseline.check(slow_step, "saved/step.json", steps=40, fail_on="step_time>+30%")
+    with pytest.warns(UserWarning, match="memory>5%: not checked"):
+        baseline.check(step, "saved/step.json", steps=5, fail_on="memory>5%")
+    with pytest.warns(UserWarning, match="cannot tell"):
+        baseline.check(step, "saved/step.json", steps=1, fail_on="step_time>+30%")
