@@ -21,8 +21,8 @@ import numpy as np
 
 from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
-from perfscope.analyzers.shared.rank_labels import rank_labels
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
+from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -303,10 +303,13 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     devices: dict[int | None, set[int]] = {}
     for rank in ranks:
         devices.setdefault(rank.rank, set()).add(rank.device)
-    for number, indices in devices.items():
-        if len(indices) > 1:
-            owner = "A rank that is not stated" if number is None else f"Rank {number}"
-            notes.append(f"{owner} drives several devices: {sorted(indices)}.")
+    several = {number: sorted(indices) for number, indices in devices.items() if len(indices) > 1}
+    if len(several) > MANY_RANKS:
+        notes.append(f"{len(several):,} ranks drive several devices each.")
+        several = {}
+    for number, indices in several.items():
+        owner = "A rank that is not stated" if number is None else f"Rank {number}"
+        notes.append(f"{owner} drives several devices: {indices}.")
     notes += [
         f"From a profile of {exporter}: results that need what it does not have (steps, operators, metadata of "
         "collectives) are missing."
@@ -322,8 +325,8 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     without_steps = [label for label, rank in zip(_labels(ranks), ranks, strict=True) if not rank.steps]
     if without_steps:
         notes.append(
-            f"No profiler steps in the trace of rank {', '.join(without_steps)}: only totals are reported. "
-            "Its row is the whole window, in which the number of steps may differ from rank to rank."
+            f"No profiler steps in the trace of rank {list_labels(without_steps, MANY_RANKS)}: only totals are "
+            "reported. Its row is the whole window, in which the number of steps may differ from rank to rank."
         )
     return (*notes, *_step_notes(ranks), *_doubt_compute(ranks), *_doubt_silence(ranks))
 

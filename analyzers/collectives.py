@@ -27,7 +27,7 @@ from perfscope.analyzers.shared.doubt import Checked
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
-from perfscope.report import Column, Json, Section, percent
+from perfscope.report import Column, Json, Section, long_table, percent
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_bytes
 
@@ -173,9 +173,9 @@ class Collectives:
                 operation.algbw_gb_s,
                 operation.busbw_gb_s,
             )
-            for operation in self.operations[:_MOST_ROWS]
+            for operation in self.operations
         )
-        return (Section("Collectives", columns, rows, self.notes),)
+        return (long_table("Collectives", columns, rows, self.notes, most=_MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:

@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.host_activity import PAUSE_NS
 from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
-from perfscope.analyzers.shared.rank_labels import rank_labels
+from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Column, Json, Section, percent_of
@@ -147,7 +147,7 @@ class Idle:
             if rank.unknown_reason is not None and rank.row[CAUSES.index("unknown")]:
                 reasons.setdefault(rank.unknown_reason, []).append(label)
         for reason, labels in reasons.items():
-            notes.append(f"Unknown, rank {', '.join(labels[:_MOST_LABELS])}: {reason}.")
+            notes.append(f"Unknown, rank {list_labels(labels, _MOST_LABELS)}: {reason}.")
         if self._total(CAUSES.index("host_launch")):
             notes.append("Host launch: the host was late, and the trace shows no operators that tell what it did.")
         return tuple(notes)

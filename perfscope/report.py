@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfscope.constants import MS_PER_S
+from perfscope.constants import MANY_RANKS, MS_PER_S
 from perfscope.errors import PerfscopeError
 
 if TYPE_CHECKING:  # fractions takes long to import, and every command imports this module
@@ -25,6 +25,8 @@ _PERCENT = 100
 #: Control characters, and those that turn the direction of a line.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LARGEST_BYTE = 0xFF
+_NUMBER = re.compile(r"\d+")
+_FIRST_WARNINGS = 8
 
 
 def escape_control_characters(text: str) -> str:
@@ -130,6 +132,26 @@ def long_table(
     """
     shown, left_out = first_rows(rows, most)
     return Section(title, columns, shown, (*notes, *left_out), every=tuple(rows) if left_out else ())
+
+
+def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:
+    """Warnings for people: of more than 512 that differ in numbers alone, as those of many ranks, the first ones.
+
+    >>> shorten_warnings(["rank 1 is cut"] * 2)
+    ('rank 1 is cut', 'rank 1 is cut')
+    """
+    alike: dict[str, list[str]] = {}
+    for line in warnings:
+        alike.setdefault(_NUMBER.sub("0", line), []).append(line)
+    shown: list[str] = []
+    for lines in alike.values():
+        left_out = len(lines) - _FIRST_WARNINGS if len(lines) > MANY_RANKS else 0
+        shown += lines[: len(lines) - left_out]
+        if left_out:
+            shown.append(
+                f"{left_out:,} more warnings, which differ from the last one in numbers alone, are in --format json"
+            )
+    return tuple(shown)
 
 
 @dataclass(frozen=True, slots=True)

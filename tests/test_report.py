@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from perfscope.errors import PerfscopeError
-from perfscope.report import Column, Report, Section, percent, percent_of
+from perfscope.report import Column, Report, Section, percent, percent_of, shorten_warnings
 
 
 def test_a_row_that_does_not_fit_is_a_defect() -> None:
@@ -34,3 +34,11 @@ def test_sections_are_selected_by_their_titles_in_the_order_of_the_titles() -> N
     assert [section.title for section in report.select(["c", "a"])] == ["c", "a"]
     with pytest.raises(PerfscopeError, match="there is no section 'd'"):
         report.select(["a", "d"])
+
+
+def test_warnings_of_many_ranks_are_shortened_and_counted() -> None:
+    lines = [f"rank {rank} is cut off" for rank in range(600)]
+    assert shorten_warnings([*lines[:512], "another"]) == (*lines[:512], "another")
+    shown = shorten_warnings(["another", *lines])
+    assert shown[:9] == ("another", *lines[:8])
+    assert shown[9:] == ("592 more warnings, which differ from the last one in numbers alone, are in --format json",)

@@ -68,7 +68,7 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     ranks = {rank_of(row[place]) for row in every} - {None}
     if len(ranks) <= MANY_RANKS:
         return section
-    members = [row for row in every if row[place] != _TOTAL]
+    members = [row for row in every if not _is_total(row, place)]
     parts = [_Part(part, place) for part in _split(members, place)]
     rows: list[Row] = []
     shown_of: dict[str, tuple[int, int]] = {}
@@ -80,7 +80,7 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
             shown_of[grouping.name] = len(groups), count
             rows += groups
         rows += part.exact()
-    rows += [row for row in every if row[place] == _TOTAL]
+    rows += [row for row in every if _is_total(row, place)]
     notes = section.notes[:-1] if section.every else section.notes
     told = _describe(len(members), len(ranks), parts, shown_of)
     return replace(section, rows=tuple(rows), notes=(*notes, told), every=tuple(every), is_aggregated=True)
@@ -157,6 +157,11 @@ def _split(rows: Sequence[Row], place: int) -> list[list[Row]]:
     return list(parts.values()) if len(parts) <= _MOST_PARTS else [list(rows)]
 
 
+def _is_total(row: Row, place: int) -> bool:
+    """Whether a row is over all ranks; it says so where other rows name the rank, or the host before it."""
+    return _TOTAL in row[: place + 1]
+
+
 def _is_numeric(cells: Sequence[Cell]) -> bool:
     return any(cell is not None for cell in cells) and not any(isinstance(cell, str) for cell in cells)
 
@@ -171,10 +176,11 @@ def _describe(rows: int, ranks: int, parts: Sequence[_Part], groups: Mapping[str
         for name, (most, total) in groups.items()
         if total
     ]
-    far = f"all {outliers:,}" if outliers == shown else f"{shown:,} of {outliers:,}"
+    most = f"all {outliers:,}" if outliers == shown else f"{shown:,} of {outliers:,}"
+    far = f"more than {FAR} standard deviations (by the median deviation) and 1 % from the median"
+    stand_out = f" and {most} that are {far}" if outliers else f"; none is {far}"
     return (
         f"{rows:,} rows of {ranks:,} ranks, told by quantiles of each column by itself{apart}"
         f"{'; ' + ', '.join(by_group) if by_group else ''}; and as they are, the rows with the smallest and the "
-        f"largest value of each column and {far} that are more than {FAR} standard deviations (by the median "
-        f"deviation) and 1 % from the median. {ALL_ROWS}"
+        f"largest value of each column{stand_out}. {ALL_ROWS}"
     )

@@ -26,6 +26,7 @@ from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
+from perfscope.report import shorten_warnings
 from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import MOST_FILES
@@ -192,7 +193,7 @@ def analyze(
         format,
         in_full=bool(section or only),
         notes=(
-            *(f"warning: {line}" for line in report.warnings),
+            *(f"warning: {line}" for line in shorten_warnings(report.warnings)),
             *(f"note: {line}" for run in runs for line in run.analysis.notes),
         ),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tabulate import tabulate
 
 from perfscope.renderers.cells import is_numeric, to_line, to_text
-from perfscope.report import Report, Section
+from perfscope.report import Report, Section, shorten_warnings
 
 _DEEPEST_LEVEL = 6  # of a heading, in markdown
 
@@ -23,7 +23,7 @@ def render(report: Report, level: int = 1) -> str:
     for section in report.sections:
         blocks.extend(_section(section, level + 1))
     if report.warnings:
-        blocks.append("\n".join(f"> **Warning:** {to_line(warning)}" for warning in report.warnings))
+        blocks.append("\n".join(f"> **Warning:** {to_line(warning)}" for warning in shorten_warnings(report.warnings)))
     return _join(blocks)
 
 

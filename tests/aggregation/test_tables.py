@@ -71,6 +71,16 @@ def test_totals_stay_as_they_are() -> None:
     assert aggregate(section).rows[-1] is section.rows[-1]
 
 
+def test_a_total_before_the_ranks_is_no_rank() -> None:
+    columns = (Column("Host"), Column("Rank"), Column("Energy (J)"))
+    rows: list[Row] = [("all", None, 1e6), *(("host0", str(rank), 10.0 + rank % 2) for rank in range(COUNT))]
+    section = aggregate(Section("Energy", columns, tuple(rows)))
+    assert section.rows[-1] == rows[0]
+    assert section.notes[-1].startswith(f"{COUNT} rows of {COUNT} ranks")
+    assert "; none is more than 8 standard deviations" in section.notes[-1]
+    assert {row[1]: row[2] for row in section.rows}["largest"] == 11.0
+
+
 def test_groups_equal_a_slow_oracle() -> None:
     rows = many_rows(2)
     shown = {row[0]: row for row in aggregate(made(rows), [SIDES]).rows}
