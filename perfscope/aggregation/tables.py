@@ -61,15 +61,15 @@ def find_rank_column(section: Section) -> int | None:
 
 def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     """A table of more than 512 ranks as quantiles, groups and outliers; any other table as it is."""
-    place = find_rank_column(section)
+    rank_column = find_rank_column(section)
     every = section.every or section.rows
-    if place is None or section.is_aggregated:
+    if rank_column is None or section.is_aggregated:
         return section
-    ranks = {rank_of(row[place]) for row in every} - {None}
+    ranks = {rank_of(row[rank_column]) for row in every} - {None}
     if len(ranks) <= MANY_RANKS:
         return section
-    members = [row for row in every if not _is_total(row, place)]
-    parts = [_Part(part, place) for part in _split(members, place)]
+    members = [row for row in every if not _is_total(row, rank_column)]
+    parts = [_Part(part, rank_column) for part in _split(members, rank_column)]
     rows: list[Row] = []
     shown_of: dict[str, tuple[int, int]] = {}
     for part in parts:
@@ -80,22 +80,22 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
             shown_of[grouping.name] = len(groups), count
             rows += groups
         rows += part.exact()
-    rows += [row for row in every if _is_total(row, place)]
+    rows += [row for row in every if _is_total(row, rank_column)]
     notes = section.notes[:-1] if section.every else section.notes
-    told = _describe(len(members), len(ranks), parts, shown_of)
-    return replace(section, rows=tuple(rows), notes=(*notes, told), every=tuple(every), is_aggregated=True)
+    description = _describe(len(members), len(ranks), parts, shown_of)
+    return replace(section, rows=tuple(rows), notes=(*notes, description), every=tuple(every), is_aggregated=True)
 
 
 class _Part:
     """Rows that are compared with each other."""
 
-    def __init__(self, rows: Sequence[Row], place: int) -> None:
-        self._rows, self._place = rows, place
+    def __init__(self, rows: Sequence[Row], rank_column: int) -> None:
+        self._rows, self._rank_column = rows, rank_column
         columns = list(zip(*rows, strict=True))
         self._values: dict[int, Floats] = {
             index: np.array([np.nan if cell is None else cell for cell in cells], np.float64)
             for index, cells in enumerate(columns)
-            if index != place and _is_numeric(cells)
+            if index != rank_column and _is_numeric(cells)
         }
         #: Texts that all rows share; the others say nothing of a quantile.
         self._texts = [cells[0] if len(set(cells)) == 1 else "" for cells in columns]
@@ -114,7 +114,7 @@ class _Part:
         """A row of medians for each group, or for those that are farthest from the others; and how many groups are."""
         members: dict[str, list[int]] = {}
         for row, cells in enumerate(self._rows):
-            rank = rank_of(cells[self._place])
+            rank = rank_of(cells[self._rank_column])
             label = None if rank is None else grouping.label_of.get(rank)
             if label is not None:
                 members.setdefault(label, []).append(row)
@@ -134,7 +134,7 @@ class _Part:
     def _row(self, label: str, rows: Integers, share: float) -> Row:
         """A row with a quantile of some rows in each column of numbers."""
         cells = [*self._texts]
-        cells[self._place] = label
+        cells[self._rank_column] = label
         for index, values in self._values.items():
             of_rows = values[rows]
             present = int((~np.isnan(of_rows)).sum())
@@ -143,13 +143,13 @@ class _Part:
         return tuple(cells)
 
 
-def _split(rows: Sequence[Row], place: int) -> list[list[Row]]:
+def _split(rows: Sequence[Row], rank_column: int) -> list[list[Row]]:
     """The rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
     columns = list(zip(*rows, strict=True))
     telling = [
         index
         for index, cells in enumerate(columns)
-        if index != place and all(isinstance(cell, str) for cell in cells) and len(set(cells)) <= _MOST_PARTS
+        if index != rank_column and all(isinstance(cell, str) for cell in cells) and len(set(cells)) <= _MOST_PARTS
     ]
     parts: dict[tuple[Cell, ...], list[Row]] = {}
     for row in rows:
@@ -157,9 +157,9 @@ def _split(rows: Sequence[Row], place: int) -> list[list[Row]]:
     return list(parts.values()) if len(parts) <= _MOST_PARTS else [list(rows)]
 
 
-def _is_total(row: Row, place: int) -> bool:
+def _is_total(row: Row, rank_column: int) -> bool:
     """Whether a row is over all ranks; it says so where other rows name the rank, or the host before it."""
-    return _TOTAL in row[: place + 1]
+    return _TOTAL in row[: rank_column + 1]
 
 
 def _is_numeric(cells: Sequence[Cell]) -> bool:
