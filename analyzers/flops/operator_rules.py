@@ -95,6 +95,43 @@ def _count_experts(product: Product) -> int | None:
     return 2 * tokens[0] * chosen[1] * hidden * (inward[1] + outward[2] * packed)
 
 
+def _count_stage_of_experts(product: Product) -> int | None:
+    """One of aiter's two products of experts.
+
+    (tokens, h) or (tokens, k, f), (E, 2 f or f, h), (E, h, f), three lists, (tokens, k, f) or (tokens, h).
+    """
+    written = 6
+    if len(product.shapes) <= written:
+        return None
+    tokens, inward, outward = product.shapes[:3]
+    is_first = product.operator.endswith("1")
+    routed, weight = (product.shapes[written], inward) if is_first else (tokens, outward)
+    if not len(routed) == len(weight) == _STACK or tokens[-1:] != weight[-1:]:
+        return None
+    return 2 * routed[0] * routed[1] * weight[1] * weight[2]
+
+
+def _count_function(product: Product) -> int | None:
+    """A layer of Transformer Engine forward: its input and its weight of (outputs, inputs), in either order."""
+    first, second = (*_matrices(product), (), ())[:2]
+    if not first or first[-1:] != second[-1:]:
+        return None
+    return 2 * first[-1] * prod(first[:-1]) * prod(second[:-1])
+
+
+def _count_mlp(product: Product) -> int | None:
+    """An MLP of Transformer Engine forward: (..., h), (f or 2 f, h), (h, f)."""
+    first, inward, outward = (*_matrices(product), (), (), ())[:3]
+    if not first or first[-1:] != inward[-1:] or outward[:1] != first[-1:]:
+        return None
+    return 2 * prod(first[:-1]) * (prod(inward) + prod(outward))
+
+
+def _matrices(product: Product) -> list[_Shape]:
+    """The inputs of two dimensions and more; others are biases and weights of norms."""
+    return [shape for shape in product.shapes if len(shape) >= _MATRIX]
+
+
 class _Convolution(NamedTuple):
     """Where the inputs of a convolution stand among those of an operator."""
 
@@ -253,6 +290,9 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
     (re.compile(r"FuncBackward$"), lambda _: None),  # its inputs are those of the gradient alone
     (re.compile(r"attention|attn|Attn|fmha|mha_(?:fwd|bwd)$|sage_fwd|^flash_attn_3::"), _count_attention),
     (re.compile(r"fused_experts|fused_moe"), _count_experts),
+    (re.compile(r"ck_moe_stage[12]$"), _count_stage_of_experts),
+    (re.compile(r"^_(?:LayerNorm|Grouped)?Linear$"), _count_function),
+    (re.compile(r"^_LayerNormMLP$"), _count_mlp),
     (re.compile(r"_C::cutlass_scaled_mm"), _count_with_output),
     (re.compile(r"cublas_scaled_mm|rowwise_mm"), _count_product),
     (re.compile(r"unquantized_gemm|aiter::\w*gemm_a\d|int8_linear_matmul|f8f8bf16_rowwise"), _count_linear),
