@@ -34,8 +34,11 @@ KINDS = ("flip", "cut", "splice")
 #: What the reader goes by: each bit of these words is flipped once.
 _WORDS = (b'"ph"', b'"cat"', b'"X"', b'"kernel"')
 _SEED = 11
+_MAXIMA = ("most_beyond_twice_s", "most_times_the_whole", "peak_memory_mb")
 #: Of the trace whose words are damaged, as many events are left out for each that is read.
 _EVERY = 40
+#: A file that is read in less counts as one that takes so long.
+_SHORTEST_S = 0.1
 
 
 def damage(content: bytes, kind: str, order: random.Random) -> bytes:
@@ -65,15 +68,15 @@ def figures(trace: Trace) -> tuple[object, ...]:
 
 
 def read_damaged(path: Path, whole: tuple[object, ...]) -> tuple[str, float]:
-    """What comes of reading a file, and how long it took in seconds."""
-    start = time.perf_counter()
+    """What comes of reading a file, and how long its process computed for it in seconds, in all threads."""
+    start = time.process_time()
     try:
         trace = read_trace(path)
     except SourceError:
-        return "refused", time.perf_counter() - start
+        return "refused", time.process_time() - start
     except Exception:  # noqa: BLE001 - that there is none is what is measured
-        return "traceback", time.perf_counter() - start
-    duration_s = time.perf_counter() - start
+        return "traceback", time.process_time() - start
+    duration_s = time.process_time() - start
     is_same = figures(trace) == whole
     if trace.damage:
         return ("said, nothing lost" if is_same else "said"), duration_s
@@ -97,11 +100,11 @@ def measure(count: int, first: int = 0, seed: int = _SEED) -> dict[str, Any]:
     paths = sorted(FIXTURES.rglob("*.json.gz"))
     wholes, times = {}, {}
     for path in paths:
-        start = time.perf_counter()
+        start = time.process_time()
         wholes[path] = figures(read_trace(path))
-        times[path] = time.perf_counter() - start
+        times[path] = time.process_time() - start
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (*KINDS, "word")}
-    slowest = 0.0
+    slowest, most_times = 0.0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         for index in range(first, first + count):
             order = random.Random(f"{seed}-{index}")
@@ -111,12 +114,14 @@ def measure(count: int, first: int = 0, seed: int = _SEED) -> dict[str, Any]:
             outcome, duration_s = read_damaged(damaged, wholes[path])
             counts[kind][outcome] += 1
             slowest = max(slowest, duration_s - 2 * times[path])
+            most_times = max(most_times, duration_s / max(times[path], _SHORTEST_S))
         if first == 0:
             counts["word"] = _damaged_words(Path(folder))
     return {
         "seed": seed,
         "counts": {kind: dict(sorted(counter.items())) for kind, counter in counts.items()},
         "most_beyond_twice_s": round(slowest, 2),
+        "most_times_the_whole": round(most_times, 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MB),
     }
 
@@ -130,7 +135,7 @@ def join(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "seed": pieces[0]["seed"],
         "counts": {kind: dict(sorted(counter.items())) for kind, counter in counts.items()},
-        **{name: max(piece[name] for piece in pieces) for name in ("most_beyond_twice_s", "peak_memory_mb")},
+        **{name: max(piece[name] for piece in pieces) for name in _MAXIMA},
     }
 
 

@@ -34,6 +34,8 @@ from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 
 REPORT = Path(__file__).parents[1] / "reports" / "foreign-traces.md"
 DAMAGE = Path(__file__).parents[1] / "fixtures" / "benchmarks" / "damaged-traces.json"
+OF_ASCEND = "torch_npu on Ascend"
+LATE = DAMAGE.with_name("dlrm-collectives.json")
 EXACT, DIFFERING, NO_TRACE, OF_JAX = "exact", "differing", "no trace of torch.profiler", "JAX"
 _PEER_LIMIT_S = 120
 #: Larger files take the peers minutes each.
@@ -70,7 +72,7 @@ class Compared:
         peers: What each peer says is idle, in microseconds; its error where it fails.
         idle_of_parts_ns: The idle time of parts that a tool may take for the whole: ``launched`` without events whose
             launch is not in the trace, ``early`` of these without those that were launched in the last step or behind
-            it.
+            it; and of what ``slow_parse.read_parts`` has.
     """
 
     path: str
@@ -100,7 +102,7 @@ def rows(trace: Trace) -> slow_parse.Rows:
     }
 
 
-def window_and_idle(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def window_and_idle(spans: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
     """From the first start to the last end of some spans, and how much of that none covers."""
     ordered = sorted(spans)
     until, idle = ordered[0][0], 0
@@ -141,6 +143,11 @@ def idle_of_parts(events: Sequence[slow_parse.DeviceRow], steps: Sequence[tuple[
     }
 
 
+def idle_of_others(path: Path) -> dict[str, int]:
+    """The idle time between what some tools take for work."""
+    return {name: round(window_and_idle(spans)[1]) for name, spans in slow_parse.read_parts(path).items() if spans}
+
+
 def answers_of(trace: Trace) -> dict[str, tuple[int, int]]:
     """The same by perfscope."""
     answers = {}
@@ -151,13 +158,33 @@ def answers_of(trace: Trace) -> dict[str, tuple[int, int]]:
     return answers
 
 
+def compare_overlap(path: Path, trace: Trace) -> list[str]:
+    """Where perfscope's sums differ from those that the profiler of Ascend adds, each interval of them rounded."""
+    parts = [part.total for part in breakdown.measure(trace)]
+    answers = {
+        "Computing": sum(part.compute for part in parts),
+        "Communication": sum(part.communication for part in parts),
+        "Communication(Not Overlapped)": sum(part.exposed_communication for part in parts),
+    }
+    sums = slow_parse.read_overlap(path)
+    return [
+        f"{key}: {ours} for {sums[key][1]} ns"
+        for key, ours in answers.items()
+        if key in sums and abs(ours - sums[key][1]) > sums[key][0]
+    ]
+
+
 def compare(path: Path, name: str, peers: dict[str, str]) -> Compared:
     """Compare one file."""
     try:
         trace = read_trace(path)
     except SourceError as error:
         return Compared(name, NO_TRACE, 0, None, [], [str(error).replace(str(path), path.name)], {}, {})
-    warnings = [*(line.replace(str(path), path.name) for line in trace.damage), *find_problems([summarize(trace)])]
+    warnings = [line.replace(str(path), path.name) for line in (*trace.damage, *find_problems([summarize(trace)]))]
+    if trace.exporter == OF_ASCEND:
+        differences = compare_overlap(path, trace)
+        outcome = DIFFERING if differences else EXACT
+        return Compared(name, outcome, len(breakdown.measure(trace)), None, differences, warnings, {}, {})
     if XPLANE in path.name:
         return Compared(name, OF_JAX, len(breakdown.measure(trace)), None, [], warnings, {}, {})
     expected, ours = slow_parse.read(path), rows(trace)
@@ -176,7 +203,8 @@ def compare(path: Path, name: str, peers: dict[str, str]) -> Compared:
     idle_ns = sum(idle for _, idle in devices) if devices else None
     is_asked = len(devices) == 1 and path.stat().st_size <= _LARGEST_FOR_PEERS
     asked = {peer: ask(python, PEERS[peer], path) for peer, python in peers.items()} if is_asked else {}
-    return Compared(name, outcome, len(devices), idle_ns, differences, warnings, asked, idle_of_parts(events, steps))
+    idle_of = {**idle_of_parts(events, steps), **idle_of_others(path)} if is_asked else {}
+    return Compared(name, outcome, len(devices), idle_ns, differences, warnings, asked, idle_of)
 
 
 def ask(python: str, script: str, path: Path) -> float | str:
@@ -206,9 +234,12 @@ def compare_all(folder: Path, peers: dict[str, str], done: Path, part: tuple[int
                 lines.flush()
 
 
-def join(folder: Path, answers: Sequence[Path]) -> list[dict[str, Any]]:
-    """The answers of all parts by project, with the operations of each file."""
+def join(folder: Path, answers: Sequence[Path], earlier: Path | None) -> list[dict[str, Any]]:
+    """The answers of all parts by project, with the operations of each file; peers said what they said earlier."""
     files = [json.loads(line) for path in answers for line in path.read_text().splitlines()]
+    before = [file for project in json.loads(earlier.read_text()) for file in project["files"]] if earlier else []
+    said = {file["file"]: file["peers"] for file in before}
+    files = [{**file, "peers": file["peers"] or said.get(file["file"], {})} for file in files]
     projects = []
     for project in sorted(path for path in folder.iterdir() if path.is_dir()):
         mine = [file for file in files if file["file"].startswith(f"{project.name}/")]
@@ -244,17 +275,20 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which part of how many")
     parser.add_argument("--join", type=Path, nargs="+", help="the answers of all parts")
+    parser.add_argument("--earlier", type=Path, help="figures of which the answers of peers are taken that lack")
     parser.add_argument("--report", type=Path)
     parser.add_argument("--hta", help="the Python of an environment with HTA")
     parser.add_argument("--tracelens", help="the Python of an environment with TraceLens")
     arguments = parser.parse_args()
     if arguments.folder and arguments.join:
-        arguments.write.write_text(json.dumps(join(arguments.folder, arguments.join), indent=1) + "\n")
+        arguments.write.write_text(
+            json.dumps(join(arguments.folder, arguments.join, arguments.earlier), indent=1) + "\n"
+        )
     elif arguments.folder:
         peers = {name: getattr(arguments, name) for name in PEERS if getattr(arguments, name)}
         compare_all(arguments.folder, peers, arguments.write, tuple(arguments.part))
     if arguments.report:
-        REPORT.write_text(describe(json.loads(arguments.report.read_text()), json.loads(DAMAGE.read_text())))
+        REPORT.write_text(describe(*(json.loads(path.read_text()) for path in (arguments.report, DAMAGE, LATE))))
 
 
 if __name__ == "__main__":

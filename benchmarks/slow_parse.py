@@ -113,6 +113,47 @@ def read_device(path: Path) -> tuple[list[DeviceRow], list[tuple[str, int, int]]
     return list(rows.values()), steps
 
 
+def read_parts(path: Path) -> dict[str, list[tuple[Any, Any]]]:
+    """Starts and ends of what some tools take for the work of devices, by name.
+
+    ``calls`` are all events that name a stream, also calls of the host and waits; ``without_fills`` is what was
+    launched in the trace, but fills; ``doubles`` is the work itself, with times that are binary fractions.
+    """
+    events = [event for event in parse(path)["traceEvents"] if event.get("ph") == "X" and _is_timed(event)]
+    launched = {(event.get("args") or {}).get("correlation") for event in events if _kind(event) == "calls"}
+    device = [event for event in events if _kind(event) == "device"]
+    with_stream = [event for event in events if _integer((event.get("args") or {}).get("stream")) >= 0]
+    filled = [
+        event
+        for event in device
+        if event["cat"] not in ("gpu_memset", "Memset") and (event.get("args") or {}).get("correlation") in launched
+    ]
+    ends = [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in device]
+    first = min((start for start, _ in ends), default=0.0)
+    return {
+        "calls": [_span(event) for event in with_stream],
+        "without_fills": [_span(event) for event in filled],
+        "doubles": [(1000 * (start - first), 1000 * (end - first)) for start, end in ends],
+    }
+
+
+def _span(event: dict[str, Any]) -> tuple[int, int]:
+    start_ns = _ns(event["ts"])
+    return start_ns, start_ns + _ns(event["dur"])
+
+
+def read_overlap(path: Path) -> dict[str, tuple[int, int]]:
+    """Intervals of the ``Overlap Analysis`` that torch_npu's profiler adds to a trace: their number and their sum."""
+    events = parse(path)["traceEvents"]
+    processes = {event["pid"]: event["args"].get("name") for event in events if event.get("name") == "process_name"}
+    sums: dict[str, tuple[int, int]] = {}
+    for event in events:
+        if event.get("ph") == "X" and processes.get(event["pid"]) == "Overlap Analysis":
+            count, total = sums.get(event["name"], (0, 0))
+            sums[event["name"]] = count + 1, total + _ns(event["dur"])
+    return sums
+
+
 def _is_timed(event: dict[str, Any]) -> bool:
     if not isinstance(event.get("ts"), (int, str, Decimal)) or "dur" not in event:
         return False

@@ -10,9 +10,12 @@ import pytest
 
 from benchmarks import foreign_traces, slow_parse
 from benchmarks.damaged_traces import join
-from benchmarks.foreign_report import describe
+from benchmarks.foreign_report import describe, waits_caused
 from perfscope.sources.traces.reader import read_trace
-from tests.sources.traces.making import call, kernel, step, write
+from tests.analyzers.flops.making import answer
+from tests.sources.traces.making import call, copy, kernel, span, step, write
+from tests.sources.traces.test_ascend import CALLS, COLLECTIVE, OPERATORS, OVERLAP, PROCESSES, TASKS, timed
+from tests.sources.traces.test_ascend import write as write_npu
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRACES = FIXTURES / "traces"
@@ -54,15 +57,80 @@ def test_a_difference_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert compared.differences == ["device: 1 for 2", "device 0: window and idle time (100, 0) for (300, 100) ns"]
 
 
+def test_what_other_tools_take_for_work_is_told_apart(tmp_path: Path) -> None:
+    """Two kernels with a gap, of which a wait that names a stream takes 40 ns, a fill 10 ns, and a call 5 ns."""
+    events = [
+        call("cudaLaunchKernel", 0, 10, launch=1),
+        call("cudaMemsetAsync", 10, 20, launch=2),
+        call("cudaLaunchKernel", 20, 30, launch=3),
+        {**call("cudaStreamWaitEvent", 250, 255, launch=4), "args": {"correlation": 4, "stream": 7}},
+        kernel("a", 100, 200, launch=1),
+        copy("Memset (Device)", 200, 210, launch=2, category="gpu_memset"),
+        {**kernel("Stream Wait Event", 210, 250), "cat": "cuda_sync"},
+        kernel("b", 300, 400, launch=3),
+    ]
+    path = write(tmp_path / "rank0.json", events)
+    assert foreign_traces.idle_of_others(path) == {"calls": 45, "without_fills": 100, "doubles": 90}
+
+
+def test_the_overlap_analysis_of_ascend_is_what_compute_and_communication_are_compared_with(tmp_path: Path) -> None:
+    analysis = [
+        timed("Computing", 100, 300.062, OVERLAP, 0),
+        timed("Communication", 300, 400.5, OVERLAP, 1),
+        timed("Communication(Not Overlapped)", 400.062, 300.438, OVERLAP, 2),
+    ]
+    parts = OPERATORS, TASKS, PROCESSES, COLLECTIVE, CALLS
+    path = write_npu(tmp_path / "trace_view.json", *parts, analysis)
+    assert foreign_traces.compare(path, path.name, {}).outcome == "exact"
+    analysis[0]["dur"] = 300.07
+    write_npu(path, *parts, analysis)
+    assert foreign_traces.compare(path, path.name, {}).differences == ["Computing: 300062 for 300070 ns"]
+
+
+def test_the_waits_of_the_dlrm_are_those_that_perfscope_answers(tmp_path: Path) -> None:
+    """Made again from the durations of its collectives: kernels of old NCCL, named by the annotations around them."""
+    late = json.loads((FIXTURES / "benchmarks" / "dlrm-collectives.json").read_text())
+    rows = late["duration_ns"]
+    for rank in range(8):
+        events = [step(10, 0, 20_000_000)]
+        for index, (name, row) in enumerate(zip(late["operations"], rows, strict=True)):
+            begin, end_ns = index * 1_000, (index + 1) * 10_000_000
+            kind = "SendRecv" if name == "all_to_all" else "AllReduce"
+            events += [
+                span("user_annotation", f"nccl:{name}", begin, begin + 900),
+                call("cudaLaunchKernel", begin + 100, begin + 200, launch=index + 1),
+                kernel(f"ncclKernel_{kind}_RING", end_ns - row[rank], end_ns, launch=index + 1, stream=84),
+            ]
+        write(tmp_path / f"rank{rank}.json", events)
+    results = answer("analyze", tmp_path, "--only", "stragglers")["results"]["stragglers"]
+    (group,) = results["groups"]
+    assert results["straggler"] == 7
+    caused = [rank["caused_wait_us"] * 1000 * 7 for rank in group["ranks"]]
+    assert caused == pytest.approx(waits_caused(rows, 8), abs=7)
+
+
 def test_pieces_of_the_damage_are_added_up() -> None:
     pieces = [
-        {"seed": 1, "counts": {"flip": {"said": 2}}, "most_beyond_twice_s": 0.1, "peak_memory_mb": 90},
-        {"seed": 1, "counts": {"flip": {"said": 1, "refused": 1}}, "most_beyond_twice_s": 0.3, "peak_memory_mb": 80},
+        {
+            "seed": 1,
+            "counts": {"flip": {"said": 2}},
+            "most_beyond_twice_s": 0.1,
+            "most_times_the_whole": 2.0,
+            "peak_memory_mb": 90,
+        },
+        {
+            "seed": 1,
+            "counts": {"flip": {"said": 1, "refused": 1}},
+            "most_beyond_twice_s": 0.3,
+            "most_times_the_whole": 1.5,
+            "peak_memory_mb": 80,
+        },
     ]
     assert join(pieces) == {
         "seed": 1,
         "counts": {"flip": {"refused": 1, "said": 3}},
         "most_beyond_twice_s": 0.3,
+        "most_times_the_whole": 2.0,
         "peak_memory_mb": 90,
     }
 
@@ -70,6 +138,7 @@ def test_pieces_of_the_damage_are_added_up() -> None:
 def test_the_report_is_that_of_the_figures() -> None:
     figures = json.loads((FIXTURES / "benchmarks" / "foreign-traces.json").read_text())
     damage = json.loads((FIXTURES / "benchmarks" / "damaged-traces.json").read_text())
-    assert foreign_traces.REPORT.read_text() == describe(figures, damage)
+    late = json.loads((FIXTURES / "benchmarks" / "dlrm-collectives.json").read_text())
+    assert foreign_traces.REPORT.read_text() == describe(figures, damage, late)
     assert sum(sum(counts.values()) for counts in damage["counts"].values()) >= 2000
     assert not any(counts.get(outcome) for counts in damage["counts"].values() for outcome in ("silent", "traceback"))
