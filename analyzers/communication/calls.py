@@ -26,7 +26,7 @@ _DTYPE_BYTES = {
     "long": 8, "double": 8, "int64": 8, "float64": 8, "complexfloat": 8,
 }  # fmt: skip
 _OPERATIONS = (
-    ("all_reduce", r"all_?reduce"),
+    ("all_reduce", r"all_?reduce|cross_device_reduce"),
     ("reduce_scatter", r"reduce_?scatter"),
     ("all_gather", r"all_?gather"),
     ("all_to_all_v", r"all_?to_?all_?v"),

@@ -9,7 +9,9 @@ import pytest
 
 from perfscope.analyzers import clock, collectives, stragglers
 from perfscope.errors import MissingInput
+from tests.analyzers.flops.making import answer
 from tests.analyzers.test_collectives import made, measured, operations
+from tests.sources.traces.making import kernel, write
 
 PAIR = {"elements": 10, "out": 10}
 
@@ -44,6 +46,16 @@ def test_a_root_s_operations_have_the_factors_of_nccl_tests(
     (entry,) = operations(tmp_path, *([made(operation, start, 200, elements=elements, out=out)] for start in (0, 100)))
     assert (entry["operation"], entry["bytes"], entry["algbw_gb_s"]) == (operation, 8_000_000, 80)
     assert entry["busbw_gb_s"] == 80 * factor
+
+
+@pytest.mark.parametrize(
+    "name", ["vllm::cross_device_reduce_1stage<__nv_bfloat16, 4>", "sglang::cross_device_reduce_2stage"]
+)
+def test_the_all_reduce_of_inference_engines_is_one(name: str, tmp_path: Path) -> None:
+    """Its kernels have no metadata, and a name that says reduce, as which it would have other factors."""
+    path = write(tmp_path / "rank0.json", [kernel(name, 0, 4_000), kernel(name, 5_000, 9_000)])
+    (row,) = answer("analyze", path, "--only", "collectives")["results"]["collectives"]["operations"]
+    assert (row["operation"], row["calls"]) == ("all_reduce", 2)
 
 
 @pytest.mark.parametrize("operation", ["something_new", "barrier"])
