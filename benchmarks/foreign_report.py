@@ -81,6 +81,8 @@ _OPERATIONS = """\
 
 Files with shapes and at least 100 GFLOP, as perfscope counts them; those of launched graphs that the same file records
 are in it. *Counted* is the share of the time of kernels that multiply in what is counted; below 95 % no MFU is drawn.
+Graphs that were recorded before the trace do not state what they run; `vllm::moe_forward` states neither the width of
+its experts nor how many a token is sent to.
 """
 _MASK = """\
 `ddp_resnet18_no_pool` has 27,864 GFLOP, and `resnet_act_checkpoint` 428, where the gradient of the image is counted,
@@ -213,8 +215,8 @@ def _late_ranks(late: dict[str, Any]) -> Iterator[str]:
 
 
 def _operations(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "| File | GFLOP | of launched graphs | Counted (%) |"
-    yield "|:---|---:|---:|---:|"
+    yield "| File | GFLOP | of launched graphs | Counted (%) | Not counted (%) |"
+    yield "|:---|---:|---:|---:|:---|"
     listed = [
         (project["project"], file)
         for project in projects
@@ -226,8 +228,31 @@ def _operations(projects: Sequence[dict[str, Any]]) -> Iterator[str]:
         covered = "n/a" if file["covered"] is None else f"{100 * file['covered']:.1f}"
         name = file["path"].removeprefix("tests/traces/").removeprefix("tests/data/")
         yield _row(
-            f"{project.partition('/')[2]}: `{name}`", f"{file['gflop']:,.0f}", f"{file['replayed_gflop']:,.0f}", covered
+            f"{project.partition('/')[2]}: `{name}`",
+            f"{file['gflop']:,.0f}",
+            f"{file['replayed_gflop']:,.0f}",
+            covered,
+            _shares(file["not_counted"]),
         )
+    shares: dict[str, list[float]] = {}
+    for project in projects:
+        for file in project["files"]:
+            for name, share in file.get("not_counted", ()) if file["path"].startswith(_RECORDED) else ():
+                shares.setdefault("launches of graphs" if "launches" in name else name, []).append(share)
+    yield ""
+    yield "This is not counted of all files, also of those without shapes, by its share of the time of kernels that"
+    yield "multiply; what is in neither column are kernels whose operator is not in the trace (`sampled_rank`)."
+    yield ""
+    yield "| Operator | Files | Share (%), smallest and largest |"
+    yield "|:---|---:|---:|"
+    for name, members in sorted(shares.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield _row(f"`{name}`", len(members), f"{100 * min(members):.1f} to {100 * max(members):.1f}")
+
+
+def _shares(not_counted: Sequence[Sequence[Any]]) -> str:
+    """What is not counted, with its share in percent."""
+    listed = sorted(not_counted, key=lambda pair: -pair[1])
+    return ", ".join(f"{name}: {100 * share:.1f}" for name, share in listed) or "n/a"
 
 
 def _damage(damage: dict[str, Any]) -> Iterator[str]:

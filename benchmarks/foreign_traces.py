@@ -251,20 +251,26 @@ def join(folder: Path, answers: Sequence[Path], earlier: Path | None) -> list[di
 
 
 def operations_of(path: Path) -> dict[str, Any]:
-    """How many operations perfscope counts in a file, in 10**9; none where it states no shapes."""
+    """How many operations perfscope counts in a file, in 10**9, and the shares of the time of what it does not."""
     try:
         trace = read_trace(path, BASIC_EVENTS | Events.PRODUCTS)
     except SourceError:
         return {}
     counted = count_operations(trace, trace.products) if trace.products else None
-    if counted is None or not (counted.flops_per_step or counted.recorded_flops):
+    if counted is None:
         return {}
+    not_counted = [[name, share] for name, _, share in counted.not_counted if share]
+    if counted.other_replays_share:
+        not_counted.append([f"{counted.other_replays} launches of graphs", counted.other_replays_share])
+    if not (counted.flops_per_step or counted.recorded_flops):
+        return {"not_counted": not_counted} if not_counted else {}
     steps = max(1, counted.steps)
     return {
         "gflop": (counted.flops_per_step or 0.0) * steps / GIGA,
         "replayed_gflop": counted.replayed_flops / GIGA,
         "recorded_gflop": counted.recorded_flops / GIGA,
         "covered": counted.covered,
+        "not_counted": not_counted,
     }
 
 
