@@ -78,7 +78,11 @@ def _first_span(moments: Sequence[LoggedMoment]) -> int:
 
 def _usual_step_ns(moments: Sequence[LoggedMoment]) -> int:
     """The median time of an iteration between two lines; 0 for a single line."""
-    times = [(after.t_ns - before.t_ns) / (after.iteration - before.iteration) for before, after in pairwise(moments)]
+    times = [
+        (after.t_ns - before.t_ns) / (after.iteration - before.iteration)
+        for before, after in pairwise(moments)
+        if after.t_ns >= before.t_ns  # a clock that goes back says nothing
+    ]
     return round(median(times)) if times else 0
 
 

@@ -127,7 +127,8 @@ def publish(part: Part, name: str, request: requests.WindowRequest) -> bool:
     """
     control, hidden = incidents.CONTROL_FOLDER, f".{name}.$$.tmp"
     command = (
-        f"cd {{folder}} && mkdir -p {control} && cat > {control}/{hidden} || exit 9\n"
+        f"cd {{folder}} && mkdir -p {control} || exit 9\n"
+        f"cat > {control}/{hidden} || {{{{ rm -f {control}/{hidden}; exit 9; }}}}\n"
         f"if ln {control}/{hidden} {control}/{name} 2>/dev/null; then echo done; fi\nrm -f {control}/{hidden}"
     )
     return _execute(part, command, request.to_json()).strip() == b"done"

@@ -84,7 +84,9 @@ def _read_lives(paths: list[Path]) -> tuple[list[Life], list[str]]:
             lives += find_lives(run)
         if not folders:
             for log in find_logs([path]):
-                lives += find_logged_lives(read_moments(log))
+                moments = read_moments(log)
+                damage += moments.damage
+                lives += find_logged_lives(moments)
     return lives, damage
 
 

@@ -36,6 +36,7 @@ class LoggedMoments:
         last_ns: Its last one.
         moments: The moments at which iterations ended, in its order.
         ranks: How many ranks trained; absent where the log does not say.
+        damage: What of it contradicts itself, in words.
     """
 
     path: str
@@ -43,3 +44,4 @@ class LoggedMoments:
     last_ns: int
     moments: tuple[LoggedMoment, ...]
     ranks: int | None = None
+    damage: tuple[str, ...] = ()

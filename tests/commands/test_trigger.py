@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from perfscope.collect.parts import LocalPart
 from perfscope.collect.running import look_at, publish
 from perfscope.wire import RankRecord, StepRecord, to_line
 from perfscope.wire.requests import WindowRequest
-from tests.conftest import perfscope
+from tests.conftest import ROOT, perfscope
 
 MS = 10**6
 
@@ -126,6 +130,54 @@ def test_a_malformed_request_does_not_stop_another_one(tmp_path: Path) -> None:
     (run / "control").mkdir()
     (run / "control" / "window-x.json").write_text("{half")
     assert look_at(LocalPart(str(run))).requests == {}
+
+
+def test_a_rank_that_never_started_is_not_waited_for(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "RUN")
+    shutil.rmtree(run / "ranks" / "00001")
+    ended = ask(run, {0: "planned"})
+    assert ended.code == 0, ended.stderr
+    assert [rank["rank"] for rank in json.loads(ended.stdout)["ranks"]] == [0]
+
+
+@pytest.mark.parametrize("age_s", [-3600.0, -5.0])
+def test_records_from_the_future_count_as_new(age_s: float, tmp_path: Path) -> None:
+    """The clock of the host was set back."""
+    run = make_run(tmp_path / "RUN", age_s=age_s)
+    assert [rank.steps_by_now for rank in look_at(LocalPart(str(run))).ranks] == [100, 100]
+    ended = ask(run, {0: "planned", 1: "planned"})
+    assert ended.code == 0, ended.stderr
+    assert 100 < json.loads(ended.stdout)["first"] < 600
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing_half_written(small_disk: Path) -> None:
+    run = make_run(small_disk / "RUN", steps=50)
+    (run / "control").mkdir()
+    free_bytes = shutil.disk_usage(small_disk).free
+    (run / "filler").write_bytes(bytes(free_bytes))
+    assert "No space left on device" in refused(run)
+    assert list((run / "control").iterdir()) == []
+
+
+def test_two_commands_at_once_open_one_window(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "RUN")
+    threading.Thread(target=answer, args=(run, {0: "planned", 1: "planned"}), daemon=True).start()
+    command = [sys.executable, "-m", "perfscope", "trigger", str(run)]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert sorted(process.returncode for process in started) == [0, 1], said
+    assert any("asked for already" in text or "asked for at the same time" in text for text in said), said
+    assert [path.name for path in (run / "control").glob("*")] == ["window-0001.json"]
 
 
 def test_hosts_that_share_no_folder_are_asked_over_ssh(tmp_path: Path) -> None:

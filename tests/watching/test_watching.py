@@ -99,6 +99,23 @@ def test_the_rank_that_others_wait_for_is_late(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("jump_s", [-7200, 7200])
+def test_a_clock_that_was_set_ends_no_job(jump_s: int, tmp_path: Path) -> None:
+    """Steps from the future are new; those of a clock that was set forward are old until the next one."""
+    job = Job(tmp_path / "RUN")
+    job.now_ns -= jump_s * 10**9
+    for rank in range(2):
+        record = RankRecord(rank, 2, "node", 1000 + rank, job.now_ns, 0, "3.11")
+        (job.folder / "ranks" / f"{rank:05d}" / "rank.json").write_bytes(to_line(record))
+        job.add_steps(rank, 1, 50)
+    watched = look(job)
+    ages = [rank.age_ns(watched.wall_ns) for rank in watched.ranks.values()]
+    assert all(age is not None and age >= 0 for age in ages)
+    assert all((age == 0) == (jump_s < 0) for age in ages)
+    assert watched.step_ns() == 100 * MS
+    assert "50" in print_once(watched, None, "")
+
+
 def test_ranks_that_wait_alike_are_not_late(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN", ranks=4)
     for rank in range(4):

@@ -7,11 +7,13 @@ time has that of the last line that has one. What else happened between two iter
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.line_fields import parse_timestamp_ns
+from perfscope.sources.joblog.line_fields import parse_number, parse_timestamp_ns
 from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
 
 _ITERATION = re.compile(rb"\biteration\s+(\d+)\s*/|\bglobal_step[=: ]+(\d+)|\bstep[=: ]\s*(\d+)\b", re.IGNORECASE)
@@ -19,6 +21,13 @@ _ELAPSED = re.compile(rb"elapsed time per iteration \((ms|s)\):\s*([0-9.]+)")
 _SAVE_TIMER = re.compile(rb"save-checkpoint[^:(|]*[:.]*\s*\(?(?:[0-9.]+,\s*)?([0-9.]+)\)?")
 _SAVE = re.compile(rb"sav(?:ing|ed) (?:model )?checkpoint|save-checkpoint", re.IGNORECASE)
 _EVALUATION = re.compile(rb"validation loss|\beval(?:uation|_loss|uating)", re.IGNORECASE)
+#: A number that is so many times the next one, which goes on from the one before, was damaged.
+_LEAP = 100
+#: No iteration is shorter; a log's first line may stand behind a month of iterations.
+_SHORTEST_STEP_NS = 1000
+_LONGEST_START_NS = 31 * 86400 * NS_PER_S
+_LONGEST_NS = 10**18
+_MOST_DIGITS = 15
 _WORLD = re.compile(rb"\bworld[_ ]size[=:' ]+(\d+)", re.IGNORECASE)
 
 
@@ -46,7 +55,7 @@ def read_moments(path: Path) -> LoggedMoments:
         if _SAVE.search(line) is not None:
             has_save = True
             timer = _SAVE_TIMER.search(line)
-            saved_ns += round(float(timer[1]) * NS_PER_MS) if timer is not None else 0
+            saved_ns += (_to_ns(timer[1], NS_PER_MS) or 0) if timer is not None else 0
         number = _iteration(line)
         if number is None or now_ns is None or (moments and number == moments[-1].iteration):
             continue
@@ -54,16 +63,52 @@ def read_moments(path: Path) -> LoggedMoments:
         saved_ns, has_evaluation, has_save = 0, False, False
     if first_ns is None or now_ns is None or not moments:
         raise SourceError(path, "has no line with a time and the number of an iteration")
-    return LoggedMoments(str(path), first_ns, max(now_ns, moments[-1].t_ns), tuple(moments), ranks)
+    possible, damage = _without_leaps(moments, path.name)
+    damage += _describe_clock(possible, path.name)
+    last_ns = max(now_ns, *(moment.t_ns for moment in possible))
+    return LoggedMoments(str(path), first_ns, last_ns, tuple(possible), ranks, tuple(damage))
+
+
+def _without_leaps(moments: Sequence[LoggedMoment], name: str) -> tuple[list[LoggedMoment], list[str]]:
+    """The moments without those whose number a log cannot have reached, which are named."""
+    possible: list[LoggedMoment] = []
+    damage: list[str] = []
+    for index, moment in enumerate(moments):
+        before = possible[-1] if possible else None
+        leap = moment.iteration - (before.iteration if before else 0)
+        after = moments[index + 1].iteration if index + 1 < len(moments) else None
+        is_alone = after is not None and (before.iteration if before else 0) < after < moment.iteration
+        gap_ns = max(moment.t_ns - before.t_ns if before else 0, _LONGEST_START_NS if before is None else NS_PER_S)
+        if (is_alone and after is not None and leap > _LEAP * after) or (before and leap * _SHORTEST_STEP_NS > gap_ns):
+            damage.append(f"{name}: iteration {moment.iteration} cannot be, and its line is left out")
+        else:
+            possible.append(moment)
+    return possible, damage
+
+
+def _describe_clock(moments: Sequence[LoggedMoment], name: str) -> list[str]:
+    """That the clock goes back, where it does: the time across is unknown and counts as none."""
+    back_ns = [before.t_ns - after.t_ns for before, after in pairwise(moments) if after.t_ns < before.t_ns]
+    if not back_ns:
+        return []
+    times = "once" if len(back_ns) == 1 else f"{len(back_ns)} times"
+    return [f"{name}: its clock goes back {times}, by up to {max(back_ns) / NS_PER_S:.0f} s: the parts are doubtful"]
 
 
 def _iteration(line: bytes) -> int | None:
     match = _ITERATION.search(line)
-    return None if match is None else int(next(group for group in match.groups() if group))
+    digits = b"" if match is None else next(group for group in match.groups() if group)
+    return int(digits) if 0 < len(digits) <= _MOST_DIGITS else None
 
 
 def _elapsed_ns(line: bytes) -> int | None:
     match = _ELAPSED.search(line)
     if match is None:
         return None
-    return round(float(match[2]) * (NS_PER_MS if match[1] == b"ms" else NS_PER_S))
+    return _to_ns(match[2], NS_PER_MS if match[1] == b"ms" else NS_PER_S)
+
+
+def _to_ns(digits: bytes, unit_ns: int) -> int | None:
+    """A time in words of a log; None where it is no number."""
+    number = parse_number(digits)
+    return None if number is None or number * unit_ns >= _LONGEST_NS else round(number * unit_ns)

@@ -13,11 +13,12 @@ from perfscope.analyzers.goodput import account
 from perfscope.analyzers.goodput.from_log import find_logged_lives
 from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life, Spent
+from perfscope.analyzers.goodput.result import Goodput
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog.moments import read_moments
 from perfscope.sources.runs.run import read_run
-from tests.conftest import ROOT
+from tests.conftest import ROOT, perfscope
 
 
 def make_life(start_s: int, first: int, steps: int, *, numbered: bool = True, **other: int) -> Life:
@@ -182,6 +183,62 @@ def test_a_log_whose_clock_goes_back_has_no_negative_part(tmp_path: Path) -> Non
     answer = account(find_logged_lives(read_moments(tmp_path / "one.log")))
     assert min(answer.spent_ns.values()) >= 0
     assert sum(answer.spent_ns.values()) == answer.wall_ns
+
+
+LINE = "[2026-11-20 10:00:{second}] iteration {number}/ 100 | elapsed time per iteration (ms): {elapsed} |\n"
+
+
+def from_lines(folder: Path, *lines: tuple[int, str, str]) -> tuple[Goodput, tuple[str, ...]]:
+    text = "".join(LINE.format(second=second, number=number, elapsed=elapsed) for second, number, elapsed in lines)
+    (folder / "odd.log").write_text(text)
+    log = read_moments(folder / "odd.log")
+    answer = account(find_logged_lives(log))
+    assert min(answer.spent_ns.values()) >= 0
+    assert sum(answer.spent_ns.values()) == answer.wall_ns
+    return answer, log.damage
+
+
+def test_a_clock_that_only_goes_back_is_told(tmp_path: Path) -> None:
+    _, damage = from_lines(tmp_path, (50, "10", "x"), (40, "20", "x"), (30, "30", "x"))
+    assert damage == ("odd.log: its clock goes back 2 times, by up to 10 s: the parts are doubtful",)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "useful_s"),
+    [(("10", "9999999999", "30"), 20), (("9999999999", "10", "20"), 20), (("10", "20", "9999999999"), 10)],
+)
+def test_a_number_that_cannot_be_is_left_out_and_named(
+    numbers: tuple[str, str, str], useful_s: int, tmp_path: Path
+) -> None:
+    answer, damage = from_lines(tmp_path, *zip((30, 40, 50), numbers, ("1000.0",) * 3, strict=True))
+    assert damage == ("odd.log: iteration 9999999999 cannot be, and its line is left out",)
+    assert answer.spent_ns[Spent.USEFUL] == useful_s * S
+
+
+def test_a_number_of_five_thousand_digits_is_none(tmp_path: Path) -> None:
+    answer, damage = from_lines(tmp_path, (30, "9" * 5000, "1000.0"), (40, "20", "1000.0"), (50, "30", "1000.0"))
+    assert answer.starts[0].steps == 20
+    assert damage == ()
+
+
+@pytest.mark.parametrize("elapsed", ["1..0", ".", "nan", "-5.0", "1e400", "9" * 400])
+def test_a_time_that_is_no_number_is_not_known(elapsed: str, tmp_path: Path) -> None:
+    answer, _ = from_lines(tmp_path, (30, "10", elapsed), (40, "20", elapsed), (50, "30", elapsed))
+    assert answer.wall_ns == 20 * S
+
+
+def test_a_log_that_begins_late_in_a_job_and_one_of_one_line_are_read(tmp_path: Path) -> None:
+    assert from_lines(tmp_path, (30, "500000", "1000.0"), (40, "500010", "1000.0"))[1] == ()
+    assert from_lines(tmp_path, (30, "500000", "1000.0"))[0].goodput is None
+
+
+def test_the_command_says_what_contradicts_itself(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text(MEGATRON.replace("10:00:55", "09:00:55"))
+    ended = perfscope("goodput", "one.log", "--format", "json", cwd=tmp_path)
+    assert ended.code == 4
+    assert json.loads(ended.stdout)["warnings"] == [
+        "one.log: its clock goes back once, by up to 3585 s: the parts are doubtful"
+    ]
 
 
 def test_a_log_without_times_is_refused(tmp_path: Path) -> None:

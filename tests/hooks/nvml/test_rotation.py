@@ -98,6 +98,32 @@ def test_what_describes_no_gpu_is_not_packed(tmp_path: Path) -> None:
     assert path.exists()
 
 
+def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
+    """As on a full disk; the lines that are there stay."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from output import Output\n"
+        "output = Output(['full=200'])\n"
+        "os.open = lambda *_: (_ for _ in ()).throw(OSError('No space left on device'))\n"
+        "for number in range(50): output.write({'t_ns': number, 'gpus': []}); output.rotate_if_full({'t_ns': number})"
+    )
+    with (tmp_path / "node.jsonl").open("wb") as file:
+        command = [sys.executable, "-I", "-S", "-c", code, str(SAMPLER.parent)]
+        assert subprocess.run(command, stdout=file, check=False).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["node.jsonl"]
+    written = [json.loads(line)["t_ns"] for line in (tmp_path / "node.jsonl").read_text().splitlines()]
+    assert written == list(range(50))
+
+
+def test_a_pack_that_does_not_fit_on_the_disk_leaves_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = lines(1, 41)
+    path = write(tmp_path, "node.jsonl", content)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        pack_records.pack(str(path))
+    assert [file.name for file in path.parent.iterdir()] == ["node.jsonl"]
+    assert [len(gpu.t_ns) for gpu in read_gpus(tmp_path, [])[0]] == [40, 40]
+
+
 def test_watch_shows_the_samples_of_the_latest_file_of_a_host_once(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     write(tmp_path, "node.jsonl", lines(1, 11))
