@@ -11,12 +11,13 @@ import shlex
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
 from perfscope import wire
+from perfscope.collect.traces import TraceChoice, is_trace
 from perfscope.constants import MIB
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.wire.incidents import CONTROL_FOLDER
@@ -61,16 +62,30 @@ def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
     return RemotePart(name, match["host"], match["path"], tuple(ssh) or _SSH)
 
 
-def fetch(part: Part, folder: Path, existing: Iterable[str]) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What was copied of a part.
+
+    Attributes:
+        files: Number of files.
+        size_bytes: Their size.
+        left_traces: Number of traces that stay where they are.
+    """
+
+    files: int
+    size_bytes: int
+    left_traces: int = 0
+
+
+def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: TraceChoice | None = None) -> Fetched:
     """Copy the missing files of a part.
 
     Args:
         part: The part.
         folder: Where to; a file that is complete there is not copied again.
         existing: Files that are not copied, because the run has them.
-
-    Returns:
-        Number of copied files, and their size in bytes.
+        run: The run, where such files are.
+        choice: Which traces are copied; all of them where it is None.
 
     Raises:
         Unreachable: The other host does not answer, or the part does not exist.
@@ -79,19 +94,37 @@ def fetch(part: Part, folder: Path, existing: Iterable[str]) -> tuple[int, int]:
     listed = {name: size for name, size in part.list_files().items() if _is_data(name)}
     if not any(name == wire.RUN_FILE or name.startswith(f"{wire.RANKS_FOLDER}/") for name in listed):
         raise SourceError(part.name, "is not a part of a run", hint="it has neither run.json nor ranks/")
+    folder.mkdir(parents=True, exist_ok=True)
     skipped = set(existing)
+    listed = {name: size for name, size in listed.items() if name not in skipped}
+    if choice is None:
+        return _copy_missing(part, folder, listed)
+    others = _copy_missing(part, folder, {name: size for name, size in listed.items() if not is_trace(name)})
+    traces = [name for name in listed if is_trace(name)]
+    chosen = choice.choose(traces, [folder, run])
+    copied = _copy_missing(part, folder, {name: listed[name] for name in chosen})
+    return Fetched(
+        others.files + copied.files, others.size_bytes + copied.size_bytes, left_traces=len(traces) - len(chosen)
+    )
+
+
+def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int]) -> Fetched:
+    """Copy what is not yet complete.
+
+    Raises:
+        Unreachable: A file did not arrive completely.
+    """
     missing = [
         name
         for name, size in sorted(listed.items())
-        if name not in skipped and not ((folder / name).is_file() and (folder / name).stat().st_size == size)
+        if not ((folder / name).is_file() and (folder / name).stat().st_size == size)
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     if missing:
         part.copy(missing, folder)
     for name in missing:
         if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
             raise Unreachable(f"{part.name}: {name} did not arrive completely", hint="run the same command again")
-    return len(missing), sum(listed[name] for name in missing)
+    return Fetched(len(missing), sum(listed[name] for name in missing))
 
 
 def _is_data(name: str) -> bool:

@@ -25,6 +25,7 @@ from perfscope.collect.consistency import (
 from perfscope.collect.descriptions import merge_descriptions
 from perfscope.collect.merge import apply_merge, plan_merge
 from perfscope.collect.parts import Part, Unreachable, fetch, parse_part
+from perfscope.collect.traces import EVERY_RANK, TraceChoice
 from perfscope.commands.options.common import FormatOption
 from perfscope.constants import MB, MS_PER_S
 from perfscope.errors import ExitCode, UsageError
@@ -32,7 +33,7 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
-from perfscope.units import format_ranges
+from perfscope.units import format_count, format_ranges, parse_ranges
 
 _SCHEMA = "perfscope/collected/1"
 _STAGING_FOLDER = ".collect"
@@ -47,6 +48,7 @@ class CollectedPart:
         facts: Its processes and identity; absent where it could not be copied.
         copied_files: Number of files that were copied now.
         copied_bytes: Their size.
+        left_traces: Number of its traces that stay where they are.
         problem: Why it could not be copied.
     """
 
@@ -54,6 +56,7 @@ class CollectedPart:
     facts: PartFacts | None = None
     copied_files: int = 0
     copied_bytes: int = 0
+    left_traces: int = 0
     problem: str | None = None
 
     @property
@@ -77,6 +80,20 @@ def collect(
         typer.Option(help='Command that reaches other hosts, such as "ssh -p 2222".', show_default="ssh"),
     ] = None,
     format: FormatOption = Format.MARKDOWN,
+    partials: Annotated[
+        bool,
+        typer.Option(
+            "--partials",
+            help="Leave traces where they are if what was measured of them stands beside them: kilobytes of each rank.",
+        ),
+    ] = False,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            help="Like --partials, and bring the traces of these ranks, such as 0,8-15, or of `all`.",
+            show_default="all, without --partials",
+        ),
+    ] = None,
 ) -> Outcome:
     """Merge the parts of a run into one folder, from other folders and other hosts.
 
@@ -91,7 +108,7 @@ def collect(
         )
     work = target if target.exists() else target.with_name(f".{target.name}.collecting")
     work.mkdir(parents=True, exist_ok=True)
-    collected, staged = _fetch_all(parts, work)
+    collected, staged = _fetch_all(parts, work, _choose_traces(traces, only_partials=partials))
     if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
         problems = "; ".join(part.problem for part in collected if part.problem)
         raise Unreachable(f"no part could be copied: {problems}", hint="run the same command again to continue")
@@ -107,7 +124,14 @@ def collect(
     )
 
 
-def _fetch_all(parts: Sequence[Part], work: Path) -> tuple[list[CollectedPart], list[Path]]:
+def _choose_traces(ranks: str | None, *, only_partials: bool) -> TraceChoice | None:
+    """Which traces come along; None where all files do."""
+    if ranks is None:
+        return TraceChoice() if only_partials else None
+    return TraceChoice(None if ranks == EVERY_RANK else frozenset(parse_ranges(ranks)))
+
+
+def _fetch_all(parts: Sequence[Part], work: Path, choice: TraceChoice | None) -> tuple[list[CollectedPart], list[Path]]:
     """Copy every part beside the run; the others are copied where one is unreachable."""
     existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
     existing += [name.removesuffix(".gz") for name in existing]
@@ -116,12 +140,15 @@ def _fetch_all(parts: Sequence[Part], work: Path) -> tuple[list[CollectedPart], 
         safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
         folder = work / _STAGING_FOLDER / f"{safe_name}-{zlib.crc32(part.name.encode()):08x}"
         try:
-            copied_files, copied_bytes = fetch(part, folder, existing)
+            fetched = fetch(part, folder, existing, work, choice)
         except Unreachable as error:
             collected.append(CollectedPart(part.name, problem=error.problem))
             continue
         staged.append(folder)
-        collected.append(CollectedPart(part.name, read_part_facts(part.name, folder), copied_files, copied_bytes))
+        facts = read_part_facts(part.name, folder)
+        collected.append(
+            CollectedPart(part.name, facts, fetched.files, fetched.size_bytes, left_traces=fetched.left_traces)
+        )
     return collected, staged
 
 
@@ -168,6 +195,7 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
                 "ranks": part.ranks,
                 "copied_files": part.copied_files,
                 "copied_bytes": part.copied_bytes,
+                "left_traces": part.left_traces,
                 "problem": part.problem,
             }
             for part in collected
@@ -191,7 +219,14 @@ def _sections(collected: Sequence[CollectedPart], clocks: Sequence[Clock], run_d
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
     next_command = f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."
-    sections = [Section("Parts", columns, tuple(rows), notes=(next_command,))]
+    notes = [next_command]
+    left = sum(part.left_traces for part in collected)
+    if left:
+        stays = "stays where it is" if left == 1 else "stay where they are"
+        notes.append(
+            f"{format_count(left, 'trace')} {stays}; the same command with `--traces RANKS` brings those of ranks."
+        )
+    sections = [Section("Parts", columns, tuple(rows), notes=tuple(notes))]
     if clocks:
         sections.append(
             Section(
