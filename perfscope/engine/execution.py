@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 
 from perfscope.engine.cluster_choice import ClusterChoice
 from perfscope.engine.groups import Mergers, form_groups
@@ -22,6 +23,11 @@ class Backend(StrEnum):
     SERIAL = "serial"
     PROCESS = "process"
     DASK = "dask"
+    RAY = "ray"
+
+
+#: What measures on a cluster, by its function ``measure_on_cluster``: loaded by name, for it needs what may not be there.
+_CLUSTERS = {Backend.DASK: "perfscope.engine.dask_cluster", Backend.RAY: "perfscope.engine.ray_cluster"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class Execution:
     Attributes:
         backend: Where.
         workers: How many traces are measured in parallel; the cluster of a scheduler has workers of its own.
-        scheduler: Address of a Dask scheduler; absent where a cluster is to be started.
+        scheduler: Address of a Dask scheduler, or of a Ray cluster; absent where a cluster is to be started.
         cluster: The cluster to start with as many workers; absent where it is to be on this machine.
         shows_progress: Whether standard error shows how far the reading is.
     """
@@ -48,7 +54,7 @@ class Execution:
         """Measure every trace; a worker may merge the partials of several, which then stand in one of their answers.
 
         Raises:
-            UsageError: Dask is not installed, or its scheduler cannot be reached.
+            UsageError: What the backend needs is not installed, or its cluster cannot be reached.
         """
         answers = self._start(measure, traces, mergers or {})
         if self.shows_progress and len(traces) > 1:
@@ -58,11 +64,13 @@ class Execution:
         return answers
 
     def _start(self, measure: Measure, traces: Sequence[TraceFiles], mergers: Mergers) -> Iterator[MeasuredTrace]:
-        if self.backend is Backend.DASK:
-            from perfscope.engine.dask_cluster import measure_on_cluster  # Dask is an optional dependency
-
+        if self.backend in _CLUSTERS:
+            start = import_module(_CLUSTERS[self.backend]).measure_on_cluster
             groups = form_groups(traces, self.workers)
-            return measure_on_cluster(measure, groups, mergers, self.workers, self.scheduler, self.cluster)
+            answers: Iterator[MeasuredTrace] = start(
+                measure, groups, mergers, self.workers, self.scheduler, self.cluster
+            )
+            return answers
         if self.backend is Backend.SERIAL or min(self.workers, len(traces)) == 1:
             return map(measure, traces)
         from perfscope.engine.process_pool import measure_in_processes  # multiprocessing: one trace does not need it

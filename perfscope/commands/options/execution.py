@@ -21,7 +21,7 @@ class ExecutionOptions(NamedTuple):
     Attributes:
         engine: The backend; processes of this machine where it is None.
         workers: How many traces are read in parallel; as many as there are processors where it is None.
-        scheduler: Address of a Dask scheduler.
+        scheduler: Address of a Dask scheduler, or of a Ray cluster.
         cluster: The cluster to start.
     """
 
@@ -36,7 +36,7 @@ class ExecutionOptions(NamedTuple):
     scheduler: Annotated[
         str | None,
         typer.Option(
-            help="Address of a Dask scheduler: tcp://HOST:8786.",
+            help="Address of a Dask scheduler: tcp://HOST:8786; with `--engine ray` of a Ray cluster.",
             show_default="none: a cluster on this machine",
             rich_help_panel=PANEL,
         ),
@@ -64,13 +64,14 @@ class ExecutionOptions(NamedTuple):
         """
         if self.workers is not None:
             require_positive("--workers", self.workers)
-        for option, value in (("--scheduler", self.scheduler), ("--cluster", self.cluster)):
-            if value is not None and self.engine not in (None, Backend.DASK):
-                raise UsageError(f"{option} needs --engine dask, not {self.engine}")
+        if self.scheduler is not None and self.engine not in (None, Backend.DASK, Backend.RAY):
+            raise UsageError(f"--scheduler needs --engine dask or ray, not {self.engine}")
+        if self.cluster is not None and self.engine not in (None, Backend.DASK):
+            raise UsageError(f"--cluster needs --engine dask, not {self.engine}")
         if self.scheduler is not None and self.cluster is not None:
             raise UsageError("--scheduler names a cluster that runs, --cluster one to be started: give one of them")
         return Execution(
-            backend=Backend.DASK if self.uses_cluster else self.engine or Backend.PROCESS,
+            backend=self.engine or (Backend.DASK if self.uses_cluster else Backend.PROCESS),
             workers=self.workers or available_processors(),
             scheduler=self.scheduler,
             cluster=None if self.cluster is None else read_cluster(self.cluster),
