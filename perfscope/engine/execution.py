@@ -26,7 +26,7 @@ class Backend(StrEnum):
     RAY = "ray"
 
 
-#: What measures on a cluster, by its function ``measure_on_cluster``: loaded by name, for it needs what may not be there.
+#: What measures on a cluster, by its `measure_on_cluster`: loaded by name, for it needs what may not be there.
 _CLUSTERS = {Backend.DASK: "perfscope.engine.dask_cluster", Backend.RAY: "perfscope.engine.ray_cluster"}
 
 
