@@ -20,9 +20,7 @@ _POLL_S = 1.0
 @contextmanager
 def start_workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """Start a pool of workers, and leave none behind: not where this process is killed, nor after Ctrl-C."""
-    # A fork starts at once, but must not happen while another thread may hold a lock.
-    can_fork = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
-    context = multiprocessing.get_context("fork" if can_fork else "spawn")
+    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent, initargs=(os.getpid(),))
     try:
@@ -35,6 +33,11 @@ def start_workers(count: int) -> Iterator[ProcessPoolExecutor]:
         raise
     else:
         pool.shutdown()
+
+
+def can_fork() -> bool:
+    """Whether workers start at once, by a fork, which must not happen while another thread may hold a lock."""
+    return "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
 
 
 def end_with_parent(parent_pid: int) -> None:

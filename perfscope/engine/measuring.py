@@ -32,6 +32,7 @@ class Task:
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether a trace is inflated ahead of its analysis.
         extra_without_device: Events to read besides of a trace without device events.
+        processes: In how many processes one trace is read, where its parts can be inflated apart.
     """
 
     analyzers: tuple[str, ...]
@@ -39,6 +40,7 @@ class Task:
     rank_rule: RankRule = RANK_IN_FILE_NAME
     pace: Pace = Pace.IN_TURN
     extra_without_device: Events = NO_EVENTS
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +152,14 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
     needs, needs_without_device = wanted_events(task)
     if files.operators is not None:
         return _read_pair(files.path, files.operators, needs, task)
-    trace = read_trace(files.path, needs, task.rank_rule, task.pace)
+    trace = _read_file(files.path, needs, task)
     if len(trace.device) or needs_without_device in needs:
         return trace
-    return read_trace(files.path, needs | needs_without_device, task.rank_rule, task.pace)
+    return _read_file(files.path, needs | needs_without_device, task)
+
+
+def _read_file(path: str, needs: Events, task: Task) -> Trace:
+    return read_trace(path, needs, task.rank_rule, task.pace, task.processes)
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:
@@ -163,11 +169,11 @@ def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) 
         NoMatch: They cannot be matched, or the light one cannot be read.
     """
     try:
-        light = read_trace(light_path, needs, task.rank_rule, task.pace)
+        light = _read_file(light_path, needs, task)
     except SourceError as error:
         raise NoMatch("it cannot be read", None, (error.problem,)) from None
     try:
-        operators = read_trace(operators_path, needs, task.rank_rule, task.pace)
+        operators = _read_file(operators_path, needs, task)
     except SourceError as error:
         return replace(light, damage=(*light.damage, error.problem))
     return pair_windows(operators, light)

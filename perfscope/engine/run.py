@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from perfscope.engine.execution import Execution
+from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
 from perfscope.engine.measuring import Task, measuring_analyzers
@@ -322,7 +322,9 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     extra_events |= Events.GRIDS if traces > 1 else NO_EVENTS
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
-    return Task(names, extra_events, plan.rank_rule, pace)
+    is_alone = traces == 1 and plan.execution.backend is Backend.PROCESS
+    processes = plan.execution.workers if is_alone else 1
+    return Task(names, extra_events, plan.rank_rule, pace, processes=processes)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

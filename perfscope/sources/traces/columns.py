@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -20,8 +21,10 @@ from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import are_callers, is_caller, to_spans, without_ids
 from perfscope.sources.traces.device_work import classify_work, is_work
 from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
+from perfscope.sources.traces.fields import arguments_of, external_ids, integers, with_fallback
 from perfscope.sources.traces.operator_inputs import InputTexts
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, DeviceArgs, HostArgs
+from perfscope.sources.traces.scan import DoesNotFit
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
@@ -50,12 +53,11 @@ _SPLIT = re.compile(r"\[[\d, ]*\]")
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
-_NAME, _TS, _DURATION, _ARGS = map(attrgetter, ("name", "ts", "dur", "args"))
+_NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
-_Arguments = TypeVar("_Arguments", DeviceArgs, HostArgs)
 
 
 class TimesDoNotFit(Exception):
@@ -66,7 +68,7 @@ class Columns:
     """Collects events block by block, and finishes them as tables.
 
     Attributes:
-        names: Every name met so far, with its number.
+        names: Every name met so far, with its number; that in a table is the number in the order of the names.
         collectives: The metadata of communication kernels, each distinct one once.
         groups: Of each process group that a kernel names: description, ranks and size as they are written.
         dropped: How many events were left out, by reason.
@@ -117,15 +119,46 @@ class Columns:
             else:
                 self._add_host(members, kind)
 
+    def absorb(self, following: Columns) -> None:
+        """Add what was collected from a later text of the same trace; the inputs of operators cannot be.
+
+        Raises:
+            DoesNotFit: Processes or threads in it have texts for numbers.
+        """
+        if following._texts:
+            raise DoesNotFit
+        names = [self.names.setdefault(name, len(self.names)) for name in following.names]
+        numbers = np.array([*names, ABSENT], np.int32)
+        collectives = np.array([*map(self._number_of, following.collectives), ABSENT], np.int64)
+        for name, *columns, collective, grid in following._device:
+            self._device.append((numbers[name], *columns, collectives[collective], grid))
+        for kind, blocks in following._host.items():
+            self._host[kind] += [(numbers[name], *columns) for name, *columns in blocks]
+        self.groups = following.groups | self.groups
+        self.dropped = {reason: count + following.dropped[reason] for reason, count in self.dropped.items()}
+        self.is_of_mtia |= following.is_of_mtia
+
+    @cached_property
+    def sorted_names(self) -> list[str]:
+        """The names in order, so that nothing depends on where a file is divided; no event may be added behind it."""
+        return sorted(self.names)
+
+    @cached_property
+    def _ranks(self) -> Int32:
+        """For the number of each name its place in order."""
+        ranks = np.empty(len(self.names), np.int32)
+        ranks[[self.names[name] for name in self.sorted_names]] = np.arange(len(ranks), dtype=np.int32)
+        return ranks
+
     def device_events(self) -> DeviceEvents:
         """The device's table, in the order of start."""
         columns = self._without_repetitions(_in_order(self._device, width=11, by=2))
         names, categories, start_ns, duration_ns, device, stream, *rest = columns
         correlation, external_id, size, collective, grid = rest
-        name = names.astype(np.int32, copy=False)
+        name = self._ranks[names]
         return DeviceEvents(
             name=name,
-            work=classify_work(list(self.names), name, categories, collective),
+            work=classify_work(self.sorted_names, name, categories, collective),
             start_ns=start_ns,
             duration_ns=duration_ns,
             device=device,
@@ -160,7 +193,7 @@ class Columns:
         """One of the host's tables, in the order of start; no event may be added behind it."""
         if kind not in self._tables:
             names, *columns = _in_order(self._host[kind], width=7, by=1)
-            self._tables[kind] = HostSpans(names.astype(np.int32, copy=False), *columns[:6])
+            self._tables[kind] = HostSpans(self._ranks[names], *columns[:6])
         return self._tables[kind]
 
     def operator_details(self) -> OperatorDetails | None:
@@ -188,8 +221,9 @@ class Columns:
         if Events.CALLERS not in self.requested:
             return no_spans()
         tables = [(kind, self.host_spans(kind)) for kind in _OF_CALLERS]
-        chosen = [spans.take(are_callers(self.names, kind)[spans.name]) for kind, spans in tables]
-        return without_ids(joined(*chosen, *self._callers))
+        chosen = [spans.take(are_callers(self.sorted_names, kind)[spans.name]) for kind, spans in tables]
+        named = [replace(spans, name=self._ranks[spans.name]) for spans in self._callers]
+        return without_ids(joined(*chosen, *named))
 
     def add_callers(self, names: Sequence[str], spans: tuple[Int64, Int64, Int64, Int64]) -> None:
         """Add operators that may wait: the number of each one's name, its start, its duration and its thread."""
@@ -210,21 +244,21 @@ class Columns:
 
     def _add_host(self, events: Sequence[AnyEvent], kind: Events) -> None:
         events, start_ns, duration_ns = self._times(events)
-        args = _arguments(events, HostArgs())
+        args = arguments_of(events, HostArgs())
         block: _Block = (
             self._numbered(events),
             start_ns,
             duration_ns,
             self._identities(events, _PROCESS),
             self._identities(events, _THREAD),
-            _integers(args, "correlation"),
-            _external_ids(args),
+            integers(args, "correlation"),
+            external_ids(args),
         )
         if kind is Events.OPERATORS and self.requested & _DETAILS:
-            numbers = (_integers(args, "number"), _integers(args, "forward_thread"))
+            numbers = (integers(args, "number"), integers(args, "forward_thread"))
             block = (*block, *numbers, self._inputs.number(events))
         elif kind is Events.WAITS:
-            block = (*block, _integers(args, "record"), _integers(args, "record_stream"))
+            block = (*block, integers(args, "record"), integers(args, "record_stream"))
         self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
@@ -232,18 +266,18 @@ class Columns:
             self.is_of_mtia = True
             events = [event for event in events if is_work(category, event.name)]
         events, start_ns, duration_ns = self._times(events)
-        args = _arguments(events, Args())
+        args = arguments_of(events, Args())
         self._device.append(
             (
                 self._numbered(events),
                 np.full(len(events), category, np.int8),
                 start_ns,
                 duration_ns,
-                _with_fallback(_integers(args, "device"), partial(self._identities, events, _PROCESS)),
-                _with_fallback(_integers(args, "stream"), partial(self._identities, events, _THREAD)),
-                _integers(args, "correlation"),
-                _external_ids(args),
-                _integers(args, "bytes"),
+                with_fallback(integers(args, "device"), partial(self._identities, events, _PROCESS)),
+                with_fallback(integers(args, "stream"), partial(self._identities, events, _THREAD)),
+                integers(args, "correlation"),
+                external_ids(args),
+                integers(args, "bytes"),
                 self._collectives_of(args),
                 self._grids_of(args),
             )
@@ -327,6 +361,9 @@ class Columns:
             in_split=_split(args.in_split),
             out_split=_split(args.out_split),
         )
+        return self._number_of(collective)
+
+    def _number_of(self, collective: Collective) -> int:
         number = self._collective_numbers.setdefault(collective, len(self.collectives))
         if number == len(self.collectives):
             self.collectives.append(collective)
@@ -357,39 +394,3 @@ def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
     columns: list[Int64] = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     order = np.argsort(columns[by], kind="stable")
     return [column[order] for column in columns]
-
-
-def _integers(records: Sequence[DeviceArgs] | Sequence[HostArgs], name: str) -> Int64:
-    """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
-    try:
-        return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_fitting(getattr(record, name)) for record in records], np.int64)
-
-
-def _fitting(value: int | str | None) -> int:
-    """A value as an integer of a column; ABSENT where it is none, or too large. ROCm writes streams as ``0x0``."""
-    try:
-        if isinstance(value, str):
-            number = int(value, 16 if value.startswith("0x") else 10)
-        else:
-            number = ABSENT if value is None else value
-    except ValueError:
-        return ABSENT
-    return number if abs(number) < 1 << 63 else ABSENT
-
-
-def _arguments(events: Sequence[AnyEvent], default: _Arguments) -> list[_Arguments]:
-    """The events' arguments; null is the default."""
-    args = list(map(_ARGS, events))
-    return args if all(args) else [arguments or default for arguments in args]
-
-
-def _external_ids(args: Sequence[DeviceArgs] | Sequence[HostArgs]) -> Int64:
-    return _with_fallback(_integers(args, "external_id"), partial(_integers, args, "old_external_id"))
-
-
-def _with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
-    """A column, with the values of another one where it is ABSENT."""
-    absent = column == ABSENT
-    return np.where(absent, fallback(), column) if absent.any() else column

@@ -19,13 +19,13 @@ from perfscope.sources.traces.files import open_trace
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
-#: A megabyte when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
-_READ_BYTES = 64 * KIB
+#: Two megabytes when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
+_READ_BYTES = 128 * KIB
 _MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
 _LARGEST_KEPT_BYTES = 31 * MIB
 #: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
-_LARGEST_RATIO = 250
+LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
 
 
@@ -76,8 +76,8 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
                 damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
                 return
             inflated += len(data)
-            if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > _LARGEST_RATIO * read:
-                raise SourceError(path, f"inflates to more than {_LARGEST_RATIO} times its size: it is not a trace")
+            if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > LARGEST_RATIO * read:
+                raise SourceError(path, f"inflates to more than {LARGEST_RATIO} times its size: it is not a trace")
             yield data
             block = stream.unconsumed_tail
             is_complete = stream.eof

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -42,6 +43,22 @@ _DOT, _QUOTE = ord("."), ord('"')
 _ZEROS, _SIXES, _HIGH_HALVES, _LOW_HALVES = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x06, 0xF0, 0x0F))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedOperators:
+    """What was collected of operators.
+
+    Attributes:
+        spans: The moments of all of them.
+        named: Of those with a number of a name: that, start, duration and thread; of those that begin together, the
+            one that ends last stands first.
+        lost: How many could not be read.
+    """
+
+    spans: ThreadSpans
+    named: tuple[Int64, Int64, Int64, Int64]
+    lost: int
+
+
 class OperatorTimes:
     """Collects the moments in which threads are inside operators, text by text.
 
@@ -63,7 +80,7 @@ class OperatorTimes:
     def scan(self, text: bytes, starts: Int64, arguments: Int64, stops: Int64, names: Int64 | None = None) -> None:
         """Scan operators: the positions of their opening braces, of those of their arguments, and of their ends.
 
-        Those with a number of a name are kept one by one, too, for ``named``; the others have a negative one.
+        Those with a number of a name are kept one by one, too; the others have a negative one.
         """
         if not len(starts):
             return
@@ -88,20 +105,29 @@ class OperatorTimes:
             if self._rows >= _ROWS_PER_BATCH:
                 self._convert_collected(self._model)
 
-    def spans(self) -> ThreadSpans:
-        """The moments of all operators."""
+    def collected(self) -> TimedOperators:
+        """All of them so far."""
         if self._model is not None:
             self._convert_collected(self._model)
-        return join_spans(self._spans)
-
-    def named(self) -> tuple[Int64, Int64, Int64, Int64]:
-        """Of the operators with a number: that, start, duration and thread; call ``spans`` first."""
         number, start, duration, thread = (
             (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in zip(*self._named, strict=True))
             if self._named
             else (np.zeros(0, np.int64),) * 4
         )
-        return number, start, duration, thread
+        order = np.argsort(start, kind="stable")
+        if (np.diff(start[order]) == 0).any():
+            order = np.lexsort((-duration, start))
+        named = number[order], start[order], duration[order], thread[order]
+        return TimedOperators(join_spans(self._spans), named, self.lost)
+
+    def absorb(self, operators: TimedOperators, first_name: int) -> None:
+        """Add what was collected elsewhere; the numbers of its names begin at ``first_name`` here."""
+        if self._model is not None:
+            self._convert_collected(self._model)  # they stand before these
+        number, start, duration, thread = operators.named
+        self._spans.append(operators.spans)
+        self._named.append((number + first_name, start, duration, thread))
+        self.lost += operators.lost
 
     def _add_events(self, text: bytes, starts: Int64, stops: Int64, names: Int64) -> None:
         for start, stop, name in zip(starts.tolist(), stops.tolist(), names.tolist(), strict=True):

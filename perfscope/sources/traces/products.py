@@ -198,6 +198,14 @@ class ProductFinder:
             self._pass_starts.append(start_us)
             self._pass_names.append(self._passes.setdefault(meaning.in_passes, len(self._passes)))
 
+    def absorb(self, following: ProductFinder) -> None:
+        """Add what was collected from a later text of the same trace."""
+        self._fits &= following._fits
+        self._calls.absorb(following._calls)
+        names = [self._passes.setdefault(name, len(self._passes)) for name in following._passes]
+        self._pass_starts.extend(following._pass_starts)
+        self._pass_names.extend(names[number] for number in following._pass_names)
+
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
@@ -237,6 +245,15 @@ class _Calls:
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
         self._start_us.append(start_us)
         self._end_us.append(end_us)
+
+    def absorb(self, following: _Calls) -> None:
+        """Add calls that follow."""
+        numbers = [self.number(operator, inputs) for operator, inputs in following.numbers]
+        threads = [self._threads.setdefault(thread, len(self._threads)) for thread in following._threads]
+        self._number.extend(numbers[number] for number in following._number)
+        self._thread.extend(threads[thread] for thread in following._thread)
+        self._start_us.extend(following._start_us)
+        self._end_us.extend(following._end_us)
 
     def table(self) -> ProductCalls:
         """The calls by thread and start; of those that begin together, the one that ends last stands first."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from importlib import import_module
+from itertools import chain, pairwise
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -21,26 +22,24 @@ from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
 from perfscope.sources.traces.ascend import is_of_ascend, read_ascend
+from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
-from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
-from perfscope.sources.traces.layout import Layout, find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.traces.operator_times import OperatorTimes
+from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.other_tools import refuse_other_tools
+from perfscope.sources.traces.parts import Part, PartsDiffer, inflate_parts, read_parts
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     AnyEvent,
     Device,
-    DeviceEvent,
     DistributedInfo,
     Event,
     EventInDigits,
-    HostEvent,
     ShapedEvent,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
-from perfscope.sources.traces.scan import DoesNotFit, Scanner
+from perfscope.sources.traces.scan import DoesNotFit
 from perfscope.sources.traces.step_marks import mark_steps
 from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
@@ -52,12 +51,16 @@ from perfscope.wire.traces import MERGED_MARK, TraceMetadata
 RankRule: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
+#: Loaded by name where a large trace is read: pools of processes take longer to import than a small one to read.
+_APART = "perfscope.sources.traces.apart"
+#: Fewer or smaller groups of parts are read sooner in one process.
+_LEAST_PER_GROUP, _FEWEST_GROUPS, _MOST_GROUPS = 16 * MIB, 4, 256
+_OF_INPUTS = Events.SEQUENCES | Events.SHAPES
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
 _LARGEST_HEAD_BYTES = 16 * MIB
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
-_Plain = TypeVar("_Plain", Event, HostEvent)
 _ABSENT = msgspec.Raw(b"")
 
 
@@ -90,10 +93,18 @@ def read_trace(
     events: Events = ALL_EVENTS,
     rank_rule: RankRule = RANK_IN_FILE_NAME,
     pace: Pace = Pace.AHEAD,
+    processes: int = 1,
 ) -> Trace:
     """Read a trace; only the requested kinds of events are decoded.
 
     A URL is always read ahead.
+
+    Args:
+        path: The file, or a URL.
+        events: The kinds of events.
+        rank_rule: How the rank of a trace that does not state it is found.
+        pace: Whether the file is inflated ahead of its reading.
+        processes: In how many processes a large one is read whose parts can be inflated apart.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is not a trace.
@@ -102,7 +113,8 @@ def read_trace(
     if XPLANE in location:
         return read_xplane(location)
     try:
-        content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
+        content = _scan_in_processes(location, events, processes) if processes > 1 else None
+        content = content or _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
@@ -127,59 +139,76 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     damage: list[str] = []
     keep_freed_memory()
     with paced(read_blocks(path, damage), pace) as blocks:
-        head = read_head(blocks)
-        start = start_of_events(head)
-        layout = None if start is None else find_layout(head, start)
-        if start is None or layout is None:
-            raise DoesNotFit
-        _refuse_merged(path, head[:start])
-        first = head.index(b"{", start)
-        finder = ProductFinder() if Events.PRODUCTS in events else None
-        fits = times_fit_doubles(head, start)
-        needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
-        times = OperatorTimes() if fits and needs_times_alone else None
-        scanner = Scanner(layout, events, finder, times)
-        columns = Columns(events)
-        of_device, of_host, of_any = _decoders(events, layout, fits=fits)
-        odd = OddEvents(_kind_of_event(events, Event) if fits else EventInDigits)
-        for texts in scanner.scan(chain((head[first:],), blocks)):
-            columns.add(of_device.decode(texts.device))
-            columns.add(of_host.decode(texts.host))
-            columns.add(odd.decode(texts.odd, finder))
-    if finder:
-        finder.scan_last(scanner.rest)
-    last, tail, is_closed = decode_last(scanner.rest, of_any)
-    if tail and not is_closed:
+        head, start, request = _begin(path, blocks, events)
+        collector = Collector(request)
+        collector.collect(chain((head[head.index(b"{", start) :],), blocks))
+    return _finish(path, head[:start], collector, damage)
+
+
+def _scan_in_processes(path: str, events: Events, processes: int) -> _Content | None:
+    """Find the requested events in several processes; None where the file is small, or must be read as one stream."""
+    try:
+        return _scan_apart(path, events, processes)
+    except (DoesNotFit, PartsDiffer, TimesDoNotFit):
+        return None
+
+
+def _scan_apart(path: str, events: Events, processes: int) -> _Content | None:
+    parts = () if events & _OF_INPUTS else read_parts(path)
+    count = min(sum(part.length for part in parts) // _LEAST_PER_GROUP, _MOST_GROUPS, len(parts))
+    if count < _FEWEST_GROUPS:
+        return None
+    keep_freed_memory()
+    groups = _divide(parts, count)
+    blocks = inflate_parts(path, groups[0])
+    head, start, request = _begin(path, blocks, events)
+    apart = import_module(_APART)
+    if not request.layout.is_unambiguous or not apart.can_fork():
+        return None
+    collector = Collector(request)
+    from_first = chain((head[head.index(b"{", start) :],), blocks)
+    try:
+        apart.collect_apart(path, collector, from_first, groups, request, min(processes, count))
+    except apart.BrokenProcessPool:
+        return None
+    return _finish(path, head[:start], collector, [])
+
+
+def _divide(parts: Sequence[Part], count: int) -> list[Sequence[Part]]:
+    """The parts in groups of about the same size, in order."""
+    borders = [len(parts) * group // count for group in range(count + 1)]
+    return [parts[begin:end] for begin, end in pairwise(borders)]
+
+
+def _begin(path: str, blocks: Iterator[bytes], events: Events) -> tuple[bytes, int, Request]:
+    """The first text of a trace, where its events begin, and how they are read.
+
+    Raises:
+        DoesNotFit: The layout is unknown.
+        NotATrace: It is what `perfscope merge` wrote.
+    """
+    head = read_head(blocks)
+    start = start_of_events(head)
+    layout = None if start is None else find_layout(head, start)
+    if start is None or layout is None:
         raise DoesNotFit
-    if last is not None and not layout.is_unambiguous and has_no_time(last):
-        raise DoesNotFit
-    columns.add([last] if last is not None else ())
+    _refuse_merged(path, head[:start])
+    return head, start, Request(events, layout, times_fit_doubles(head, start))
+
+
+def _finish(path: str, head: bytes, collector: Collector, damage: list[str]) -> _Content:
+    """The content of a file whose events are collected but for the last one.
+
+    Raises:
+        DoesNotFit: The layout is not kept.
+    """
+    tail, is_closed = collector.finish()
     if not is_closed:
-        count = scanner.events + (last is not None)
-        damage.append(f"{path}: is cut off after {count} events; what was not written is lost")
-    if odd.lost:
-        damage.append(f"{path}: {odd.lost} of its events cannot be read and are left out")
-    if times:
-        columns.add_operator_times(times.spans())
-        columns.add_callers(scanner.callers.names, times.named())
-        if times.lost:
-            raise DoesNotFit
-    products = finder.products() if finder else None
-    return _Content(columns, _document_around(head[:start], tail), tuple(damage), products)
-
-
-def _kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
-    """The record of an event: with inputs where they are requested."""
-    return ShapedEvent if Events.SHAPES in events else plain
-
-
-def _decoders(events: Events, layout: Layout, *, fits: bool) -> tuple[EventDecoder[AnyEvent], ...]:
-    """What decodes events on devices, on the host, and those of either kind; ``fits`` says that doubles hold times."""
-    of_device = Event if Events.GRIDS in events else DeviceEvent
-    kinds: tuple[type[AnyEvent], ...] = (of_device, _kind_of_event(events, HostEvent), _kind_of_event(events, Event))
-    if not fits:
-        kinds = (EventInDigits,) * 3
-    return tuple(EventDecoder(kind, is_unambiguous=layout.is_unambiguous) for kind in kinds)
+        damage.append(f"{path}: is cut off after {collector.events} events; what was not written is lost")
+    if collector.lost:
+        damage.append(f"{path}: {collector.lost} of its events cannot be read and are left out")
+    products = collector.finder.products() if collector.finder else None
+    return _Content(collector.columns, _document_around(head, tail), tuple(damage), products)
 
 
 def _refuse_merged(path: str, head: bytes) -> None:
@@ -206,7 +235,7 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
 def _parse(path: str, events: Events) -> _Content:
     """Read the events of a file of whatever layout, block by block."""
     try:
-        return _stream(path, events, _kind_of_event(events, Event))
+        return _stream(path, events, kind_of_event(events, Event))
     except TimesDoNotFit:
         return _stream(path, events, EventInDigits)
 
@@ -276,7 +305,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         dropped.append(f"{path}: {columns.repeated} of its device events are there twice, and are counted once")
     base_ns = _metadata(document.base_ns, int, 0)
     calls = columns.host_spans(Events.CALLS)
-    names, annotations = mark_steps(hooks, base_ns, columns.names, calls, columns.host_spans(Events.ANNOTATIONS))
+    names, annotations = mark_steps(hooks, base_ns, columns.sorted_names, calls, columns.host_spans(Events.ANNOTATIONS))
     trace = Trace(
         path=path,
         rank=_first(info.rank, hooks.rank, _apply(rank_rule, path)),

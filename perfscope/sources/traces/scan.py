@@ -8,7 +8,7 @@ an event of a requested category, and only these events are cut out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -206,31 +206,29 @@ class Scanner:
         """
         layout = self.layout
         texts = EventTexts([], [], [])
-        across: list[bytes] = []
         for block in blocks:
-            first = block.find(layout.separator)
-            if first < 0:
+            if block.find(layout.separator) < 0:
                 self.rest += block
                 if len(self.rest) > _LARGEST_EVENT_BYTES:
                     raise DoesNotFit
                 continue
-            # The events that cross a border between blocks are scanned together, so that no block is copied.
-            across.append(self.rest + block[: first + len(layout.close)])
-            last = block.rfind(layout.separator)
-            if last > first:
-                texts.extend(self._find(_Block(block, first + layout.until_brace, last + len(layout.close))))
-            self.rest = block[last + layout.until_brace :]
+            # Copied, so that events stand in the order of the file whatever the borders of its blocks.
+            text = self.rest + block
+            last = text.rfind(layout.separator)
+            texts.extend(self._find(_Block(text, 0, last + len(layout.close))))
+            self.rest = text[last + layout.until_brace :]
             if len(texts.device) + len(texts.host) + len(texts.odd) > _EVENTS_PER_BATCH:
-                texts.extend(self._find_across(across))
                 yield texts
-                texts, across = EventTexts([], [], []), []
-        if across:
-            texts.extend(self._find_across(across))
+                texts = EventTexts([], [], [])
         yield texts
 
-    def _find_across(self, events: Sequence[bytes]) -> EventTexts:
-        layout = self.layout
-        text = layout.separator[len(layout.close) : layout.until_brace].join(events)
+    def scan_event(self, end: bytes) -> EventTexts:
+        """The events in the rest and what follows it up to the end of an event.
+
+        Raises:
+            DoesNotFit: An event is written otherwise than the layout says.
+        """
+        text, self.rest = self.rest + end, b""
         return self._find(_Block(text, 0, len(text)))
 
     def _find(self, block: _Block) -> EventTexts:

@@ -6,7 +6,7 @@ in the trace, on the trace's own clock, and exact; where it is not, the wall clo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,27 +21,27 @@ _LARGEST_CLOCK_ERROR_NS = NS_PER_MS
 
 
 def mark_steps(
-    metadata: TraceMetadata, base_ns: int, names: Mapping[str, int], calls: HostSpans, annotations: HostSpans
+    metadata: TraceMetadata, base_ns: int, names: Sequence[str], calls: HostSpans, annotations: HostSpans
 ) -> tuple[dict[str, int], HostSpans]:
     """The names and the annotations of a trace with ``ProfilerStep#N`` for each step of a light window.
 
     Args:
         metadata: What the hooks wrote into the trace.
         base_ns: What the exporter adds for wall-clock time.
-        names: Every name, with its number.
+        names: Every name, at its number.
         calls: The calls that the trace contains.
         annotations: The annotations that the trace contains.
 
     Returns:
         Both as they are where the trace is not a light window's, or marks its steps itself.
     """
-    numbered = dict(names)
+    numbered = {name: number for number, name in enumerate(names)}
     steps = len(metadata.edges_ns) - 1
     if metadata.activities != wire.LIGHT or metadata.first_step is None or steps < 1:
         return numbered, annotations
     if any(name.startswith(STEP_MARK) for name in names):
         return numbered, annotations
-    edges = _find_edges(np.array(metadata.edges_ns, np.int64) - base_ns, names, calls)
+    edges = _find_edges(np.array(metadata.edges_ns, np.int64) - base_ns, numbered, calls)
     marks = [f"{STEP_MARK}{metadata.first_step + step}" for step in range(steps)]
     process = np.full(steps, ABSENT if metadata.pid is None else metadata.pid, np.int64)
     spans = HostSpans(

@@ -1,0 +1,191 @@
+"""Collects the requested events of a trace's text, of all of it or of a stretch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+from perfscope.sources.traces.columns import Columns
+from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
+from perfscope.sources.traces.layout import Layout
+from perfscope.sources.traces.operator_times import OperatorTimes, TimedOperators
+from perfscope.sources.traces.products import ProductFinder
+from perfscope.sources.traces.records import AnyEvent, DeviceEvent, Event, EventInDigits, HostEvent, ShapedEvent
+from perfscope.sources.traces.scan import DoesNotFit, EventTexts, Scanner
+from perfscope.tables.trace import Events
+
+_LARGEST_EVENT_BYTES = 64 << 20
+_Plain = TypeVar("_Plain", Event, HostEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to read of a trace, and how it is written.
+
+    Attributes:
+        events: The requested kinds of events.
+        layout: Its layout.
+        fits: Whether doubles hold its times.
+    """
+
+    events: Events
+    layout: Layout
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What was collected from a stretch of text that begins anywhere.
+
+    Attributes:
+        before: The text up to the end of the event in which it begins.
+        rest: The text behind the last event that is known to be whole.
+        events: How many events were passed between them.
+        lost: How many of them have lost their phase or category.
+        columns: The requested ones.
+        finder: The products; absent where they are not requested.
+        operators: When threads were inside operators, where that is collected apart; and those that may wait.
+        callers: The names of these.
+    """
+
+    before: bytes
+    rest: bytes
+    events: int
+    lost: int
+    columns: Columns
+    finder: ProductFinder | None
+    operators: TimedOperators | None
+    callers: list[str]
+
+
+class Collector:
+    """Collects events from texts that follow each other.
+
+    Attributes:
+        columns: The events.
+        finder: The products among them; absent where they are not requested.
+        events: How many events there were.
+    """
+
+    def __init__(self, request: Request) -> None:
+        events, self._layout = request.events, request.layout
+        self.columns = Columns(events)
+        self.finder = ProductFinder() if Events.PRODUCTS in events else None
+        needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
+        self._times = OperatorTimes() if request.fits and needs_times_alone else None
+        self._scanner = Scanner(request.layout, events, self.finder, self._times)
+        self._of_device, self._of_host, self._of_any = _decoders(request)
+        self._odd = OddEvents(kind_of_event(events, Event) if request.fits else EventInDigits)
+        self._lost = 0
+
+    @property
+    def events(self) -> int:
+        """How many events there were."""
+        return self._scanner.events
+
+    @property
+    def lost(self) -> int:
+        """How many events have lost their phase or their category."""
+        return self._lost + self._odd.lost
+
+    def collect(self, blocks: Iterable[bytes]) -> None:
+        """Collect the events of a text that begins with one.
+
+        Raises:
+            DoesNotFit: The layout is not kept.
+            TimesDoNotFit: A time is too large for a double.
+        """
+        for texts in self._scanner.scan(blocks):
+            self._add(texts)
+
+    def collect_stretch(self, blocks: Iterator[bytes]) -> Stretch:
+        """Collect the events of a text that begins anywhere; the layout must be unambiguous.
+
+        Raises:
+            DoesNotFit: The layout is not kept, or no event begins in the text.
+            TimesDoNotFit: A time is too large for a double.
+        """
+        text, begin = b"", -1
+        for block in blocks:
+            text += block
+            begin = text.find(self._layout.separator)
+            if begin >= 0 or len(text) > _LARGEST_EVENT_BYTES:
+                break
+        if begin < 0:
+            raise DoesNotFit
+        self.collect(chain((text[begin + self._layout.until_brace :],), blocks))
+        return Stretch(
+            before=text[: begin + len(self._layout.close)],
+            rest=self._scanner.rest,
+            events=self._scanner.events,
+            lost=self._odd.lost,
+            columns=self.columns,
+            finder=self.finder,
+            operators=self._times.collected() if self._times else None,
+            callers=self._scanner.callers.names,
+        )
+
+    def absorb(self, stretch: Stretch) -> None:
+        """Add what was collected from the text that follows.
+
+        Raises:
+            DoesNotFit: The two cannot be joined.
+            TimesDoNotFit: A time is too large for a double.
+        """
+        self._add(self._scanner.scan_event(stretch.before))
+        self.columns.absorb(stretch.columns)
+        if self.finder and stretch.finder:
+            self.finder.absorb(stretch.finder)
+        if self._times and stretch.operators:
+            self._times.absorb(stretch.operators, len(self._scanner.callers.names))
+            self._scanner.callers.names.extend(stretch.callers)
+        self._scanner.rest = stretch.rest
+        self._scanner.events += stretch.events
+        self._lost += stretch.lost
+
+    def finish(self) -> tuple[bytes, bool]:
+        """Collect the last event; returns the text behind it, and whether that closes the list of events.
+
+        Raises:
+            DoesNotFit: The layout is not kept.
+        """
+        rest = self._scanner.rest
+        if self.finder:
+            self.finder.scan_last(rest)
+        last, tail, is_closed = decode_last(rest, self._of_any)
+        if tail and not is_closed:
+            raise DoesNotFit
+        if last is not None and not self._layout.is_unambiguous and has_no_time(last):
+            raise DoesNotFit
+        if last is not None:
+            self.columns.add([last])
+            self._scanner.events += 1
+        if self._times:
+            operators = self._times.collected()
+            self.columns.add_operator_times(operators.spans)
+            self.columns.add_callers(self._scanner.callers.names, operators.named)
+            if operators.lost:
+                raise DoesNotFit
+        return tail, is_closed
+
+    def _add(self, texts: EventTexts) -> None:
+        self.columns.add(self._of_device.decode(texts.device))
+        self.columns.add(self._of_host.decode(texts.host))
+        self.columns.add(self._odd.decode(texts.odd, self.finder))
+
+
+def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
+    """The record of an event: with inputs where they are requested."""
+    return ShapedEvent if Events.SHAPES in events else plain
+
+
+def _decoders(request: Request) -> tuple[EventDecoder[AnyEvent], ...]:
+    """What decodes events on devices, on the host, and those of either kind."""
+    events = request.events
+    of_device = Event if Events.GRIDS in events else DeviceEvent
+    kinds: tuple[type[AnyEvent], ...] = (of_device, kind_of_event(events, HostEvent), kind_of_event(events, Event))
+    if not request.fits:
+        kinds = (EventInDigits,) * 3
+    return tuple(EventDecoder(kind, is_unambiguous=request.layout.is_unambiguous) for kind in kinds)
