@@ -18,10 +18,12 @@ from typing import TypeAlias
 import msgspec
 
 from perfscope.constants import NS_PER_US
-from perfscope.errors import NotATrace, SourceError
+from perfscope.errors import NotATrace
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.device_profile import Profile, ProfiledEvent, to_trace
 from perfscope.sources.traces.inflate import read_blocks
+from perfscope.sources.traces.layout import start_of_events
+from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.trace import ABSENT, STEP_MARK, Trace, Work
 
 _EXPORTER = "torch_npu on Ascend"
@@ -35,6 +37,8 @@ _IS_NO_WORK = re.compile(
 _IS_COPY = re.compile(r"mem(?:cpy|copy)|sdma|pcie_dma|reduce_?(?:async|inline)", re.IGNORECASE)
 _ARROW = "async_npu"
 _RANK = re.compile(r"profiler_info_(\d+)\.json$")
+#: The largest time that nanoseconds in 64 bits hold, and the longest duration.
+_LAST_US, _WEEK_US = 2**63 // 1000, 7 * 86_400 * 10**6
 Number: TypeAlias = int | str
 
 
@@ -78,14 +82,35 @@ def read_ascend(path: str, rank: int | None) -> Trace:
     Raises:
         SourceError: It cannot be read, or contains nothing that ran on an NPU.
     """
-    try:
-        events = msgspec.json.decode(b"".join(read_blocks(path, [])), type=list[_Event])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SourceError(path, f"is a trace of {_EXPORTER} that cannot be read: {error}") from None
-    profile = _sort(events)
+    damage: list[str] = []
+    profile = _sort(_read_events(path, damage))
     if not profile.device:
-        raise NotATrace(path, f"is a trace of {_EXPORTER} without anything that ran on an NPU")
+        hint = "; ".join(damage) or None
+        raise NotATrace(path, f"is a trace of {_EXPORTER} without anything that ran on an NPU", hint=hint)
+    profile.damage.extend(damage)
     return to_trace(path, profile, _EXPORTER, rank if rank is not None else _rank_beside(path))
+
+
+def _read_events(path: str, damage: list[str]) -> list[_Event]:
+    """All events with possible times; what is lost is added as sentences."""
+    blocks = read_blocks(path, damage)
+    head = b""
+    while (start := start_of_events(head)) is None and (block := next(blocks, b"")):
+        head += block
+    stream = EventStream(_Event)
+    members = [event for chunk, _ in stream.read(head[start:], blocks) for event in chunk]
+    events = [event for event in members if _is_possible(event)]
+    lost = max(0, stream.lost) + len(members) - len(events)
+    if not stream.is_closed:
+        damage.append(f"{path}: is cut off after {stream.events} events; what was not written is lost")
+    if lost:
+        damage.append(f"{path}: {lost} of its events cannot be read and are left out")
+    return events
+
+
+def _is_possible(event: _Event) -> bool:
+    """Whether an event has times that can be: numbers, of which a duration is neither negative nor a week."""
+    return event.ts.is_finite() and abs(event.ts) < _LAST_US and event.dur.is_finite() and 0 <= event.dur < _WEEK_US
 
 
 def _sort(events: list[_Event]) -> Profile:

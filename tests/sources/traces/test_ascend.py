@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers import breakdown
-from perfscope.errors import NotATrace
+from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, Trace, Work
 from tests.analyzers.flops.making import answer
@@ -141,3 +143,38 @@ def test_the_answer_names_the_profiler(tmp_path: Path) -> None:
 def test_a_trace_of_an_npu_without_tasks_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotATrace, match="torch_npu on Ascend without anything that ran on an NPU"):
         read_trace(write(tmp_path / "trace_view.json", OPERATORS, PROCESSES))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cut_is_said_and_costs_what_is_behind_it(seed: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "trace_view.json", PROCESSES, OPERATORS, COLLECTIVE, CALLS, TASKS)
+    content = path.read_bytes()
+    whole = device_of(read_trace(path))
+    path.write_bytes(content[: random.Random(seed).randrange(len(content))])
+    try:
+        trace = read_trace(path)
+    except SourceError:
+        return
+    assert trace.damage
+    assert len(device_of(trace)) <= len(whole)
+
+
+def test_a_flipped_bit_is_no_error(tmp_path: Path) -> None:
+    """Plain text has no checksum: what becomes another number or name is not known to be wrong."""
+    path = write(tmp_path / "trace_view.json", PROCESSES, OPERATORS, TASKS, COLLECTIVE, CALLS)
+    content = path.read_bytes()
+    order = random.Random(7)
+    for _ in range(200):
+        place = order.randrange(len(content))
+        flipped = bytes([content[place] ^ 1 << order.randrange(8)])
+        path.write_bytes(content[:place] + flipped + content[place + 1 :])
+        with contextlib.suppress(SourceError):
+            read_trace(path)
+
+
+@pytest.mark.parametrize("written", ["NaN", "Infinity", "1e999999", "-1e30"])
+def test_times_that_cannot_be_are_left_out_and_said(written: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "trace_view.json", [{**TASKS[0], "ts": written}], TASKS[1:], PROCESSES, COLLECTIVE)
+    trace = read_trace(path)
+    assert [event[0] for event in device_of(trace)] == [REDUCE, COPY]
+    assert any("1 of its events cannot be read" in line for line in trace.damage)
