@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from perfscope.analyzers.comparison.setups import SetupDifference, compare_setup
 from perfscope.analyzers.comparison.side import Figure, Side
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Float64
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.comparison.replayed import ReplayedTerm
 
 
 class Verdict(StrEnum):
@@ -57,6 +61,7 @@ class Comparison:
         setup: What is not the same in the set-ups.
         limits: What became of the limits.
         notes: What a reader must know.
+        replays: What the largest terms cost on the critical path; absent where that was not asked for.
     """
 
     a: Side
@@ -74,6 +79,7 @@ class Comparison:
     setup: tuple[SetupDifference, ...]
     limits: tuple[LimitVerdict, ...]
     notes: tuple[str, ...]
+    replays: tuple[ReplayedTerm, ...] | None = None
 
     @property
     def damage(self) -> tuple[str, ...]:

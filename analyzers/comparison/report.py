@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.comparison.budgets import BudgetChange, TermChange
 from perfscope.analyzers.comparison.change import Change
@@ -12,6 +13,9 @@ from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
 from perfscope.tables.kernel_classes import short_name
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.comparison.replayed import ReplayedTerm
 
 SCHEMA = "perfscope/comparison/1"
 _UNITS = {
@@ -77,6 +81,7 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "work": None if comparison.work is None else comparison.work[0],
         "missing": {str(name): reason for name, reason in comparison.missing.items()},
         **_budget_data(comparison.budget),
+        "replays": None if comparison.replays is None else [_replay_data(term) for term in comparison.replays],
         "appeared": _differences(inventory.differences, "appeared"),
         "vanished": _differences(inventory.differences, "vanished"),
         "changed": [
@@ -136,6 +141,15 @@ def _term_data(change: TermChange) -> dict[str, Json]:
     }
 
 
+def _replay_data(term: ReplayedTerm) -> dict[str, Json]:
+    return {
+        "kernel": term.name,
+        "change_us": term.change_ns / NS_PER_US,
+        "replayed_us": term.replayed_ns / NS_PER_US,
+        "interval_us": [bound / NS_PER_US for bound in term.interval_ns],
+    }
+
+
 def _interval_us(interval_ns: tuple[int, int] | None) -> Json:
     return None if interval_ns is None else [bound / NS_PER_US for bound in interval_ns]
 
@@ -153,6 +167,8 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
         sections.append(_setup(comparison, most_rows))
     if comparison.budget is not None:
         sections.append(_budget(comparison.budget, most_rows))
+    if comparison.replays:
+        sections.append(_replays(comparison.replays))
     if comparison.inventory.differences:
         sections.append(_changed(comparison, most_rows))
     if comparison.inventory.same_kernels or comparison.inventory.same_products:
@@ -229,6 +245,27 @@ def _limits(comparison: Comparison, most_rows: int) -> Section:
     shown, left_out = first_rows(rows, most_rows)
     note = "A limit is exceeded where the whole interval lies beyond it."
     return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
+
+
+def _replays(replays: Sequence[ReplayedTerm]) -> Section:
+    columns = (
+        Column("Kernel"), Column("By the budget (ms)", 3), Column("On the critical path (ms)", 3),
+        Column("Interval (ms)"),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            short_name(term.name),
+            term.change_ns / NS_PER_MS,
+            term.replayed_ns / NS_PER_MS,
+            f"{term.interval_ns[0] / NS_PER_MS:+.3f} to {term.interval_ns[1] / NS_PER_MS:+.3f}",
+        )
+        for term in replays
+    )
+    notes = (
+        "B's profiled steps, replayed with each of these kernels alone as it is on the same rank of A: by so much a "
+        "step is longer for it, with what other ranks wait. Such answers overlap, and add up to nothing.",
+    )
+    return Section("On the critical path", columns, rows, notes)
 
 
 def _setup(comparison: Comparison, most_rows: int) -> Section:

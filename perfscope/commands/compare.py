@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from perfscope.analyzers.comparison.comparison import Comparison
 from perfscope.analyzers.comparison.limits import parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
-from perfscope.api.comparing import compare_sides, to_report
+from perfscope.api.comparing import ComparedRuns, compare_sides, to_report
 from perfscope.commands.options.sections import (
     ComparisonSections,
     ScreenFormat,
@@ -28,6 +29,8 @@ from perfscope.renderers import Format
 
 _FEWEST_SIDES = 2
 _PERCENT = 100
+#: Loaded where it is asked for.
+_REPLAYING = "perfscope.engine.replayed_sides"
 
 Sides = Annotated[
     list[str],
@@ -57,6 +60,10 @@ BetweenRuns = Annotated[
         show_default="as much as its steps spread, and 0.4",
     ),
 ]
+Replay = Annotated[
+    bool,
+    typer.Option("--replay", help="Replay B with the kernels that changed most as on A: what they cost a whole step."),
+]
 Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]
 Save = Annotated[
     Path | None,
@@ -70,6 +77,7 @@ def compare(
     anyway: Anyway = False,
     between_runs: BetweenRuns = None,
     operators: Operators = False,
+    replay: Replay = False,
     save: Save = None,
     format: ScreenFormat = None,
     section: ComparisonSections = None,
@@ -87,6 +95,9 @@ def compare(
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
     between = None if between_runs is None else between_runs / _PERCENT
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
+    if replay:
+        with_replays = import_module(_REPLAYING).with_replays
+        compared = tuple(ComparedRuns(with_replays(runs.comparison)) for runs in compared)
     report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
     comparisons = [runs.comparison for runs in compared]
     return Outcome(

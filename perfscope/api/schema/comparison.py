@@ -197,6 +197,22 @@ class JoulesChangeData(ChangeData):
     b_j: float
 
 
+class ReplayedTermData(TypedDict):
+    """A kernel whose time changed, on the critical path.
+
+    Attributes:
+        kernel: Its name.
+        change_us: Its change in the budget: a mean over ranks.
+        replayed_us: By how much B's step is longer for it, by a replay of B with this kernel as on A.
+        interval_us: Of that.
+    """
+
+    kernel: str
+    change_us: float
+    replayed_us: float
+    interval_us: list[float]
+
+
 class ComparisonData(TypedDict):
     """One comparison.
 
@@ -221,6 +237,7 @@ class ComparisonData(TypedDict):
         terms: The terms; with ``unexplained_us`` they add up to ``change_us`` exactly.
         unexplained_us: What no term explains.
         unexplained_interval_us: Its interval.
+        replays: What the largest terms cost on the critical path; None where ``--replay`` did not ask for it.
         appeared: Kernels and products that only B has.
         vanished: Kernels and products that only A has.
         changed: What is launched more or less often.
@@ -251,6 +268,7 @@ class ComparisonData(TypedDict):
     terms: list[TermChangeData]
     unexplained_us: float | None
     unexplained_interval_us: list[float] | None
+    replays: list[ReplayedTermData] | None
     appeared: list[DifferenceData]
     vanished: list[DifferenceData]
     changed: list[DifferenceData]

@@ -1,0 +1,31 @@
+"""Comparisons with what their largest terms cost on the critical path, for which the traces are read once more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfscope.analyzers.comparison.comparison import Comparison
+from perfscope.analyzers.comparison.replayed import replay_terms
+from perfscope.constants import NS_PER_S
+from perfscope.engine.run import measure_with
+from perfscope.errors import PerfscopeError
+
+
+def with_replays(comparison: Comparison) -> Comparison:
+    """The comparison with its replays, or with a note that says why there are none."""
+    a, b = comparison.a, comparison.b
+    if comparison.budget is None or comparison.is_refused or comparison.is_per_work:
+        why = "it needs the traces of both sides, for the same work"
+        return replace(comparison, replays=(), notes=(*comparison.notes, f"Nothing is replayed: {why}."))
+    undisturbed_ns = b.step_time_s.centre * NS_PER_S if b.step_time_s is not None and not b.is_profiled else None
+    try:
+        graphs = [
+            [graph for partial in measure_with("whatif", tuple, [side.name]).partials for graph in partial]
+            for side in (a, b)
+        ]
+        replays = replay_terms(comparison.budget, graphs[0], graphs[1], undisturbed_ns)
+    except PerfscopeError as problem:
+        return replace(
+            comparison, replays=(), notes=(*comparison.notes, f"Nothing is replayed: {problem.problem}.")
+        )  # fmt: skip
+    return replace(comparison, replays=replays)
