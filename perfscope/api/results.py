@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
-from perfscope.api.schema.devices_over_time import LateRanksData, MemoryData, TimelineData
+from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
 from perfscope.api.schema.host import BudgetData, HostData, IterationsData, OperationsData
+from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData

@@ -14,14 +14,24 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 import pytest
 
 import perfscope.api.schema
+from perfscope.analyzers.flops.counter_check import CountedActivity, CounterCheck
+from perfscope.analyzers.late_ranks.device_pace import DevicePace
+from perfscope.analyzers.late_ranks.result import LateRanks
+from perfscope.analyzers.memory.peak import find_peak
+from perfscope.analyzers.memory.result import MemoryUse
+from perfscope.analyzers.replay.regain import Regain
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
 from perfscope.api.opening import open_run
 from perfscope.api.results import Findings, Results
 from perfscope.api.schema.comparison import ComparisonData
-from perfscope.api.schema.findings import FindingData
+from perfscope.api.schema.devices_over_time import LateRanksData
+from perfscope.api.schema.findings import FindingData, RegainData
+from perfscope.api.schema.gpus import CounterCheckData
+from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.windowed import SkippedData, WindowsData
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
+from perfscope.sources.memory.reading import read_histories
 from tests.api.inputs import all_inputs
 from tests.conftest import ROOT
 
@@ -48,7 +58,8 @@ def differences(value: object, hint: Any, where: str) -> Iterator[str]:
     if isinstance(hint, UnionType):
         if value is None and type(None) in get_args(hint):
             return
-        hint = next(kind for kind in get_args(hint) if kind is not type(None))
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        hint = next((kind for kind in kinds if not any(differences(value, kind, where))), kinds[0])
     if is_typeddict(hint):
         yield from object_differences(value, hint, where)
     elif get_origin(hint) is list and isinstance(value, list):
@@ -106,6 +117,35 @@ def test_results_are_what_their_types_say(path: Path) -> None:
     data = as_json(run.data)
     assert not list(differences(data["skipped"], list[SkippedData], "skipped"))
     assert not list(differences(data["windows"], WindowsData, "windows"))
+
+
+def any_inner_types() -> Iterator[str]:
+    """The keys whose values may be any object."""
+    for module in sorted(SCHEMA.glob("[a-z]*.py")):
+        for line in module.read_text().splitlines():
+            if re.match(r"    \w+: .*\bobject\b", line):
+                yield f"{module.name}: {line.strip()}"
+
+
+def test_no_key_may_hold_any_object() -> None:
+    assert not list(any_inner_types())
+
+
+@pytest.mark.parametrize("name", ["pure.memory.jsonl.gz", "oom.pickle.gz", "fsdp2.pickle.gz"])
+def test_memory_is_what_its_type_says(name: str, tmp_path: Path) -> None:
+    """No run of the fixtures has a history of its allocator."""
+    peak = find_peak(read_histories(ROOT / "fixtures" / "memory" / name)[0])
+    assert not list(differences(as_json(MemoryUse((peak,)).data()), MemoryData, "memory"))
+
+
+def test_counters_and_devices_are_what_their_types_say() -> None:
+    activity = CountedActivity((0, 1), 12, 0.5, None, 0.25, 1980.0, None)
+    check = CounterCheck((activity,), 0.4, 0.5).data()
+    assert not list(differences(as_json(check), CounterCheckData, "by_counters"))
+    regain = Regain("gil=free", 5e6, 1e6, (1e5, 2e6), 1e4, 0.02, ("the host is as fast",))
+    assert not list(differences(as_json(regain.data()), RegainData, "replay"))
+    late = LateRanks(None, (), (DevicePace(0, 3, None, 5, 6, None, 1.5, 1980),), counts_compute=False, has_stages=False)
+    assert not list(differences(as_json(late.data()), LateRanksData, "late_ranks"))
 
 
 @pytest.mark.parametrize("pair", [("ddp_1", "ddp_25"), ("base_1", "base_2"), ("clean", "eager_attention")])

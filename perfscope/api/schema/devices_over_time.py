@@ -1,4 +1,4 @@
-"""Ranks that are late on their hosts, memory at its peak, and the states of devices."""
+"""Ranks that are late on their hosts, the pace of devices, and their states."""
 
 from typing import TypedDict
 
@@ -49,6 +49,30 @@ class HostStepsData(TypedDict):
     faults: int | None
 
 
+class DevicePaceData(TypedDict):
+    """A rank's device in the steps that were timed on it.
+
+    Attributes:
+        rank: The rank.
+        probes: Timed steps.
+        forward_ns: Median of the forward passes; None where their ends were not seen.
+        backward_ns: The same of backward passes and exchanges.
+        update_ns: The same of the optimizer.
+        relative_forward: ``forward_ns`` over the median of the other ranks; None where it may hold an exchange.
+        relative_update: The same of the optimizer; None where there is nothing to compare with.
+        sm_clock_mhz: Clock of its multiprocessors; None without samples.
+    """
+
+    rank: int
+    probes: int
+    forward_ns: int | None
+    backward_ns: int
+    update_ns: int
+    relative_forward: float | None
+    relative_update: float | None
+    sm_clock_mhz: int | None
+
+
 class LateRanksData(TypedDict):
     """``results.late_ranks``: which ranks are late, by what their hosts did in each step.
 
@@ -66,21 +90,7 @@ class LateRanksData(TypedDict):
     compared_ns: int
     waits_timed: bool | None
     ranks: list[HostStepsData]
-    devices: list[dict[str, object]]
-
-
-class MemoryData(TypedDict):
-    """``results.memory``: what filled the memory of each device at its peak. See docs/memory.md.
-
-    Attributes:
-        devices: Each device: its peak, by category, module and allocation, and what would save most.
-        fullest: Position of the fullest one in ``devices``.
-        notes: What a reader must know.
-    """
-
-    devices: list[dict[str, object]]
-    fullest: int
-    notes: list[str]
+    devices: list[DevicePaceData]
 
 
 class DeviceStatesData(TypedDict):

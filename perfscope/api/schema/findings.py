@@ -15,6 +15,30 @@ class EvidenceData(TypedDict):
     pointers: list[str]
 
 
+class RegainData(TypedDict):
+    """What a replay of the profiled steps without the cause says.
+
+    Attributes:
+        scenario: The fix, as a scenario of ``perfscope whatif`` is written.
+        step_us: The step that it is compared with; None where there is no answer.
+        saved_us: What the fix saves of it, likewise.
+        interval_us: Least and most that it saves, likewise.
+        noise_us: How far the replayed step may be off whatever is changed, likewise.
+        replay_error: How far the replay of the measured durations is from the measured step, as a share, likewise.
+        assumptions: What the answer rests on.
+        reason: Why there is no answer; None where there is one.
+    """
+
+    scenario: str
+    step_us: float | None
+    saved_us: float | None
+    interval_us: list[float] | None
+    noise_us: float | None
+    replay_error: float | None
+    assumptions: list[str]
+    reason: str | None
+
+
 class FindingData(TypedDict):
     """An entry of ``results.findings``: a cause that costs time, and what to try.
 
@@ -47,7 +71,7 @@ class FindingData(TypedDict):
     advice: str
     confidence: str
     page: str
-    replay: dict[str, object] | None
+    replay: RegainData | None
     saved_bytes: int | None
 
 

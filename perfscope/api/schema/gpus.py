@@ -221,6 +221,46 @@ class CrossCheckData(TypedDict):
     explanation: list[str]
 
 
+class CountedActivityData(TypedDict):
+    """What NVML's counters of one GPU say of its undisturbed steps.
+
+    Attributes:
+        ranks: The ranks that trained on it.
+        windows: Windows of the counters in undisturbed steps.
+        tensor_activity: Share of cycles in which tensor cores were active.
+        sm_activity: Share of multiprocessors that were active; None where not reported.
+        sm_occupancy: Share of their warps; None where not reported.
+        clock_mhz: Mean clock meanwhile; None where not sampled.
+        utilisation: Share of the dense peak; None where the clock of the peak is unknown.
+    """
+
+    ranks: list[int]
+    windows: int
+    tensor_activity: float
+    sm_activity: float | None
+    sm_occupancy: float | None
+    clock_mhz: float | None
+    utilisation: float | None
+
+
+class CounterCheckData(TypedDict):
+    """The utilisation by counters beside the one by operations.
+
+    Attributes:
+        utilisation: The mean over the GPUs; None where one has none.
+        counted: The share of the peak by operations that ran; None where unknown.
+        difference: By how much the counters are above the operations; None where one is unknown.
+        reason: Why there is none; None where there is one.
+        gpus: Each GPU.
+    """
+
+    utilisation: float | None
+    counted: float | None
+    difference: float | None
+    reason: str | None
+    gpus: list[CountedActivityData]
+
+
 class MfuData(Windowed):
     """``results.mfu``: MFU = operations per token x tokens/s / (GPUs x dense peak), by each convention.
 
@@ -265,5 +305,5 @@ class MfuData(Windowed):
     doubt: str | None
     checkpointing: str
     counted: CrossCheckData | None
-    by_counters: dict[str, object]
+    by_counters: CounterCheckData
     notes: list[str]

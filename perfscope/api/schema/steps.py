@@ -225,7 +225,7 @@ class RankSetupData(TypedDict):
     loaders: list[LoaderData]
     ddp: DdpData | None
     optimizer: OptimizerSetupData | None
-    engine: dict[str, object]
+    engine: dict[str, bool | int | float | str]
     padding: PaddingData | None
     collects_garbage: bool | None
     zero_stage: int | None
