@@ -33,6 +33,7 @@ _BAR = re.compile(
     re.MULTILINE,
 )
 _SKEW = 4
+_LOSSES_OF_ANOTHER = 2
 _PRECISE_STEP_S = 2
 _PRECISE_CLOCK_S = 20
 _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
@@ -55,6 +56,7 @@ class ProgressBars:
         self._bars: dict[int, _Points] = {}
         self._current: int | None = None
         self._votes: Counter[int] = Counter()
+        self._late_votes: Counter[int] = Counter()
         self._disturbance = 0
 
     @property
@@ -82,8 +84,9 @@ class ProgressBars:
 
     def on_losses(self) -> None:
         """The trainer prints its losses: the bar shown last is the bar of the training."""
-        if self._current is not None:
-            self._votes[self._current] += 1
+        total = self._current
+        if total is not None:
+            (self._late_votes if self.is_complete(total) else self._votes)[total] += 1
 
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; the clock of its bar runs on."""
@@ -95,7 +98,12 @@ class ProgressBars:
             return steps if steps in self._bars else None
         if self._votes:
             return max(self._votes, key=lambda total: (self._votes[total], total))
-        return self.totals[0] if len(self._bars) == 1 else None
+        # After a training's last step come its last losses; other bars are over before the first ones.
+        possible = [total for total in self._bars if self._late_votes[total] < _LOSSES_OF_ANOTHER]
+        with_losses = [total for total in possible if self._late_votes[total]]
+        if with_losses:
+            return max(with_losses, key=lambda total: (self._late_votes[total], total))
+        return possible[0] if len(self._bars) == 1 and possible else None
 
     def is_complete(self, total: int) -> bool:
         """Whether the bar of a length was drawn to its end."""

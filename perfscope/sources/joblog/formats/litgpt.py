@@ -25,11 +25,12 @@ _LOSS = re.compile(rb"loss(?: train)?(?: \(curr\))?:? ([\d.eE+naif-]{1,20})")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The micro-batches of the step that is printed: the last one, their time, and how many there are."""
+    """The micro-batches of the step that is printed: the last one, their time, their number, and the step."""
 
     last: int | None = None
     wall_ns: int | None = None
     batches: int = 0
+    step: int | None = None
 
 
 def _on_batch(state: _State, line: LineMatch) -> None:
@@ -49,6 +50,7 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     elif state.wall_ns is not None or state.batches == 0:
         state.wall_ns = (state.wall_ns or 0) + round(time_ms * NS_PER_MS)
     state.batches += 1
+    state.step = int(line["step"])
     if not line["ends"]:
         return
     loss = _LOSS.search(line[0])
@@ -60,6 +62,12 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     series.stated_interval = 1
     series.add(record, line.label)
     state.wall_ns, state.batches = 0, 0
+
+
+def _close(state: _State) -> None:
+    """Micro-batches alone show that a step began; its time is not known."""
+    if SOURCE not in state.log.series and state.step is not None:
+        state.log.series_of(SOURCE).add(Record(state.step))
 
 
 FORMAT = Format(
@@ -78,4 +86,5 @@ FORMAT = Format(
         ),
     ),
     sources=(StepTimeSource(SOURCE),),
+    close=_close,
 )
