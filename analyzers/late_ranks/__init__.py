@@ -36,7 +36,14 @@ def analyze(run: Run) -> LateRanks:
     lateness = find_lateness(parts, counts_compute=counts_compute) if parts is not None else []
     slow = find_slow_devices(devices, tables)
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
-    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages)
+    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, _collectives_axis(run))
+
+
+def _collectives_axis(run: Run) -> str | None:
+    """The axis of parallelism that all collectives serve; None where there are several, or none is known."""
+    axes = {axis for rank in run.ranks for axis in rank.parallel if axis != "pp"}
+    used = [axis for axis in axes if len({rank.parallel.get(axis) for rank in run.ranks}) > 1]
+    return used[0].upper() if len(used) == 1 else None
 
 
 def _has_stages(run: Run) -> bool:

@@ -47,6 +47,7 @@ class StepParts:
         step: The numbers of the steps.
         total_ns: From the end of the step before to the end of the step, by rank and step.
         parts_ns: Each part, likewise; they add up to the total exactly.
+        transfers_ns: What of ``Part.EXCHANGE`` is sends and receives, likewise; the rest is collectives.
         faults: Page faults, likewise.
         work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
         work_unit: Which of these.
@@ -57,6 +58,7 @@ class StepParts:
     step: Int64
     total_ns: Int64
     parts_ns: dict[Part, Int64]
+    transfers_ns: Int64
     faults: Int64
     work: Int64
     work_unit: str
@@ -80,11 +82,14 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
     rows = [np.searchsorted(table.step, numbers) for table in tables]
     split = [_split_rank(table, row) for table, row in zip(tables, rows, strict=True)]
     unit, work = _work(tables, rows)
+    parts_ns = {part: np.stack([parts[part] for _, parts in split]) for part in Part}
+    sent_ns = np.stack([_values(_host(table).transfers_ns, row) for table, row in zip(tables, rows, strict=True)])
     parts = StepParts(
         ranks=tuple(table.rank for table in tables),
         step=numbers,
         total_ns=np.stack([total for total, _ in split]),
-        parts_ns={part: np.stack([parts[part] for _, parts in split]) for part in Part},
+        parts_ns=parts_ns,
+        transfers_ns=np.minimum(sent_ns, parts_ns[Part.EXCHANGE]),
         faults=np.stack([_values(_host(table).faults, row) for table, row in zip(tables, rows, strict=True)]),
         work=work,
         work_unit=unit,

@@ -52,6 +52,7 @@ class LateRanks:
         devices: The pace of each device; empty where none was timed.
         counts_compute: Whether the ranks' own work was compared.
         has_stages: Whether the ranks are stages of a pipeline.
+        collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
     """
 
     parts: StepParts | None
@@ -59,6 +60,7 @@ class LateRanks:
     devices: tuple[DevicePace, ...]
     counts_compute: bool
     has_stages: bool
+    collectives_axis: str | None = None
 
     @property
     def compared_ns(self) -> int:
@@ -94,6 +96,7 @@ class LateRanks:
                     "rank": rank,
                     "total_ns": int(parts.total_ns[row].sum()),
                     "parts_ns": {str(part): int(parts.parts_ns[part][row].sum()) for part in Part},
+                    "exchange_by_axis_ns": self._by_axis(parts, row),
                     "faults": int(parts.faults[row].sum()),
                 }
                 for row, rank in enumerate(parts.ranks)
@@ -112,6 +115,13 @@ class LateRanks:
                 for pace in self.devices
             ],
         }
+
+    def _by_axis(self, parts: StepParts, row: int) -> dict[str, int]:
+        """Waits for other ranks by the axis of parallelism; they add up to ``Part.EXCHANGE``."""
+        sent_ns = int(parts.transfers_ns[row].sum())
+        collectives_ns = int(parts.parts_ns[Part.EXCHANGE][row].sum()) - sent_ns
+        sender = "PP" if self.has_stages else "transfers"
+        return {self.collectives_axis or "collectives": collectives_ns, sender: sent_ns}
 
     def sections(self) -> tuple[Section, ...]:
         """Who was late and why, what the steps of each rank are made of, and how fast the devices are."""
@@ -191,8 +201,13 @@ class LateRanks:
         ]
         named = {str(late.rank) for late in self.lateness}
         rows.sort(key=lambda row: row[0] not in named)
-        note = "Means of the compared steps on the host; the parts add up to the step."
-        return long_table("Steps on the host, by rank", columns, rows, (note,), most=_MOST_RANKS)
+        notes = ["Means of the compared steps on the host; the parts add up to the step."]
+        waits = [self._by_axis(parts, row) for row in range(len(parts.ranks))]
+        means = {axis: sum(wait[axis] for wait in waits) / len(waits) / count / NS_PER_MS for axis in waits[0]}
+        if all(means.values()):
+            listed = ", ".join(f"{axis} {mean:.2f} ms" for axis, mean in means.items())
+            notes.append(f"Waits for ranks by axis of parallelism, a mean of all ranks: {listed}.")
+        return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
 
     def _devices_section(self) -> Section:
         columns = (

@@ -40,12 +40,15 @@ class HostStepsData(TypedDict):
         rank: The rank.
         total_ns: The time of the compared steps.
         parts_ns: The same by part; the parts add up to it.
+        exchange_by_axis_ns: The part ``exchange`` by axis of parallelism: collectives and transfers apart, by the names
+            of their axes where each serves one alone.
         faults: Page faults in them.
     """
 
     rank: int
     total_ns: int
     parts_ns: dict[str, int]
+    exchange_by_axis_ns: dict[str, int]
     faults: int | None
 
 

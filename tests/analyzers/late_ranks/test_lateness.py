@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,9 @@ from perfscope.wire.host import HostWaits, HostWork
 STEPS = 40
 
 
-def make_steps(ranks: list[dict[int, dict[str, Any]]], *, waits: bool = True, **always: Any) -> list[Steps]:
+def make_steps(
+    ranks: list[dict[int, dict[str, Any]]], *, waits: bool = True, sent_ns: int = 0, **always: Any
+) -> list[Steps]:
     """The steps of ranks that compute 20 ms each and wait for the last; each has parts (ms) of its own in some steps.
 
     A part is ``data``, ``garbage``, ``delay``, ``system``, ``sleep``, ``save``, ``compute``; ``tokens`` and ``faults``
@@ -61,7 +64,7 @@ def make_steps(ranks: list[dict[int, dict[str, Any]]], *, waits: bool = True, **
                     save_ns=save or None,
                     spans=spans,
                     host=HostWork(total - off - delay, delay, round(ms.get("system", 0) * MS), ms.get("faults", 0), 0),
-                    waits=None if wait is None else HostWaits(wait, 0),
+                    waits=None if wait is None else HostWaits(wait - sent_ns, sent_ns),
                 )
             )
     return [to_steps(rank, 0, rows) for rank, rows in enumerate(records)]
@@ -155,6 +158,33 @@ def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:
     assert analyze(make_run(tables, parallel)).lateness == ()
     (late,) = analyze(make_run(make_steps([{}, {0: {"sleep": 15}}]), parallel)).lateness
     assert (late.rank, late.cause) == (1, Cause.BLOCKED)
+
+
+@pytest.mark.parametrize(
+    ("axes", "names"),
+    [
+        ((("dp", 2),), ("DP", "transfers")),
+        ((("tp", 2), ("dp", 1)), ("TP", "transfers")),
+        ((("pp", 2), ("dp", 2)), ("DP", "PP")),
+        ((("dp", 2), ("tp", 2), ("pp", 2)), ("collectives", "PP")),
+        ((), ("collectives", "transfers")),
+    ],
+)
+def test_waits_are_of_the_axis_that_they_serve(axes: tuple[tuple[str, int], ...], names: tuple[str, str]) -> None:
+    world = prod(size for _, size in axes) if axes else 2
+    parallel: dict[int, dict[str, int]] = {rank: {} for rank in range(world)}
+    for rank in range(world):
+        rest = rank
+        for axis, size in axes:
+            parallel[rank][axis], rest = rest % size, rest // size
+    tables = make_steps([{0: {"data": 3 * rank}} for rank in range(world)], sent_ns=MS // 4)
+    result = analyze(make_run(tables, parallel))
+    ranks: Any = result.data()
+    for rank in ranks["ranks"]:
+        assert tuple(rank["exchange_by_axis_ns"]) == names
+        assert rank["exchange_by_axis_ns"][names[1]] == MS // 4 * ranks["compared_steps"]
+        assert sum(rank["exchange_by_axis_ns"].values()) == rank["parts_ns"]["exchange"]
+    assert f"{names[1]} 0.25 ms" in result.sections()[1].notes[-1]
 
 
 def test_the_parts_of_each_step_add_up_to_it() -> None:
