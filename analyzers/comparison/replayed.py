@@ -107,6 +107,7 @@ def _replay(
     ranks = [replace(times, event_ns=times.event_ns.astype(np.int64)) for times in ranks]
     changed = measured.replay.run(measured.times.with_ranks(ranks))
     longer_ns = measured.replayed.step_ns - span_of_steps(measured.job, changed.end_ns).step_ns
-    # What the replay is off of the measured step whatever is changed is off of both steps.
-    doubt_ns = hypot(measured.error * longer_ns, _UNSEEN * longer_ns, measured.steps.standard_error_ns)
+    # What the replay is off of the measured step whatever is changed is off of both steps: it counts in proportion.
+    largest_ns = max(abs(longer_ns), abs(change_ns))
+    doubt_ns = hypot(measured.error * largest_ns, _UNSEEN * longer_ns, measured.steps.standard_error_ns)
     return ReplayedTerm(name, change_ns, longer_ns, (longer_ns - doubt_ns, longer_ns + doubt_ns))

@@ -14,8 +14,9 @@ from perfscope.errors import PerfscopeError
 def with_replays(comparison: Comparison) -> Comparison:
     """The comparison with its replays, or with a note that says why there are none."""
     a, b = comparison.a, comparison.b
-    if comparison.budget is None or comparison.is_refused or comparison.is_per_work:
-        why = "it needs the traces of both sides, for the same work"
+    several = [side.name for side in (a, b) if side.step_time_s is not None and len(side.step_time_s.runs) > 1]
+    if comparison.budget is None or comparison.is_per_work or several:
+        why = "it needs the traces of one run of each side, for the same work"
         return replace(comparison, replays=(), notes=(*comparison.notes, f"Nothing is replayed: {why}."))
     undisturbed_ns = b.step_time_s.centre * NS_PER_S if b.step_time_s is not None and not b.is_profiled else None
     try:

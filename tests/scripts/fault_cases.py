@@ -48,6 +48,8 @@ class Case:
     lengths: tuple = ()
     compiles: bool = False
     returns_logits: bool = False  # whether the loss is computed outside of the model
+    cross_entropy: bool = False  # of these logits as they are, in place of their mean square
+    norm_by_hand: bool = False
     save_every: int = 0
     ddp: dict | None = None
     no_sync: bool = True
@@ -59,6 +61,7 @@ class Case:
     prepare: object = None
     stack: bool = False
     shapes: bool = False
+    modules: bool = False
 
 
 def log_norm(states):
@@ -136,6 +139,7 @@ def reduce_flat(model):
 
 SMALL = {"batch": 4}
 NEVER = "1000"
+BY_OPERATORS = {"batch": 8, "shapes": True, "modules": True}
 CASES = {
     "clean": Case(),
     "clean_small": Case(**SMALL),
@@ -159,6 +163,10 @@ CASES = {
     "recompilation": Case(MIDDLE, batch=4, compiles=True, lengths=tuple(range(32, 257, 8)), steps=40),
     "saves": Case(**SMALL, save_every=6, steps=48),
     "padding": Case(padding=0.6),
+    "clean_operators": Case(**BY_OPERATORS, returns_logits=True),
+    "norm_by_hand": Case(**BY_OPERATORS, returns_logits=True, norm_by_hand=True),
+    "clean_loss": Case(**BY_OPERATORS, returns_logits=True, cross_entropy=True),
+    "fp32_loss": Case(**BY_OPERATORS),
     "fp32": Case(batch=2, dtype=torch.float32, steps=28),
     "ddp_clean": Case(ranks=2, ddp={}),
     "ddp_clean_accumulation": Case(ranks=2, ddp={}, batch=4, accumulation=4),

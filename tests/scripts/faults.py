@@ -72,11 +72,28 @@ class Logits(Gpt):
 def loss_of(case, model, tokens):
     if not case.returns_logits:
         return model(tokens)
-    return model(tokens).square().mean()
+    logits = model(tokens)
+    if not case.cross_entropy:
+        return logits.square().mean()
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class NormByHand(torch.nn.LayerNorm):
+    """A norm of many operators, each of which goes over all states."""
+
+    def forward(self, states):
+        wide = states.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        scaled = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + self.eps)
+        return scaled.to(states.dtype) * self.weight + self.bias
 
 
 def build(case, device):
     model = (Logits if case.returns_logits else Gpt)(case.config).to(device, case.dtype)
+    if case.norm_by_hand:
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.__class__ = NormByHand
     for block in model.blocks:
         forward = block.forward
 
@@ -208,7 +225,8 @@ def run(name, folder, rank, gpu, turn):
     if case.rival and GPU and os.fork() == 0:
         multiply(gpu, turn)
     run_dir = folder / name
-    attach(str(run_dir), steps=case.windows, nvml_hz=5.0 if GPU else 0.0, stack=case.stack, shapes=case.shapes)
+    recorded = {"stack": case.stack, "shapes": case.shapes, "modules": case.modules}
+    attach(str(run_dir), steps=case.windows, nvml_hz=5.0 if GPU else 0.0, **recorded)
     device = torch.device("cuda", gpu) if GPU else torch.device("cpu")
     if GPU:
         torch.cuda.set_device(device)

@@ -54,7 +54,8 @@ def test_a_clean_twin_has_nothing_to_replay(capsys: Capture) -> None:
 def test_sides_without_traces_say_why_nothing_is_replayed(tmp_path: Path, capsys: Capture) -> None:
     baseline = tmp_path / "base.json"
     assert run(capsys, "compare", BASE, "--save", baseline).code == 0
-    for sides in ((baseline, SLOW), (ROOT / "fixtures" / "logs" / "deepspeed_zero1_h200.log", SLOW)):
+    log = ROOT / "fixtures" / "logs" / "deepspeed_zero1_h200.log"
+    for sides in ((baseline, SLOW), (log, SLOW)):
         document = compared(capsys, *sides, "--replay")
         assert document["replays"] == []
         assert any(note.startswith("Nothing is replayed: ") for note in document["notes"])
