@@ -32,8 +32,9 @@ names, times and correlations of all kernels, copies, calls, annotations and ope
 window and the idle time of each device, in all and in each marked step, with sums over the events in integers.
 """
 _NO_TRACE = """\
-JAX is what it says: profiles in XPlane, read for what ran on devices. Of Ascend (msinsight) compute, communication and
-exposed communication are compared with the intervals that torch_npu's profiler adds to its trace, `Overlap Analysis`,
+JAX is what it says: profiles in XPlane, read for what ran on devices, and compared with a second, slow reading of the
+wire format: devices, streams, names, times and correlations. Of Ascend (msinsight) compute, communication and exposed
+communication are compared with the intervals that torch_npu's profiler adds to its trace, `Overlap Analysis`,
 to the rounding of each. What is no trace of torch.profiler is refused with a sentence: traces of rocprof, of IBM's AIU,
 of eBPF, a profile of a TPU that was stored as text, execution traces, settings, expected results.
 """
