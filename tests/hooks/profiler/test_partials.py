@@ -1,0 +1,175 @@
+"""Traces are measured behind their compression, and whatever goes wrong there touches neither them nor the training."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from perfscope.engine import partials_at_capture
+from perfscope.engine.partials import load
+from perfscope.engine.partials_at_capture import main, process_of
+from perfscope.engine.windows import TraceFiles
+from perfscope.hooks.profiler import compress
+from tests.conftest import ROOT
+
+SOURCE = ROOT / "fixtures" / "traces" / "gloo2"
+NAME = "vm_17.1795.pt.trace.json"
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace as a window leaves it."""
+    path = tmp_path / "RUN" / "traces" / NAME
+    path.parent.mkdir(parents=True)
+    path.write_bytes(gzip.decompress((SOURCE / "rank0.pt.trace.json.gz").read_bytes()))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock of its own, and no limits for the process of the tests."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
+
+
+def partials_of(trace: Path) -> Path:
+    return trace.with_name("vm_17.1795.pt.trace.partials")
+
+
+def compressor(trace: Path, modules: str | None) -> subprocess.CompletedProcess[bytes]:
+    environment = {} if modules is None else {"PERFSCOPE_MODULES": modules}
+    words = [sys.executable, "-I", "-S", str(ROOT / "hooks" / "profiler" / "compress.py"), str(trace)]
+    return subprocess.run(words, env=environment, capture_output=True, check=False)
+
+
+def appears(path: Path) -> bool:
+    until = time.monotonic() + PATIENCE_S
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return path.exists()
+
+
+def compressed(trace: Path) -> Path:
+    compress.compress(str(trace))
+    return trace.with_name(f"{trace.name}.gz")
+
+
+@contextmanager
+def another_process_measures(tmp_path: Path) -> Iterator[None]:
+    with (tmp_path / "tmp" / f"perfscope-measuring-{os.getuid()}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_what_was_compressed_is_measured_in_a_process_behind_it(trace: Path) -> None:
+    compress.start_compressing(str(trace))
+    assert appears(partials_of(trace))
+    loaded = load(str(partials_of(trace)))
+    assert loaded.measured(TraceFiles(f"{trace}.gz")).partials
+    assert {path.name for path in trace.parent.iterdir()} == {f"{NAME}.gz", partials_of(trace).name}
+
+
+@pytest.mark.parametrize("modules", [None, "", "/nowhere", os.pathsep.join(["/nowhere", str(ROOT / "docs")])])
+def test_a_trace_is_compressed_where_nothing_can_measure_it(trace: Path, modules: str | None) -> None:
+    text = trace.read_bytes()
+    ended = compressor(trace, modules)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    assert gzip.decompress(trace.with_name(f"{NAME}.gz").read_bytes()) == text
+    assert not partials_of(trace).exists()
+
+
+def test_the_modules_of_the_training_script_are_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    folders = compress._list_folders()
+    assert str(tmp_path) not in folders
+    assert folders[-1] == str(ROOT)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"traceEvents": [{"ph": "X", "na', os.urandom(4096)])
+def test_a_trace_that_cannot_be_read_has_no_partials(trace: Path, text: bytes) -> None:
+    trace.write_bytes(text)
+    packed = compressed(trace)
+    before = packed.read_bytes()
+    main([str(trace)])
+    assert packed.read_bytes() == before
+    for path in trace.parent.glob("*.partials"):  # of what is left of a cut one
+        assert load(str(path)).measured(TraceFiles(str(packed))).damage
+
+
+def test_what_is_not_measured_in_time_is_not_there(trace: Path) -> None:
+    compressed(trace)
+    main([str(trace)], longest_s=0)
+    assert not partials_of(trace).exists()
+    main([str(trace)])
+    assert partials_of(trace).exists()
+
+
+def test_one_trace_is_measured_at_a_time_on_a_host(trace: Path, tmp_path: Path) -> None:
+    compressed(trace)
+    with another_process_measures(tmp_path):
+        main([str(trace)], longest_s=0.3)
+    assert not partials_of(trace).exists()
+
+
+def test_nobody_waits_for_the_process_that_measures(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setenv("PERFSCOPE_MODULES", "/nowhere")
+
+    class Started:
+        def __init__(self, words: list[str], **options: object) -> None:
+            started.append(words)
+            assert options["start_new_session"]
+            assert options["stdout"] is options["stderr"] is subprocess.DEVNULL
+
+    monkeypatch.setattr(subprocess, "Popen", Started)  # it has nothing else that could be called
+    compress.start_measuring([str(trace)])
+    ((*_, last),) = started
+    assert last == str(trace)
+
+
+def test_a_full_disk_leaves_the_trace_as_it_is(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = compressed(trace)
+    before = packed.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    main([str(trace)])
+    assert [path.name for path in trace.parent.iterdir()] == [packed.name]
+    assert packed.read_bytes() == before
+
+
+def test_an_analyzer_that_fails_costs_the_partials_and_nothing_else(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = compressed(trace)
+
+    def fail(_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr("perfscope.analyzers.host.measure", fail)
+    main([str(trace)])
+    assert [path.name for path in trace.parent.iterdir()] == [packed.name]
+
+
+def test_a_trace_that_is_gone_is_nothing_to_measure(trace: Path) -> None:
+    shutil.rmtree(trace.parent)
+    main([str(trace)])
+
+
+def test_light_windows_belong_to_the_process_of_their_name() -> None:
+    assert process_of(f"RUN/traces/light/{NAME}") == process_of(f"RUN/traces/{NAME}.gz".removesuffix(".gz")) == "vm_17"
