@@ -18,9 +18,10 @@ import pytest
 from perfscope.engine import partials_at_capture
 from perfscope.engine.partials import load
 from perfscope.engine.partials_at_capture import main, process_of
+from perfscope.engine.run import Plan, analyze
 from perfscope.engine.windows import TraceFiles
 from perfscope.hooks.profiler import compress
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SCRIPTS, profile
 
 SOURCE = ROOT / "fixtures" / "traces" / "gloo2"
 NAME = "vm_17.1795.pt.trace.json"
@@ -173,3 +174,21 @@ def test_a_trace_that_is_gone_is_nothing_to_measure(trace: Path) -> None:
 
 def test_light_windows_belong_to_the_process_of_their_name() -> None:
     assert process_of(f"RUN/traces/light/{NAME}") == process_of(f"RUN/traces/{NAME}.gz".removesuffix(".gz")) == "vm_17"
+
+
+@pytest.mark.slow
+def test_a_run_that_was_profiled_is_analyzed_by_its_partials(tmp_path: Path) -> None:
+    captured = profile(sys.executable, SCRIPTS / "ending.py", "none", "0", cwd=tmp_path)
+    assert captured.code == 0, captured.stderr
+    (trace,) = (tmp_path / "RUN" / "traces").glob("*.gz")
+    partials = trace.with_name(f"{trace.name.removesuffix('.json.gz')}.partials")
+    assert appears(partials)
+    plan = Plan(only=frozenset({"host", "steps"}))
+    expected = analyze([tmp_path / "RUN"], Plan(only=plan.only, is_fresh=True))
+    trace.unlink()
+    analysis = analyze([tmp_path / "RUN"], plan)
+    assert {name: result.data() for name, result in analysis.results.items()} == {
+        name: result.data() for name, result in expected.results.items()
+    }
+    assert list(analysis.results) == ["steps", "host"]
+    assert not analysis.notes
