@@ -19,8 +19,8 @@ from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.runs.environment import read_environment
-from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.folder import is_run, is_run_at
+from perfscope.sources.runs.stored import read_environment_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import TRACE_ENDINGS
 
@@ -57,7 +57,11 @@ def read_side(location: str, *, with_operators: bool = False) -> Side:
 def _read_part(location: str, *, with_operators: bool) -> Side:
     path = Path(location)
     if is_url(location):
-        return _read_traces([location], name=location, with_operators=with_operators)
+        runs = [group[0] for group in split_into_runs([location]) if is_run_at(group[0])]
+        sides = [_read_run(run, with_operators=with_operators) for run in runs]
+        if not sides:
+            return _read_traces([location], name=location, with_operators=with_operators)
+        return sides[0] if runs == [location] else join_runs(location, sides)
     if path.is_dir():
         return _read_folder(location, with_operators=with_operators)
     if path.is_file() and is_saved(path):
@@ -90,7 +94,7 @@ def _read_run(location: str, *, with_operators: bool) -> Side:
     analysis = analyze([location], Plan(only=_OF_RUNS, with_operators=with_operators))
     assert analysis.run is not None
     return side_of_run(
-        location, analysis.run, analysis.results, _reasons(analysis), _versions(Path(location)), analysis.damage
+        location, analysis.run, analysis.results, _reasons(analysis), _versions(location), analysis.damage
     )
 
 
@@ -105,9 +109,9 @@ def _reasons(analysis: Analysis) -> dict[str, str]:
     return {skipped.analyzer: skipped.reason for skipped in analysis.skipped}
 
 
-def _versions(run: Path) -> dict[str, str]:
+def _versions(run: str) -> dict[str, str]:
     try:
-        return {name: value for name, value in read_environment(run).facts if name not in _NO_VERSIONS}
+        return {name: value for name, value in read_environment_at(run).facts if name not in _NO_VERSIONS}
     except SourceError:
         return {}  # a run without its run.json is compared without versions
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.memory.reading import find_histories, read_histories
+from perfscope.sources.runs.environment import Environment, read_environment
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import list_below, read_all
@@ -37,6 +38,18 @@ def read_run_at(location: str) -> Run:
         run = read_run(folder)
         damage = tuple(line.replace(str(folder), location) for line in run.damage)
     return replace(run, path=location, damage=(*lost, *damage), read_memory=partial(_read_memory, location))
+
+
+def read_environment_at(location: str) -> Environment:
+    """Read the environment of the run at a path or a URL.
+
+    Raises:
+        SourceError: It has none, or cannot be read.
+    """
+    if not is_url(location):
+        return read_environment(Path(location))
+    with _copied(location, _is_read) as (folder, _):
+        return read_environment(folder)
 
 
 def _read_memory(location: str) -> tuple[AllocatorHistory, ...]:

@@ -6,8 +6,11 @@ break, within a file, too. What fails in spite of it is an error that names the 
 
 from __future__ import annotations
 
+import errno
 import glob
+import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from perfscope.constants import MIB
@@ -31,7 +34,51 @@ def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
         opened: BinaryIO = filesystem.open(path, "rb", block_size=ahead_bytes)
     except failures() as error:
         raise SourceError(location, f"cannot be read: {describe(error)}") from None
-    return opened
+    return StoredFile(opened)
+
+
+class StoredFile(io.BufferedIOBase, BinaryIO):
+    """A file behind a URL; whatever its store raises is an OSError, as of a file on disk."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read so many bytes, or what is left."""
+        with _as_of_disk():
+            return self._opened.read(-1 if size is None else size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place; see ``io.IOBase.seek``."""
+        with _as_of_disk():
+            return self._opened.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        return self._opened.tell()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether the store gives any part of a file."""
+        return self._opened.seekable()
+
+    def close(self) -> None:
+        """End reading."""
+        self._opened.close()
+        super().close()
+
+
+@contextmanager
+def _as_of_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except failures() as error:
+        raise OSError(errno.EIO, describe(error)) from None
 
 
 def kind_of(location: str) -> str | None:

@@ -32,6 +32,7 @@ class Faults:
         lost: They are listed, but not there.
         asked: How many GET requests there were for each key.
         pages: How many pages of listings were asked for.
+        bytes_sent: How much of each key was sent.
     """
 
     throttled: dict[str, int] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Faults:
     lost: str = ""
     asked: Counter[str] = field(default_factory=Counter)
     pages: int = 0
+    bytes_sent: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, counts: dict[str, int], key: str) -> bool:
@@ -106,6 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = response.read()
             is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
             content = faults.list(content) if is_listing else content
+            with faults.lock:
+                faults.bytes_sent[key] += len(content)
             self._answer(response.status, response.getheaders(), content, len(content) // 2 if is_cut else None)
         connection.close()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfscope.engine.partials_at_capture import store_beside, task_at_capture
 from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.traces.files import find_traces
 from tests.conftest import Ended, perfscope
@@ -193,6 +196,37 @@ def test_credentials_are_neither_printed_nor_written(s3: str, keys: dict[str, st
     assert ACCESS_KEY not in answer.stdout + answer.stderr
     assert not any(SECRET_KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert not list(Path(places["TMPDIR"]).glob("perfscope-*"))
+
+
+def test_partials_in_a_store_are_taken_in_place_of_their_traces(s3: str, ask: Ask, tmp_path: Path, whole: str) -> None:
+    import s3fs
+
+    store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    for name in TRACES:
+        assert store_beside(TraceFiles(str(run / "traces" / name)), task_at_capture(run))
+    store.put(str(run), "runs/partials", recursive=True)
+    faults = Faults()
+    with faulty(s3, faults) as address:
+        analysis = ask(address, "s3://runs/partials")
+        assert (analysis.damage, answers(analysis)) == ((), whole.replace("runs/zero1", "runs/partials"))
+        first = f"/runs/partials/traces/{TRACES[0]}"
+        assert faults.bytes_sent[first] < 0.1 * (run / "traces" / TRACES[0]).stat().st_size
+        store.rm([f"runs/partials/traces/{name}" for name in TRACES])
+        absent = ask(address, "s3://runs/partials")
+    assert answers(absent) == answers(analysis)
+    store.rm("runs/partials", recursive=True)
+
+
+def test_runs_in_a_store_are_compared_as_runs(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
+    variables = {"AWS_ENDPOINT_URL": s3, **keys}
+    stored = perfscope("compare", "s3://runs/zero1", "s3://runs/zero1", cwd=tmp_path, **variables)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "zero1").symlink_to(RUN)
+    on_disk = perfscope("compare", "runs/zero1", "runs/zero1", cwd=tmp_path)
+    assert (stored.code, stored.stderr) == (on_disk.code, on_disk.stderr)
+    assert stored.stdout == on_disk.stdout.replace("runs/zero1", "s3://runs/zero1")
+    assert "a run, 36 steps" in stored.stdout
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
