@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.logs.setup import Overrides
-from perfscope.analyzers.logs.summary import LogSummary, summarize_log
+from perfscope.analyzers.logs.summary import LogSummary
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB, NS_PER_S
-from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
+from perfscope.engine.many_logs import summarize_logs
+from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Report, Section, in_unit
-from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.joblog import find_logs
 from perfscope.units import format_parameters, format_seconds, parse_parameters
 
 
@@ -32,6 +33,8 @@ class Order(StrEnum):
 
 _OVERRIDES = "Set-up, where the log does not state it or is wrong"
 _FROM_LOG = "from the log"
+#: A table of more rows says nothing to anybody, and its logs need gigabytes.
+_MOST_LOGS = 100_000
 
 
 def logs(
@@ -89,16 +92,16 @@ def logs(
 def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSummary], list[str]]:
     summaries: list[LogSummary] = []
     unread: list[str] = []
-    for path in find_logs(paths):
-        try:
-            summary = summarize_log(read_log(path), overrides)
-        except SourceError as error:
-            unread.append(str(error))
-            continue
-        if summary.status == "unrecognised":
+    logs = find_logs(paths)
+    if len(logs) > _MOST_LOGS:
+        raise UsageError(f"there are {len(logs):,} logs; at most {_MOST_LOGS:,} are read at once", hint="name folders")
+    for path, answer in summarize_logs(logs, overrides):
+        if isinstance(answer, str):
+            unread.append(answer)
+        elif answer.status == "unrecognised":
             unread.append(f"{path} {'is empty' if path.stat().st_size == 0 else 'is not a log of a known framework'}")
         else:
-            summaries.append(summary)
+            summaries.append(answer)
     if not summaries:
         raise PerfscopeError(
             "; ".join(unread[:3]) or "there is no log in " + ", ".join(map(str, paths)),

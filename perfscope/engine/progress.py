@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from perfscope.hooks.messages import write_line
+from perfscope.engine.progress_lines import with_lines
 
 _T = TypeVar("_T")
-_LINE_PERIOD_S = 10.0
 
 
 def with_progress(answers: Iterable[_T], total: int) -> Iterator[_T]:
     """Pass the answers on, and show how many there are: in a bar on a terminal, else in a line now and then."""
     return with_bar(answers, total) if sys.stderr is not None and sys.stderr.isatty() else with_lines(answers, total)
-
-
-def with_lines(answers: Iterable[_T], total: int, period_s: float = _LINE_PERIOD_S) -> Iterator[_T]:
-    """Pass the answers on, and write a line of progress each time that so many seconds have passed."""
-    due_s = time.monotonic() + period_s
-    for count, answer in enumerate(answers, start=1):
-        if time.monotonic() >= due_s:
-            write_line(f"perfscope: {count:,} of {total:,} files are read")
-            due_s = time.monotonic() + period_s
-        yield answer
 
 
 def with_bar(answers: Iterable[_T], total: int) -> Iterator[_T]:
