@@ -28,7 +28,7 @@ from perfscope.analyzers.flops.operation_counts import count_operations
 from perfscope.constants import GIGA, MB
 from perfscope.engine.coverage import find_problems, summarize
 from perfscope.errors import SourceError
-from perfscope.sources.traces.jax import XPLANE
+from perfscope.sources.traces.files import XPLANE
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 

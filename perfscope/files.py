@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
+from importlib import import_module
 from pathlib import Path
 
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
 
+#: Loaded by name where a file is written: with the random numbers in it, it takes long to import.
+_TEMPORARY = "tempfile"
 _LARGEST_TEXT = 64 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
@@ -43,7 +45,7 @@ def replace_file(path: Path, content: bytes) -> None:
         raise SourceError(path, "is read-only", hint=f"chmod u+w {path}")
     temporary: Path | None = None
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        descriptor, name = import_module(_TEMPORARY).mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

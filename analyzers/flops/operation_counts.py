@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -263,4 +262,9 @@ def _alternates(is_backward: Sequence[bool]) -> bool:
     runs = [(backward_pass, len(list(passes))) for backward_pass, passes in groupby(is_backward)]
     forward = [length for backward_pass, length in runs if not backward_pass]
     backward = [length for backward_pass, length in runs if backward_pass]
-    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * median(backward)
+    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * _median(backward)
+
+
+def _median(lengths: Sequence[int]) -> float:
+    ordered = sorted(lengths)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

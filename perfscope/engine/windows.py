@@ -7,8 +7,8 @@ every process has one, else of the windows with operators: those of all ranks ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +21,12 @@ from perfscope.units import format_ranges
 from perfscope.wire.traces import TraceMetadata, partials_path
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from perfscope.tables.run import Run
 
+#: Loaded by name where there are several traces.
+_POOLS = "concurrent.futures"
 _READERS = 8
 
 
@@ -185,7 +189,8 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
         windows.append(_Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light))
     if len(traces) == 1:
         return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
-    with ThreadPoolExecutor(_READERS) as readers:  # a URL is asked for, and answers after a while
+    pool: ThreadPoolExecutor = import_module(_POOLS).ThreadPoolExecutor(_READERS)
+    with pool as readers:  # a URL is asked for, and answers after a while
         for path, metadata in zip(unrecorded, readers.map(_read_metadata, unrecorded), strict=True):
             if metadata is None or metadata.pid is None:
                 windows.append(_Window(None, path, 0, path, is_light=False))

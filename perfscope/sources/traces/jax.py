@@ -25,7 +25,6 @@ from perfscope.sources.traces.protobuf import message_of, number_of, read_fields
 from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.trace import ABSENT, Trace, Work
 
-XPLANE = ".xplane.pb"
 _PS_PER_NS = 1000
 _DEVICE = re.compile(r"/device:(?:GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")

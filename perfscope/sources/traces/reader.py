@@ -21,13 +21,11 @@ from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
-from perfscope.sources.traces.ascend import is_of_ascend, read_ascend
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
+from perfscope.sources.traces.files import XPLANE
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
-from perfscope.sources.traces.jax import XPLANE, is_export, read_export, read_xplane
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.parts import Part, PartsDiffer, inflate_parts, read_parts
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
@@ -53,6 +51,7 @@ RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
 #: Loaded by name where a large trace is read: pools of processes take longer to import than a small one to read.
 _APART = "perfscope.sources.traces.apart"
+_OTHER_PROFILERS = "perfscope.sources.traces.other_profilers"
 #: Fewer or smaller groups of parts are read sooner in one process.
 _LEAST_PER_GROUP, _FEWEST_GROUPS, _MOST_GROUPS = 16 * MIB, 4, 256
 _OF_INPUTS = Events.SEQUENCES | Events.SHAPES
@@ -111,7 +110,8 @@ def read_trace(
     """
     location = os.fspath(path)
     if XPLANE in location:
-        return read_xplane(location)
+        profile: Trace = import_module(_OTHER_PROFILERS).read_xplane(location)
+        return profile
     try:
         content = _scan_in_processes(location, events, processes) if processes > 1 else None
         content = content or _scan(location, events, Pace.AHEAD if is_url(location) else pace)
@@ -120,13 +120,8 @@ def read_trace(
     trace = _to_trace(location, content, rank_rule)
     if len(trace.device):
         return trace
-    if not (len(trace.calls) or len(trace.annotations)) and is_export(location):
-        return read_export(location)
-    if is_of_ascend(location):
-        return read_ascend(location, trace.rank)
-    if not (len(trace.calls) or len(trace.annotations) or len(trace.operators)):
-        refuse_other_tools(location)
-    return trace
+    read: Trace = import_module(_OTHER_PROFILERS).read_other(location, trace)
+    return read
 
 
 def _scan(path: str, events: Events, pace: Pace) -> _Content:
