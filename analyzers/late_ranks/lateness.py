@@ -104,7 +104,9 @@ def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
     if counts_compute and parts.times_exchange:
         over = _over_others(parts.own_ns)
     else:  # a part that is short on this rank does not make up for one that is long
-        over = np.sum([np.maximum(excess[part], 0) for part in counted], axis=0)
+        over = np.zeros(parts.total_ns.shape)
+        for part in counted:
+            over += np.maximum(excess[part], 0)
     median_ns = float(np.median(parts.total_ns))
     usual = np.maximum(np.median(over, axis=1), 0)
     usual[usual < _PERSISTENT * median_ns] = 0

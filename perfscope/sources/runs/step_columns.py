@@ -168,7 +168,7 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
     return StepColumns(
         rows=first_rows[-1],
         numbers=numbers,
-        texts={name: np.concatenate([_text(part, name) for part in filled]) for name in _TEXTS},
+        texts={name: _join_texts([_text(part, name) for part in filled], first_rows[-1]) for name in _TEXTS},
         flags={name: np.concatenate([_flag(part, name) for part in filled]) for name in _FLAGS},
         spans=tuple(
             (first + row, span) for first, part in zip(first_rows, filled, strict=False) for row, span in part.spans
@@ -179,6 +179,14 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
 
 def _text(columns: StepColumns, name: str) -> npt.NDArray[np.str_]:
     return columns.texts.get(name, np.zeros(columns.rows, "<U1"))
+
+
+def _join_texts(parts: Sequence[npt.NDArray[np.str_]], rows: int) -> npt.NDArray[np.str_]:
+    """One after the other; a text that all of a million rows have is held once."""
+    first = parts[0][0]
+    if all((part == first).all() for part in parts):
+        return np.broadcast_to(np.asarray(first), rows)
+    return np.concatenate(parts)
 
 
 def _flag(columns: StepColumns, name: str) -> Bool:
