@@ -48,7 +48,7 @@ $(HTA_READY): tests/viewers/hta-requirements.txt $(READY)
 hosts:
 	@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
 	for program in $(HOST_PROGRAMS); do command -v $$program > /dev/null || missing="$$missing $$program"; done; \
-	test -z "$$missing" || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y $(HOST_PACKAGES); } || true
+	test -z "$$missing" || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(HOST_PACKAGES); } || true
 
 # The tests of the page open it in a real browser. Playwright's own would have to be downloaded; Debian's does as well.
 browser:

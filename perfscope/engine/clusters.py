@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -55,11 +56,20 @@ def _connect_to(scheduler: str) -> Client:
 
 
 def _load(module: str, extra: ClusterKind) -> ModuleType:
+    """Import what starts a cluster; Ctrl-C goes on to end this command.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        return import_module(module)
+        loaded = import_module(module)
     except ImportError as error:
         hint = f"pip install 'perfscope-toolkit[{extra}]'"
         raise UsageError(f"--cluster {extra} needs {error.name}, which is not installed", hint=hint) from None
+    if signal.getsignal(signal.SIGINT) is not on_interrupt:  # of dask-jobqueue: it ends Python as if all were well
+        signal.signal(signal.SIGINT, on_interrupt)
+    return loaded
 
 
 def _start_slurm(workers: int, options: dict[str, object]) -> SpecCluster:

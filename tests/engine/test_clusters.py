@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import distribution
@@ -24,7 +26,7 @@ from perfscope.engine.dask_cluster import measure_on_cluster
 from perfscope.engine.measuring import MeasuredTrace, measure
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import PerfscopeError, UsageError
-from tests.conftest import ROOT, perfscope
+from tests.conftest import ROOT, environment, perfscope
 from tests.engine.slurm import jobs, slurm_node
 from tests.engine.test_dask_workers import TASK, is_first, marks_of, require_all
 from tests.engine.test_many_traces import groups, job
@@ -101,6 +103,25 @@ def test_a_job_that_slurm_refuses_is_said_before_anything_waits(tmp_path: Path, 
     assert answer.stderr.startswith("perfscope: Slurm refuses the job of a worker: ")
     assert "invalid partition" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_ctrl_c_cancels_jobs_that_have_not_started(tmp_path: Path, slurm: dict[str, str]) -> None:
+    job(tmp_path, 4)
+    (tmp_path / "cluster.toml").write_text(f'kind = "slurm"\n{SMALL}job_extra_directives = ["--hold"]\n')
+    before = len(jobs(slurm))
+    words = [sys.executable, "-m", "perfscope", "analyze", "--cluster", "cluster.toml", "--workers", "2", "."]
+    settings = {**environment(), **slurm}
+    process = subprocess.Popen(words, cwd=tmp_path, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while jobs(slurm)[before:].count("PENDING") < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert set(jobs(slurm)[before:]) == {"CANCELLED"}
 
 
 def test_a_machine_without_slurm_is_said_so(tmp_path: Path) -> None:
