@@ -94,7 +94,7 @@ def test_a_slow_operator_costs_what_was_put_into_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["whatif/base", "whatif/no_overlap", "traces/ddp4", "traces/single"])
 def test_what_good_libraries_leave_is_no_slow_operator(run: str) -> None:
-    """The backward passes of cuDNN's attention attain 36 to 44 % of the peak, of layer norms 24 to 31 % of the memory's."""
+    """The backward passes of cuDNN's attention attain 36 to 44 % of the peak, of norms 24 to 31 % of memory's."""
     analysis = analyze([ROOT / "fixtures" / run], Plan(only=frozenset({"findings", "roofline"})))
     assert "roofline" in analysis.results
     found = analysis.results["findings"]
