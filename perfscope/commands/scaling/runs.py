@@ -22,7 +22,7 @@ from perfscope.sources.scaling.run_facts import (
 from perfscope.tables.scaling import ScalingRun
 
 #: Flags of a log's summary that cast doubt on its throughput.
-_DOUBTS = ("throughput-disagrees", "name-disagrees")
+_DOUBTS = ("throughput-disagrees", "name-disagrees", "mixed-jobs")
 
 
 def read_runs(paths: list[Path], warmup: int | None) -> tuple[list[ScalingRun], list[str]]:

@@ -78,7 +78,8 @@ class StepLog(NamedTuple):
         if inputs.step_ns is not None:
             return inputs
         if rate is None:
-            raise UsageError(f"{log.path} has no iteration line, so --time is missing")
+            reason = f": {log.mixture}" if log.mixture else " has no iteration line"
+            raise UsageError(f"{log.path}{reason}, so --time is missing")
         return _supply_from_rate(inputs, rate)
 
     def compare(self, step: Step, conventions: Sequence[Convention]) -> Comparison:

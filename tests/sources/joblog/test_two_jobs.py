@@ -12,6 +12,7 @@ from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.joblog import JobLog
+from tests.commands.report_cli import run
 from tests.conftest import ROOT
 from tests.sources.joblog.lines import gluon, megatron, read, seconds, titan
 from tests.sources.joblog.test_progress_bars import bar
@@ -150,3 +151,15 @@ def test_two_jobs_in_any_turns_are_two(seed: int, step: int) -> None:
             second += 1
             turns.add(second)
     assert turns.are_of_two_jobs
+
+
+def test_other_commands_say_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.log"
+    setup = "  world_size ..... 8\n  hidden_size ..... 1024\n  num_layers ..... 24\n  seq_length ..... 1024\n"
+    path.write_text(setup + "".join(IN_TURNS["the same iterations at another speed"]))
+    answer = run(capsys, "tflops", "--log", path)
+    assert answer.code == 2
+    assert "records of two jobs take turns" in answer.err
+    assert "no iteration line" not in answer.err
+    assert "records of two jobs take turns" in run(capsys, "scaling", path).err
+    assert "records of two jobs take turns" in run(capsys, "logs", path).out

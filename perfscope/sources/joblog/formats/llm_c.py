@@ -1,11 +1,12 @@
-"""llm.c: a line a step, by its CUDA program and by its Python one.
+"""llm.c: a line a step, by its CUDA program, by its Python one, and by the one for processors.
 
     step   61/74 | loss 3.208939 (+nanz)| norm 1.4800 (+nanz)| lr 3.00e-04 | 44.57 ms | 38.1% bf16 MFU | 91886 tok/s
     step    2/19560 | train loss 10.829729 | norm 15.0011 | lr 5.71e-06 | (2391.52 ms | 191824 tok/s)
+    step 1: train loss 4.301069 (took 1288.673000 ms)
 
-The time is that of one step with all its micro-batches, without validation and sampling; steps count from 1. The
-tokens a second of the CUDA program are a moving average over earlier steps and are not used; those of the Python
-program are of the step itself, over all GPUs.
+The time is that of one step with all its micro-batches, without validation and sampling; steps count from 1, in the
+last program from 0. The tokens a second of the CUDA program are a moving average over earlier steps and are not used;
+those of the Python program are of the step itself, over all GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         state.log.unreadable += 1
         return
     record = Record(
-        iteration=int(line["step"]),
+        iteration=int(line["step"]) + (line.match.re is _PROCESSOR),
         wall_ns=round(time_ms * NS_PER_MS),
         loss=parse_number(line["loss"]),
         wall_resolution_ns=round(parse_resolution(line["ms"]) * NS_PER_MS),
@@ -36,7 +37,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         record.tokens_per_s = parse_number(line["speed"])
     series = state.log.series_of(SOURCE)
     series.stated_interval = 1
-    if series.add(record, line.label):
+    if series.add(record, line.label) and line.match.re is not _PROCESSOR:
         state.log.set_count("train_iterations", line["last"], "records")
 
 
@@ -66,6 +67,7 @@ _PYTHON = re.compile(
     _HEAD + rb"train loss (?P<loss>\S{1,30}) \| (?:norm \S{1,30} \| )?lr \S{1,20} \| \((?P<ms>[\d.]{1,30}) ms \| "
     rb"(?P<speed>\d{1,15}) tok/s\)"
 )
+_PROCESSOR = re.compile(rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}) \(took (?P<ms>[\d.]{1,30}) ms\)")
 
 FORMAT = Format(
     framework="llm.c",
@@ -73,6 +75,7 @@ FORMAT = Format(
     rules=(
         Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",)),
         Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",)),
+        Rule(b" (took ", _PROCESSOR, _on_step, begin=(b"step ",)),
         Rule(
             b" and total_batch_size=",
             re.compile(
