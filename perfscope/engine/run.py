@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
@@ -201,7 +202,11 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
         run=inputs.run,
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
-        notes=(*measurements.taking.notes(), *_why_underived(plan.only, measurements)),
+        notes=(
+            *measurements.taking.notes(),
+            *_why_underived(plan.only, measurements),
+            *_why_not_replayed(results, len(inputs.traces)),
+        ),
     )
 
 
@@ -230,6 +235,16 @@ def _why_underived(only: frozenset[str], measurements: Measurements) -> list[str
     """Why a derivation lacks the partials that it would use, as sentences."""
     reasons = ((item, measurements.taking.why_lacking(item.partials_of)) for item in _derivations(only))
     return [f"{item.name} rest on no {item.partials_of}, which {reason}" for item, reason in reasons if reason]
+
+
+def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
+    """That findings of very many ranks rest on measured times alone, as a sentence."""
+    if FINDINGS not in results or traces <= MANY_RANKS:
+        return []
+    return [
+        f"{FINDINGS} of more than {_MOST_TRACES} traces are not replayed, because the graphs of all ranks would fill "
+        "the memory: `perfscope whatif TRACE...` replays those that it is given, such as late ranks and their neighbours"
+    ]
 
 
 def _with_derived(

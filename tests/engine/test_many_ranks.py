@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from types import FrameType
 
+from benchmarks import growth
 from benchmarks.synthetic_ranks import make_job
 from perfscope.engine.analysis_report import to_report
 from perfscope.renderers import Format, render
+from tests.conftest import perfscope
 from tests.engine.many_ranks import analyze_job
 
 
@@ -32,3 +36,16 @@ def test_twice_the_ranks_take_twice_the_calls() -> None:
     """A loop over all ranks inside another one would take four times as many."""
     small = count_calls(520)
     assert count_calls(1040) < 2.3 * small
+
+
+def test_a_folder_of_partials_is_analyzed_whole(tmp_path: Path) -> None:
+    """What reaches a driver of many ranks: a file of partials of each, and no trace."""
+    growth.make(tmp_path / "job", 520)
+    answer = perfscope("analyze", "job", "--format", "json", "--rows", "rows", cwd=tmp_path)
+    assert answer.code == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    late = [rank["rank"] for rank in document["results"]["stragglers"]["late"]]
+    assert late == [straggler.rank for straggler in make_job(520).stragglers]
+    assert document["aggregated"]["/results/breakdown/ranks"]["entries"] == 520
+    assert (tmp_path / "rows" / "breakdown.ranks.csv").is_file()
+    assert "findings of more than 64 traces are not replayed" in answer.stderr
