@@ -243,7 +243,7 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
         return []
     return [
         f"{FINDINGS} of more than {_MOST_TRACES} traces are not replayed, because the graphs of all ranks would fill "
-        "the memory: `perfscope whatif TRACE...` replays those that it is given, such as late ranks and their neighbours"
+        "the memory: `perfscope whatif TRACE...` replays those that it is given, such as late ranks and their peers"
     ]
 
 
