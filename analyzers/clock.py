@@ -21,7 +21,7 @@ from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, long_table
-from perfscope.tables.columns import Bool
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
 _DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
@@ -162,8 +162,9 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int
             continue
         matched = match(numbered)
         synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
+        chosen, transfer_ns = synchronises[matched.kind], matched.transfer_ns
         for row, rank in enumerate(matched.ranks[1:], 1):
-            link = _link(matched, row, synchronises[matched.kind])
+            link = _link(matched, row, chosen, transfer_ns)
             if link is not None:
                 _keep_better(links.setdefault(matched.ranks[0], {}), rank, link)
                 _keep_better(links.setdefault(rank, {}), matched.ranks[0], link.reversed())
@@ -176,15 +177,15 @@ def _aligns(kind: Kind) -> bool:
     return kind.operation in SYNCHRONISING and is_stated
 
 
-def _link(matched: MatchedCalls, row: int, synchronises: Bool) -> _Link | None:
-    """The clock of the rank in a row against that of the first one."""
+def _link(matched: MatchedCalls, row: int, synchronises: Bool, transfer_ns: Int64) -> _Link | None:
+    """The clock of the rank in a row against that of the first one; ``transfer_ns`` is of each operation."""
     reference, ends = matched.end_ns[0], matched.end_ns[row]
     chosen = synchronises & (reference != ABSENT) & (ends != ABSENT)
     difference = (ends - reference)[chosen]
     if not len(difference):
         return None
     lead = (matched.duration_ns[0] - matched.duration_ns[row])[chosen]
-    found = find_offset(difference, lead, matched.transfer_ns[chosen])
+    found = find_offset(difference, lead, transfer_ns[chosen])
     differences, moments = found.differences_ns, reference[chosen][found.rows]
     drift = None
     if len(differences) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:

@@ -218,7 +218,8 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     late = None
     if len(paces) > MANY_RANKS:
         every = find_late_ranks(groups, significant)
-        late = tuple(replace(rank, reason=ranks.reason(rank.rank, groups[rank.group], significant)) for rank in every)
+        peers = {index: ranks.compare_peers(groups[index]) for index in {rank.group for rank in every}}
+        late = tuple(replace(rank, reason=peers[rank.group].reason(rank.rank, significant)) for rank in every)
     return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), paces, ranks.comparison, late)
 
 

@@ -70,16 +70,23 @@ class Job:
         ranks: How many there are.
         stragglers: Those that are late.
         skew_ns: By host how far its clock is ahead of that of the first one.
+        is_flat: Whether all ranks are one data-parallel group.
     """
 
     ranks: int
     stragglers: tuple[Straggler, ...]
     skew_ns: Int64
+    is_flat: bool = False
 
     @property
     def on_a_host(self) -> int:
         """Ranks of each host."""
         return min(ON_A_HOST, self.ranks)
+
+    @property
+    def is_one_group(self) -> bool:
+        """Whether all ranks call the same collectives."""
+        return self.is_flat or self.ranks <= ON_A_HOST
 
     def path(self, rank: int) -> str:
         """The name of a rank's trace."""
@@ -139,7 +146,7 @@ class Made:
         self.latest_ns = self.late_ns.max(axis=0)
         self._random = np.random.default_rng(job.ranks)
         self._data = self._reductions([calls.groups[0] for calls in _source_calls()])
-        self._tensor = self._exchanges() if job.ranks > ON_A_HOST else None
+        self._tensor = None if job.is_one_group else self._exchanges()
 
     def __len__(self) -> int:
         return self.job.ranks
@@ -223,7 +230,7 @@ class Made:
         first = source[0]
         transfer_ns = np.min([calls.duration_ns for calls in source], axis=0).astype(np.int64)
         hosts = self.late_ns.reshape(-1, self.job.on_a_host, self.late_ns.shape[1])
-        behind = hosts if self.job.ranks <= ON_A_HOST else hosts.max(axis=1, keepdims=True).repeat(ON_A_HOST, axis=1)
+        behind = hosts if self.job.is_one_group else hosts.max(axis=1, keepdims=True).repeat(ON_A_HOST, axis=1)
         arrival = behind.reshape(self.late_ns.shape)
         return self._timed(first, arrival, transfer_ns)
 
@@ -252,8 +259,8 @@ class Made:
         arrival = self._random.normal(0, _JITTER_NS, (self.job.ranks, len(calls.step))).astype(np.int64)
         for index, step in enumerate(self._steps):
             arrival[:, int(np.flatnonzero(calls.step == step)[0])] += late_ns[:, index]
-        is_data = calls.role != "TP" and self.job.ranks > ON_A_HOST
-        shape = (-1, self.job.on_a_host, arrival.shape[1])
+        is_data = calls.role != "TP" and not self.job.is_one_group
+        shape = (-1, self.job.ranks if self.job.is_one_group else self.job.on_a_host, arrival.shape[1])
         last = arrival.reshape(shape).max(axis=0 if is_data else 1, keepdims=True)
         wait = (last - arrival.reshape(shape)).reshape(arrival.shape)
         return _Timed(calls, (wait + transfer_ns).astype(np.int32), is_data)
@@ -277,8 +284,8 @@ class _Timed:
         """Those of one rank, by its own clock."""
         end_ns, duration_ns = self.source.end_ns + skew_ns, self.duration_ns[rank].copy()
         own = replace(self.source, duration_ns=duration_ns, end_ns=end_ns)
-        if job.ranks <= ON_A_HOST:
-            return replace(own, key=GroupKey(own.key.name, members_of(range(job.ranks))), size=job.ranks)
+        if job.is_one_group:
+            return replace(own, key=GroupKey(own.key.name, _members_of_all(job.ranks)), size=job.ranks)
         place, host = rank % ON_A_HOST, rank // ON_A_HOST
         if not self.is_across_hosts:
             return replace(own, key=GroupKey("tensor", _members_of_host(host)), size=ON_A_HOST)
@@ -289,6 +296,11 @@ class _Timed:
             description="DATA_PARALLEL_GROUP",
             role="DP",
         )
+
+
+@cache
+def _members_of_all(ranks: int) -> str:
+    return members_of(range(ranks))
 
 
 @cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean
+from statistics import fmean
+
+import numpy as np
 
 from perfscope.analyzers.communication.calls import Kind
 from perfscope.analyzers.communication.rank_calls import RankCalls, number_ranks_and_runs
@@ -13,6 +15,7 @@ from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, reason_of
 from perfscope.constants import NS_PER_US
 from perfscope.report import Json
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
 #: The axes whose groups may have ranks of several stages.
@@ -135,6 +138,35 @@ class RankPace:
         return self.caused - self.wait
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Peers:
+    """The ranks of a group over the steps that all of them marked.
+
+    Attributes:
+        row_of: The row of each rank; empty where they have no step in common.
+        parts_ns: What each did: one row a rank, one column for each of ``step_profile.PARTS``.
+        paces: How fast each computes; empty where they cannot be compared.
+    """
+
+    row_of: Mapping[int, int]
+    parts_ns: Int64
+    paces: tuple[Pace, ...]
+
+    def reason(self, rank: int, significant: float) -> Reason | None:
+        """Why a rank came last; None where its steps cannot be compared with those of the others."""
+        row = self.row_of.get(rank)
+        if row is None or len(self.row_of) == 1:
+            return None
+        slower = more_work = 0.0
+        if self.paces:
+            own, others = self.paces[row], (*self.paces[:row], *self.paces[row + 1 :])
+            slower = (
+                1 / (own.relative_compute or 1.0) / fmean(1 / (other.relative_compute or 1.0) for other in others) - 1
+            )
+            more_work = own.relative_work / fmean(other.relative_work for other in others) - 1
+        return reason_of(self.parts_ns[row], np.delete(self.parts_ns, row, axis=0), slower, more_work, significant)
+
+
 class Members:
     """What the ranks of a job sent besides their operations.
 
@@ -178,29 +210,27 @@ class Members:
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
         """A group, with why those of its ranks came last that caused a significant wait."""
-        if group.has_stages:
+        if group.has_stages or not any(rank.excess >= significant for rank in group.ranks):
             return group
+        peers = self.compare_peers(group)
         ranks = tuple(
-            replace(rank, reason=self.reason(rank.rank, group, significant)) if rank.excess >= significant else rank
+            replace(rank, reason=peers.reason(rank.rank, significant)) if rank.excess >= significant else rank
             for rank in group.ranks
         )
         return replace(group, ranks=ranks)
 
-    def reason(self, rank: int, group: GroupWait, significant: float) -> Reason | None:
-        """Why a rank of a group came last; None where its steps cannot be compared with those of the others."""
+    def compare_peers(self, group: GroupWait) -> Peers:
+        """What tells the ranks of a group apart."""
         members = [member.rank for member in group.ranks if member.rank in self._profiles]
-        others = [member for member in members if member != rank]
         steps = common_steps(self._profiles[member].steps for member in members)
-        if rank not in members or not others or not steps:
-            return None
+        parts = np.array([self._profiles[member].of(steps) for member in members], np.int64)
         paces = self.comparison.paces if self.comparison else {}
-        slower = more_work = 0.0
-        if all(member in paces for member in members):
-            own_pace, *other_paces = (paces[member].relative_compute or 1.0 for member in (rank, *others))
-            slower = 1 / own_pace / mean(1 / pace for pace in other_paces) - 1
-            more_work = paces[rank].relative_work / mean(paces[other].relative_work for other in others) - 1
-        own = self._profiles[rank].of(steps)
-        return reason_of(own, [self._profiles[other].of(steps) for other in others], slower, more_work, significant)
+        compared = [paces[member] for member in members if member in paces]
+        return Peers(
+            row_of={member: row for row, member in enumerate(members)} if steps else {},
+            parts_ns=parts,
+            paces=tuple(compared) if len(compared) == len(members) else (),
+        )
 
     def paces(self, groups: Sequence[GroupWait]) -> tuple[RankPace, ...]:
         """Each rank over all groups."""

@@ -104,12 +104,12 @@ def measure_steps(trace: Trace, device: int, rows: Bool, numbers: Int64) -> Step
     return StepProfile(names, np.array(columns, np.int64).T)
 
 
-def reason_of(own: Int64, others: Sequence[Int64], slower: float, more_work: float, significant: float) -> Reason:
+def reason_of(own: Int64, others: Int64, slower: float, more_work: float, significant: float) -> Reason:
     """Why a rank came last.
 
     Args:
         own: Its PARTS, in nanoseconds.
-        others: Those of the other ranks.
+        others: Those of the other ranks, one row a rank.
         slower: By which share the same kernels take longer on it than on the others.
         more_work: By which share it has more to compute.
         significant: A part that is longer by less explains nothing, in nanoseconds.

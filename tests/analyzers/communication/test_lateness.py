@@ -12,9 +12,11 @@ import pytest
 from benchmarks.synthetic_ranks import ON_A_HOST, Job, Made, Straggler, make_job
 from perfscope.analyzers import clock, stragglers
 from perfscope.analyzers.communication.lateness import find_late_ranks
+from perfscope.analyzers.communication.matching import MatchedCalls
 from perfscope.analyzers.communication.rank_calls import RankCalls
 from perfscope.analyzers.communication.waits import GroupWait, RankWait
 from perfscope.constants import MANY_RANKS, NS_PER_MS
+from perfscope.tables.columns import Int64
 
 RANKS = 1024
 #: What a cause is called in the reason.
@@ -123,3 +125,25 @@ def test_clocks_are_found_as_they_were_set() -> None:
         assert rank.offset_ns is not None
         assert rank.residual_ns is not None
         assert abs(rank.offset_ns - job.skew_ns[rank.rank // ON_A_HOST]) <= rank.residual_ns + 1
+
+
+def test_late_ranks_of_one_large_group_are_found() -> None:
+    job = replace(make_job(RANKS, stragglers=30), is_flat=True)
+    result = stragglers.analyze(calls_of(job))
+    assert sorted(late.rank for late in result.late or ()) == [straggler.rank for straggler in job.stragglers]
+
+
+def test_what_is_of_a_whole_group_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a rank, the shortest durations of all ranks would take time with the square of the ranks."""
+    passes = 0
+
+    def count(matched: MatchedCalls) -> Int64:
+        nonlocal passes
+        passes += 1
+        return np.asarray(matched.duration_ns.min(axis=0))
+
+    calls = calls_of(replace(make_job(64, stragglers=1), is_flat=True))
+    monkeypatch.setattr(MatchedCalls, "transfer_ns", property(count))
+    clock.analyze(calls)
+    stragglers.analyze(calls)
+    assert passes <= 4
