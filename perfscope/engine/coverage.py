@@ -151,18 +151,16 @@ def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
     problems = []
     cut = [summary for summary in summaries if summary.is_of_device and summary.is_cut and not summary.device_events]
     if cut:
-        problems.append(
-            f"{len(cut)} traces of a GPU are cut off or damaged before their GPU events: {_enumerate(_names(cut))}"
-        )
+        what = "1 trace of a GPU is" if len(cut) == 1 else f"{len(cut)} traces of a GPU are"
+        problems.append(f"{what} cut off or damaged before the GPU events: {_enumerate(_names(cut))}")
     blind = [
         summary
         for summary in summaries
         if summary.launches and summary.launches_without_event and not summary.device_events and not summary.is_cut
     ]
     if blind:
-        problems.append(
-            f"{len(blind)} traces contain launches but none of their kernels: {_enumerate(_names(blind))}; {cause}"
-        )
+        what = "1 trace contains" if len(blind) == 1 else f"{len(blind)} traces contain"
+        problems.append(f"{what} launches but none of their kernels: {_enumerate(_names(blind))}; {cause}")
     for summary in summaries:
         lost = summary.launches_without_event
         if summary.device_events and not summary.is_cut and lost > MOST_LOST_FRACTION * summary.launches:

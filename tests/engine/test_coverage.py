@@ -61,7 +61,7 @@ def test_a_gpu_trace_that_is_cut_before_its_kernels_is_no_run_on_a_cpu(tmp_path:
     path.write_text(text[: text.index('"kernel"') - 20])
     trace = read_trace(path)
     (line,) = find_problems([summarize(trace)])
-    assert line == "1 traces of a GPU are cut off or damaged before their GPU events: rank 0"
+    assert line == "1 trace of a GPU is cut off or damaged before the GPU events: rank 0"
 
 
 def test_a_trace_of_the_recording_of_a_graph_has_no_gpu_events_to_lose(tmp_path: Path) -> None:
