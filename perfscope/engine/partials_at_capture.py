@@ -70,8 +70,9 @@ def measure_process(trace: str, compressed: frozenset[str], until: float = float
     for files in plan_windows(siblings, None).files:
         if files.path in compressed and time.monotonic() < until:
             with alone_on_host(until) as is_alone:
-                if is_alone:
-                    store_beside(files, task)
+                # Where two windows cannot be matched, the analysis reads the one with operators.
+                if is_alone and not store_beside(files, task) and files.operators is not None:
+                    store_beside(TraceFiles(files.operators), task)
 
 
 def store_beside(files: TraceFiles, task: Task) -> bool:
