@@ -12,7 +12,9 @@ import pytest
 
 from benchmarks.synthetic_ranks import make_job
 from perfscope.aggregation.writing import RowFormat, write_rows
+from perfscope.constants import MB
 from perfscope.engine.analysis_report import to_report
+from perfscope.page import build_page
 from perfscope.renderers import Format, render
 from perfscope.report import Report
 from tests.api.test_schema import differences, types
@@ -160,3 +162,10 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert answer.code != 0
     assert "rows cannot be made" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_pages_show_aggregated_tables() -> None:
+    page = build_page(analyze_job(make_job(520, stragglers=2)))
+    assert "520 rows of 520 ranks, told by quantiles" in page
+    assert "Ranks that arrive late" in page
+    assert len(page) < MB
