@@ -142,9 +142,7 @@ class Analyzer:
 
     def partial_kind(self) -> object:
         """The type of its partials, or None: what its ``measure`` is annotated to return."""
-        names = vars(import_module(self.kind_module)) if self.kind_module else {}
-        kind: object = get_type_hints(self._load_measure().measure, localns=names)["return"]
-        return kind
+        return _kind_of(self._load_measure().__name__, self.kind_module)
 
     def merger(self) -> Callable[[Partial, Partial], Partial] | None:
         """The function that merges two partials, where the module has one."""
@@ -292,6 +290,14 @@ DERIVATIONS: tuple[Derivation, ...] = (
     Derivation(FINDINGS, "perfscope.analyzers.findings", needs_results=(), partials_of="whatif"),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
+
+
+@cache
+def _kind_of(module: str, kind_module: str) -> object:
+    """What ``measure`` of a module is annotated to return; to resolve it takes longer than to read a partial."""
+    names = vars(import_module(kind_module)) if kind_module else {}
+    kind: object = get_type_hints(import_module(module).measure, localns=names)["return"]
+    return kind
 
 
 @cache

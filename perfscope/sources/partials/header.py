@@ -7,13 +7,13 @@ import os
 
 import msgspec
 
-from perfscope.constants import MIB
+from perfscope.constants import KIB
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import open_trace
 from perfscope.wire.traces import TraceMetadata, file_name
 
 SCHEMA = "perfscope/partials/1"
-_BLOCK_BYTES = MIB
+_BLOCK_BYTES = 256 * KIB
 _ENDING_BYTES = 64
 
 
@@ -82,10 +82,11 @@ def identify(location: str) -> Identity:
     """
     digest, size, ending = hashlib.sha256(), 0, b""
     with open_trace(location) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-            ending = (ending + block[-_ENDING_BYTES:])[-_ENDING_BYTES:]
+        block = memoryview(bytearray(_BLOCK_BYTES))
+        while count := file.readinto(block):  # type: ignore[attr-defined]
+            digest.update(block[:count])
+            size += count
+            ending = (ending + bytes(block[max(0, count - _ENDING_BYTES) : count]))[-_ENDING_BYTES:]
     return Identity(file_name(location), size, digest.hexdigest(), ending.hex())
 
 
