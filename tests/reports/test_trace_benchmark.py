@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import many_traces, traces
+from benchmarks import many_traces, partials, traces
 from benchmarks.processes import best
 from tests.conftest import ROOT
 
 RAW = ROOT / "fixtures" / "benchmarks"
 REPORT = ROOT / "reports" / "traces.md"
-DOCUMENTS = {"traces.json": traces.document, "many_traces.json": many_traces.document}
+DOCUMENTS = {
+    "traces.json": traces.document,
+    "many_traces.json": many_traces.document,
+    "partials.json": partials.document,
+}
 
 
 def figures(name: str) -> dict[str, Any]:
