@@ -9,7 +9,7 @@ from tests.commands.report_cli import run
 MISTYPED = [
     ("profil", "there is no command 'profil': did you mean profile?"),
     ("tflops --szie 3", "no such option: --szie: did you mean --size"),
-    ("analyze --fromat json x", "no such option: --fromat: did you mean --format?"),
+    ("analyze --fromat json x", "no such option: --fromat: did you mean --format"),
     ("report bild", "no such command 'bild'. Did you mean 'build'?"),
 ]
 WITH_HELP = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import re
-import threading
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -66,13 +67,6 @@ def no_workers(_: int) -> Iterator[ThisProcess]:
     yield ThisProcess()
 
 
-def end_other_threads() -> None:
-    """Wait for the threads of an earlier pool, beside which no process is forked."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
-            thread.join(60)
-
-
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Groups may have any size; what is listed are the traces that were read apart."""
@@ -83,7 +77,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         collect(path, *arguments)
         paths.append(path)
 
-    end_other_threads()
+    monkeypatch.setattr(apart, "can_fork", lambda: True)  # threads of other tests in this process forbid it
+    monkeypatch.setattr(apart, "start_workers", no_workers)
     monkeypatch.setattr(reader, "_LEAST_PER_GROUP", 1)
     monkeypatch.setattr(reader, "_FEWEST_GROUPS", 2)
     monkeypatch.setattr(apart, "collect_apart", note)
@@ -137,7 +132,6 @@ def text_of(name: str) -> bytes:
 def test_every_trace_is_that_of_one_stream(
     source: Path, tmp_path: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "start_workers", no_workers)
     text = gzip.decompress(source.read_bytes())
     monkeypatch.setattr(reader, "_LEAST_PER_GROUP", -(-len(text) // 6) + 1)
     path = compress(text, tmp_path / source.name, len(text) // 37 | 1)
@@ -154,7 +148,6 @@ def test_every_trace_is_that_of_one_stream(
 def test_measurements_are_those_of_one_stream(
     source: Path, tmp_path: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "start_workers", no_workers)
     text = gzip.decompress(source.read_bytes())
     path = compress(text, tmp_path / source.name, len(text) // 13 | 1)
     monkeypatch.setattr(reader, "_LEAST_PER_GROUP", -(-len(text) // 4) + 1)
@@ -163,13 +156,28 @@ def test_measurements_are_those_of_one_stream(
     assert one.summary is not None
 
 
-def test_real_processes_give_what_one_process_gives(tmp_path: Path, joined: list[str]) -> None:
+#: A process of its own has no threads of other tests, beside which nothing is forked.
+_WITH_REAL_PROCESSES = """
+import sys
+from pathlib import Path
+from perfscope.sources.traces import apart, reader
+from tests.sources.traces.test_parts import differences, measured
+reader._LEAST_PER_GROUP, reader._FEWEST_GROUPS = 1, 2
+joined, collect = [], apart.collect_apart
+apart.collect_apart = lambda path, *arguments: (collect(path, *arguments), joined.append(path))
+path = Path(sys.argv[1])
+alone = measured(path, 1)
+assert not joined
+for processes in (2, 4):
+    assert differences(measured(path, processes), alone) == []
+    assert joined and set(joined) == {str(path)}
+    joined.clear()
+"""
+
+
+def test_real_processes_give_what_one_process_gives(tmp_path: Path) -> None:
     path = compress(text_of("traces/ddp4/rank0.pt.trace.json.gz"), tmp_path / "rank0.pt.trace.json.gz", 100_003)
-    one = measured(path, 1)
-    for processes in (2, 4):
-        end_other_threads()
-        assert differences(measured(path, processes), one) == []
-    assert joined.count(str(path)) >= 2
+    subprocess.run([sys.executable, "-c", _WITH_REAL_PROCESSES, str(path)], check=True)
 
 
 def test_what_is_read_apart_is_what_is_read_from_the_original_file(tmp_path: Path, joined: list[str]) -> None:
@@ -348,7 +356,6 @@ def test_a_small_trace_is_read_in_one_process(parted: Path, monkeypatch: pytest.
 def test_the_whole_answer_is_the_same_for_any_number_of_processes(
     tmp_path: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "start_workers", no_workers)
     path = compress(text_of("traces/ddp4/rank0.pt.trace.json.gz"), tmp_path / "rank0.pt.trace.json.gz", 300_007)
     answers = []
     for workers in (1, 4):
