@@ -49,9 +49,10 @@ class ModuleRanges:
     def stop(self) -> None:
         """Take the wrapper away; where another one was put around it, it does nothing any more."""
         self._is_open = False
-        module_type = sys.modules["torch"].nn.Module
-        if self._wrapper is not None and module_type.__call__ is self._wrapper:
-            module_type.__call__ = self._original
+        if self._wrapper is not None:
+            module_type = sys.modules["torch"].nn.Module
+            if module_type.__call__ is self._wrapper:
+                module_type.__call__ = self._original
         self._wrapper = self._original = None
         self._names.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,11 @@ def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() ->
         assert nn.Identity()(5) == 5
     finally:
         nn.Module.__call__ = original
+
+
+def test_what_never_began_ends_in_a_process_that_never_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    ModuleRanges().stop()
 
 
 def test_a_compiled_module_is_marked_and_not_compiled_again(tmp_path: Path) -> None:
