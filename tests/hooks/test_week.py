@@ -17,6 +17,5 @@ def test_many_steps_need_no_more_memory_and_little_space(tmp_path: Path) -> None
     assert measured["growth_mb"] < MOST_GROWTH_MB
     assert measured["segments"] == 2 * (STEPS // 8192)
     assert measured["bytes_per_step"] * 1_000_000 < MOST_FILES_MB * 1e6
-    assert measured["files_mb"] * 1_000_000 / STEPS < MOST_FILES_MB
     assert measured["samples"] == [STEPS * 3 // 5 - 1] * 2
     assert measured["compared_steps"] == STEPS - 2

@@ -33,4 +33,5 @@ for micro_batch in range(8 * 2):
     engine.step()
     if arguments.save and micro_batch == 13:
         engine.save_checkpoint(arguments.save)
+torch.distributed.barrier()  # gloo's threads can abort a rank that ends while the other one works
 torch.distributed.destroy_process_group()
