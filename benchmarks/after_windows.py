@@ -1,11 +1,12 @@
 """What a window may break on a GPU: each case trains below ``perfscope profile`` with three windows, and without it.
 
-Run: ``python -m benchmarks.after_windows [--json FILE] [--megatron pretrain_gpt.py] [CASE ...]`` on a machine with a
-GPU. A case passes where both processes end with code 0 and print the same numbers to the last bit, and where every
-window, each of which a light one follows, recorded as many kernels as the others of its rank and left CUPTI detached.
-The cases are CUDA graphs, ``torch.compile`` with and without ``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a
-training that ends inside a window, a profiler of the script's own afterwards, and Megatron-LM's own script, unmodified,
-with tensor parallelism where there are two GPUs: the numbers are its losses and norms, to the last digit of its log.
+Run: ``python -m benchmarks.after_windows [--json FILE] [--megatron pretrain_gpt.py] [--timeout S] [CASE ...]`` on a
+machine with a GPU. A case passes where both processes end with code 0 and print the same numbers to the last bit, and
+where every window, each of which a light one follows, recorded as many kernels as the others of its rank and left
+CUPTI detached. The cases are CUDA graphs, ``torch.compile`` with and without ``reduce-overhead``, NCCL, FSDP 2,
+DeepSpeed's ZeRO 1, a training that ends inside a window, a profiler of the script's own afterwards, and Megatron-LM's
+own script, unmodified, with tensor parallelism where there are two GPUs: the numbers are its losses and norms, to the
+last digit of its log.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from perfscope.sources.runs.run import read_run
 STEPS = 34
 WINDOWS = "5-6,14-15,23-24"
 _RECORDED = 6  # each is followed by a light window
-_TIMEOUT_S = 240
 _WIDTH, _DEPTH, _ROWS = 256, 8, 64
 
 
@@ -219,7 +219,7 @@ class Verdict:
     kernels: tuple[int, ...]
 
 
-def judge(case: str, folder: Path, script: Path | None) -> Verdict:
+def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Verdict:
     """Run a case with perfscope and without; ``script`` is Megatron's."""
     child, ranks = [sys.executable, "-m", "benchmarks.after_windows", "--child", case], 1
     if case == _MEGATRON:
@@ -229,9 +229,10 @@ def judge(case: str, folder: Path, script: Path | None) -> Verdict:
     words = [*profile, "--steps", WINDOWS, "--window", "both", "--", *child]
     try:
         with ThreadPoolExecutor(2) as pool:
-            bare, ours = pool.map(_run, (child, words))
+            bare, ours = pool.map(lambda command: _run(command, timeout_s), (child, words))
     except subprocess.TimeoutExpired as error:
-        return Verdict(case, f"did not end: {' '.join(error.cmd)}", ())
+        said = (error.stderr or b"").decode(errors="replace")[-400:]
+        return Verdict(case, f"did not end: {' '.join(error.cmd)}: {said}", ())
     if bare.returncode != 0:
         return Verdict(case, f"fails without perfscope: {bare.stderr[-400:]}", ())
     if ours.returncode != 0:
@@ -254,8 +255,8 @@ def judge(case: str, folder: Path, script: Path | None) -> Verdict:
     return Verdict(case, ", ".join(filter(None, problems)), tuple(next(iter(kernels.values()), ())))
 
 
-def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+def _run(words: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 def numbers(output: str) -> list[str]:
@@ -277,6 +278,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="Cases to run; all of them by default.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--megatron", type=Path, help="Megatron-LM's pretrain_gpt.py.")
+    parser.add_argument("--timeout", type=float, default=240, help="Seconds after which a process is ended.")
     parser.add_argument("--child", choices=tuple(CASES))
     options = parser.parse_args()
     if options.child:
@@ -289,7 +291,7 @@ def main() -> None:
     available += [_MEGATRON] if options.megatron else []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(available)) as pool:
         cases = options.cases or available
-        verdicts = list(pool.map(lambda case: judge(case, Path(folder), options.megatron), cases))
+        verdicts = list(pool.map(lambda case: judge(case, Path(folder), options.megatron, options.timeout), cases))
     rows = [(verdict.case, verdict.problem or "passed", *verdict.kernels) for verdict in verdicts]
     headings = ("case", "result", *(f"kernels {number}" for number in range(1, _RECORDED + 1)))
     print(tabulate(rows, headings, tablefmt="pipe"))

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +232,10 @@ def _choose_places(pairs: int) -> list[Place]:
     return [Place(place, pair % devices) for pair, place in enumerate(own)]
 
 
-def measure(*, small: bool) -> dict[str, Any]:
-    """All pairs, as the JSON that the report is written from."""
+def measure(*, small: bool, waves: int | None = None) -> dict[str, Any]:
+    """All pairs, as the JSON that the report is written from; ``waves`` in place of the plan's."""
     plan = choose_plan(small=small)
+    plan = plan if waves is None else replace(plan, waves=waves)
     pairs: list[Pair] = []
     with tempfile.TemporaryDirectory() as folder:
         for wave in range(plan.waves):

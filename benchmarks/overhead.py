@@ -1,6 +1,7 @@
 """What perfscope costs a training process, A against B in one run.
 
-Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop|behind]``; on a GPU where there is one.
+Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop|behind] [--rounds N]``; on a GPU where
+there is one.
 ``benchmarks.whole_processes`` says how whole processes are compared, on steps bound by the host and by the device, and
 ``benchmarks.behind_windows`` how host-bound steps behind a window are compared with those of a twin on the same cores.
 The rest alternates inside one loop:
@@ -341,6 +342,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("whole", "loop", "behind"), help="Measure only this part.")
     parser.add_argument("--child", choices=("hooked", "bare", "whole", "behind"))
     parser.add_argument("--growth", type=int)
+    parser.add_argument("--rounds", type=int, help="Processes of each kind (whole), or waves of pairs (behind).")
     options = parser.parse_args()
     torch.set_num_threads(1)
     small = options.small or not torch.cuda.is_available()
@@ -354,9 +356,9 @@ def main() -> None:
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
     figures: dict[str, Any] = {"machine": machine()}
     if options.part in (None, "whole"):
-        figures["processes"] = whole_processes.measure(small=small)
+        figures["processes"] = whole_processes.measure(small=small, rounds=options.rounds)
     if options.part in (None, "behind"):
-        figures["behind"] = behind_windows.measure(small=small)
+        figures["behind"] = behind_windows.measure(small=small, waves=options.rounds)
     if options.part in (None, "loop"):
         figures |= measure_loop(small=options.small)
     print(", ".join(figures["machine"].values()))

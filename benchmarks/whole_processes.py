@@ -131,10 +131,15 @@ class Process:
         return times
 
 
-def measure(*, small: bool) -> dict[str, Any]:
-    """Processes in the order ABBA, as the JSON that the report is written from: one entry a kind of training."""
+def measure(*, small: bool, rounds: int | None = None) -> dict[str, Any]:
+    """Processes in the order ABBA, as the JSON that the report is written from: one entry a kind of training.
+
+    Args:
+        small: Whether a CPU trains, in seconds.
+        rounds: Processes of each kind, at least two.
+    """
     plan = choose_plan(small=small)
-    rounds = 2 if small else 6
+    rounds = rounds or (2 if small else 6)
     with tempfile.TemporaryDirectory() as folder:
         order = [index % 4 in (1, 2) for index in range(2 * rounds)]
         run_dirs = [Path(folder) / f"run{index}" if captured else None for index, captured in enumerate(order)]

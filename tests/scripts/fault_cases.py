@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+import os
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from perfscope.workloads.gpt import GptConfig
 GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
 LARGE = GptConfig(layers=3, hidden=2048, heads=16, vocabulary=8192, seq_len=1025)
 MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257)
+DEEP = GptConfig(layers=8, hidden=4096, heads=32, vocabulary=8192, seq_len=513)
 WIDE = GptConfig(layers=2, hidden=8192, heads=64, vocabulary=8192, seq_len=513)
 TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
 WIDE_OUTPUT = GptConfig(layers=1, hidden=32, heads=4, vocabulary=8192, seq_len=65)
@@ -55,6 +57,8 @@ class Case:
     no_sync: bool = True
     reduce: object = None  # called with the model behind the backward pass
     fsdp: bool = False
+    fsdp1: dict | None = None  # options of FullyShardedDataParallel, which wraps each block
+    zero: dict | None = None  # the settings of DeepSpeed's zero_optimization
     slow_rank: dict = dataclasses.field(default_factory=dict)  # what is different on the last rank
     stages: tuple = ()
     microbatches: int = 0
@@ -122,6 +126,21 @@ def empty_cache(*_):
     torch.cuda.empty_cache()
 
 
+def outgrow_cache(step, *_):
+    """Ask for more than any cached block, on a device without room for both: the allocator empties its cache."""
+    gib = 1 << 30
+    if step == FIRST_OUTGROWN:
+        limit = torch.cuda.max_memory_reserved() + 3 * gib
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties().total_memory)
+    if step >= FIRST_OUTGROWN:
+        torch.empty(2 * gib + step * (16 << 20), dtype=torch.uint8, device="cuda")
+
+
+def narrow_network(case):
+    """Collectives use few multiprocessors, and take as long as over a slower network."""
+    os.environ["NCCL_MAX_CTAS"] = "4"
+
+
 def reduce_each(model):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
@@ -137,7 +156,9 @@ def reduce_flat(model):
         gradient.copy_(part.view_as(gradient))
 
 
+FIRST_OUTGROWN = 3
 SMALL = {"batch": 4}
+GATHERED = {"config": DEEP, "ranks": 2, "batch": 4, "prepare": narrow_network}
 NEVER = "1000"
 BY_OPERATORS = {"batch": 8, "shapes": True, "modules": True}
 CASES = {
@@ -178,12 +199,18 @@ CASES = {
     "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
     "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
     "fsdp": Case(ranks=2, fsdp=True, batch=1),
+    "fsdp1_clean": Case(**GATHERED, fsdp1={"backward_prefetch": "BACKWARD_PRE", "forward_prefetch": True}),
+    "fsdp1_no_prefetch": Case(**GATHERED, fsdp1={"backward_prefetch": None, "forward_prefetch": False}),
+    "zero3_clean": Case(**GATHERED, zero={"stage": 3}),
+    "zero3_no_prefetch": Case(**GATHERED, zero={"stage": 3, "stage3_prefetch_bucket_size": 0}),
     "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
     "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
     "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
     "straggler_device": Case(ranks=2, ddp={}, slow_rank={"rival": True}),
     "straggler_stall": Case(ranks=2, ddp={}, slow_rank={"in_block": stall_device(3000)}),
     "memory_unused": Case(WIDE, batch=1),
+    "allocator_retries": Case(**SMALL, in_step=outgrow_cache),
+    "power": Case(WIDE, batch=16, steps=90, windows="70-71"),  # products so large that the limit of power is reached
     "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
     "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
     "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),

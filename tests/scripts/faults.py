@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from perfscope.hooks import attach
-from perfscope.workloads.gpt import Gpt
+from perfscope.workloads.gpt import Block, Gpt
 
 
 class Tokens(Dataset):
@@ -110,12 +110,51 @@ def build(case, device):
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
+    if case.fsdp1 is not None:
+        model = shard_by_fsdp1(case, model, device)
     if case.compiles:
         torch._dynamo.config.recompile_limit = 64
         model = torch.compile(model, backend="aot_eager" if GPU else "eager", dynamic=False)
     if case.ddp is not None:
         model = DistributedDataParallel(model, device_ids=[device.index] if GPU else None, **case.ddp)
     return model
+
+
+def shard_by_fsdp1(case, model, device):
+    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    prefetch = case.fsdp1["backward_prefetch"]
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        device_id=device if GPU else None,
+        backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
+        forward_prefetch=case.fsdp1["forward_prefetch"],
+    )
+
+
+def train_deepspeed(case, device, turn):
+    import deepspeed
+
+    model = Gpt(case.config)
+    config = {
+        "train_micro_batch_size_per_gpu": case.batch,
+        "bf16": {"enabled": GPU},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "zero_optimization": case.zero,
+        "steps_per_print": 10**9,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
+    )
+    turn.take()
+    batches = iter(DataLoader(Tokens(case), case.batch, pin_memory=case.pin_memory))
+    for _ in range(case.steps):
+        loss = engine(next(batches)["input_ids"].to(device, non_blocking=True))
+        engine.backward(loss)
+        engine.step()
 
 
 def train(case, device, folder, turn):
@@ -238,7 +277,12 @@ def run(name, folder, rank, gpu, turn):
         turn.store = dist.FileStore(str(folder / f"{name}.store"), case.ranks)
         dist.init_process_group("nccl" if GPU else "gloo", store=turn.store, rank=rank, world_size=case.ranks)
     torch.manual_seed(0)
-    train_pipeline(case, device, turn) if case.stages else train(case, device, folder, turn)
+    if case.stages:
+        train_pipeline(case, device, turn)
+    elif case.zero:
+        train_deepspeed(case, device, turn)
+    else:
+        train(case, device, folder, turn)
     if GPU:
         torch.cuda.synchronize()
     if case.ranks > 1:
