@@ -8,7 +8,7 @@ one of them claims of a step counts for no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,17 +79,17 @@ def describe(finding: Finding) -> str:
     )
 
 
-def derive(results: Mapping[str, HasData], graphs: Sequence[object] = ()) -> Findings | None:
+def derive(results: Mapping[str, HasData], graphs: Callable[[], Sequence[object]] = lambda: ()) -> Findings | None:
     """The findings of all results; None where no result has the time of a step.
 
     Args:
         results: The results of the analyzers.
-        graphs: The execution graphs of the traces, for a replay without a cause.
+        graphs: Gives the execution graphs of the traces, for a replay without a cause; asked only where there is one.
     """
     facts = Facts({name: result.data() for name, result in results.items()})
     median_s = facts.number("/steps/median_s")
     undisturbed_ns = None if median_s is None else median_s * NS_PER_S
-    training = Training(facts, Replays(graphs, undisturbed_ns) if graphs else None)
+    training = Training(facts, Replays(graphs, undisturbed_ns))
     if not training.step_us:
         return None
     return Findings(rank_findings(training, all_rules()), training.step_us)

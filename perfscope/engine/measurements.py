@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial as bind
 from pathlib import Path
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.measuring import MeasuredTrace, Task
+from perfscope.engine.measuring import MeasuredTrace, Task, measure, task_for_some
+from perfscope.engine.on_demand import OnDemand
 from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
@@ -27,6 +29,7 @@ class Measurements:
         first_path: The path of the first trace.
         windows: Which windows they are of.
         taking: What came of the partials that stand beside the traces.
+        on_demand: The partials of analyzers whose own results nobody wants.
     """
 
     partials: dict[str, list[Partial]] = field(default_factory=dict)
@@ -35,6 +38,15 @@ class Measurements:
     first_path: str = ""
     windows: WindowUse = field(default_factory=WindowUse)
     taking: Taking = field(default_factory=Taking)
+    on_demand: dict[str, OnDemand] = field(default_factory=dict)
+
+    def later(self, name: str) -> Callable[[], Sequence[Partial]]:
+        """What gives the partials of an analyzer where they are asked for."""
+        return self.on_demand.get(name) or (lambda: self.partials.get(name, ()))
+
+    def damage_in_all(self) -> list[str]:
+        """What is wrong with the traces, and with partials that were asked for."""
+        return [*self.damage, *(line for partials in self.on_demand.values() for line in partials.damage)]
 
 
 def measure_traces(
@@ -48,24 +60,34 @@ def measure_traces(
         inputs: The traces.
         execution: Where they are measured.
         task: What is measured.
-        chosen: The analyzers whose results are wanted: the partials of some can be merged as they arrive.
+        chosen: The analyzers whose results are wanted: the partials of some can be merged as they arrive. Those of
+            the task's other analyzers are there on demand.
         is_fresh: Whether the traces are read even where their partials are at hand.
     """
     windows = plan_windows(inputs.traces, inputs.run)
     mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
-    taking = Taking(is_fresh, inputs.absent)
+    on_demand = frozenset(task.analyzers) - {analyzer.measured_by for analyzer in chosen}
+    taking = Taking(is_fresh, inputs.absent, on_demand)
     answers, merged = _map(execution, windows.files, task, mergers, taking)
     mismatched = [measured for measured in answers if measured.mismatch is not None]
     if mismatched:
         windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
-        taking = Taking(is_fresh, inputs.absent)
+        taking = Taking(is_fresh, inputs.absent, on_demand)
         answers, merged = _map(execution, windows.files, task, mergers, taking)
-    measurements = _assemble(inputs, windows, task.analyzers, answers, merged)
+    names = [name for name in task.analyzers if name not in on_demand]
+    measurements = _assemble(inputs, windows, names, answers, merged)
     measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
     measurements.taking = taking
     for name in taking.lacking:  # those of some ranks alone would say something else
         measurements.partials[name] = []
+    for name in on_demand - taking.lacking.keys():
+        again = bind(_measure_later, execution, task_for_some(task, (name,)))
+        measurements.on_demand[name] = OnDemand(name, answers, taking.postponed, again)
     return measurements
+
+
+def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+    return execution.map(bind(measure, task=task), files, {})
 
 
 def _map(
@@ -96,7 +118,11 @@ def _assemble(
 ) -> Measurements:
     measured_traces = _without_other_files(inputs, answers)
     summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
-    damage = [line for measured in measured_traces for line in measured.damage]
+    damage = [
+        line
+        for measured in measured_traces
+        for line in (*measured.damage, *(measured.failed[name] for name in names if name in measured.failed))
+    ]
     partials = {
         name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
     }

@@ -56,7 +56,7 @@ class MeasuredTrace:
         mismatched_rank: Its rank, where it is stated.
         activities: What its times are of: see ``Trace``.
         partials: Each analyzer's partial by its name; an analyzer that finds nothing of interest has none.
-        failed: Analyzers that could not measure it.
+        failed: Analyzers that could not measure it, each with a sentence that says why.
     """
 
     path: str
@@ -67,7 +67,7 @@ class MeasuredTrace:
     mismatched_rank: int | None = None
     activities: str = ""
     partials: dict[str, Partial] = field(default_factory=dict)
-    failed: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 Measure: TypeAlias = Callable[[TraceFiles], MeasuredTrace]
@@ -89,19 +89,19 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
 
 def measure_trace(path: str, trace: Trace, task: Task) -> MeasuredTrace:
     """Let every analyzer measure a trace that was read."""
-    partials, failed, damage = {}, [], list(trace.damage)
+    partials: dict[str, Partial] = {}
+    failed: dict[str, str] = {}
     for analyzer in _named(task):
         try:
             partial = analyzer.measure(trace)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A trace that breaks one analyzer must take neither the others nor the other ranks with it.
-            failed.append(analyzer.name)
-            damage.append(f"{path}: {analyzer.name} could not measure it: {type(error).__name__}: {error}")
+            failed[analyzer.name] = f"{path}: {analyzer.name} could not measure it: {type(error).__name__}: {error}"
             continue
         if partial is not None:
             partials[analyzer.name] = partial
     return MeasuredTrace(
-        path, summarize(trace), tuple(damage), activities=trace.activities, partials=partials, failed=tuple(failed)
+        path, summarize(trace), trace.damage, activities=trace.activities, partials=partials, failed=failed
     )
 
 

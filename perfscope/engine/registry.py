@@ -180,9 +180,10 @@ class Derivation:
         name: Its key in ``results``.
         module: The full name of a module with ``derive``, which takes the results of ``needs_results`` in their order,
             and returns a Result, or None where it does not apply.
-        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results, and the
-            partials of the analyzer that ``partials_of`` names.
-        partials_of: That analyzer, which measures the traces for it even where it is not chosen.
+        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results, and a
+            function that gives the partials of the analyzer that ``partials_of`` names.
+        partials_of: That analyzer, which measures the traces for it even where it is not chosen: traces whose partials
+            stand in for them are read only where the function is called.
     """
 
     name: str
@@ -190,7 +191,9 @@ class Derivation:
     needs_results: tuple[str, ...]
     partials_of: str = ""
 
-    def derive(self, results: Mapping[str, Result], partials: Sequence[Partial] = ()) -> Result | None:
+    def derive(
+        self, results: Mapping[str, Result], partials: Callable[[], Sequence[Partial]] = lambda: ()
+    ) -> Result | None:
         """The result; None where a result that it needs is missing, or where it does not apply."""
         derived: Result | None
         if not self.needs_results:

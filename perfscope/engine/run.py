@@ -23,7 +23,6 @@ from perfscope.engine.registry import (
     FINDINGS,
     Analyzer,
     Derivation,
-    Partial,
     Reads,
     Result,
     ShowsLevels,
@@ -191,14 +190,14 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
             skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
-    results = _with_derived(others, plan.only, measurements.partials) | besides
+    results = _with_derived(others, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
         inputs=inputs.paths,
         results=results,
         skipped=tuple(skipped),
-        damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage))),
+        damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage_in_all()))),
         run=inputs.run,
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
@@ -247,13 +246,11 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     ]
 
 
-def _with_derived(
-    results: dict[str, Result], only: frozenset[str], partials: Mapping[str, Sequence[Partial]]
-) -> dict[str, Result]:
+def _with_derived(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
     """The results that are asked for, with those that follow from them; the findings stand first."""
     derived: dict[str, Result] = {}
     for derivation in _derivations(only):
-        result = derivation.derive(results, partials.get(derivation.partials_of, ()))
+        result = derivation.derive(results, measurements.later(derivation.partials_of))
         if result is not None:
             derived[derivation.name] = result
     findings = {name: result for name, result in derived.items() if name == FINDINGS}

@@ -41,6 +41,8 @@ class Taking:
     Attributes:
         is_fresh: Whether the traces are read instead, as far as they are at hand.
         absent: The traces that are not at hand.
+        on_demand: Analyzers that no trace is read for alone.
+        postponed: The traces whose partials are all there but for those of such analyzers.
         taken: How many traces were answered for by partials, in whole or in part.
         lacking: The absent traces for which an analyzer has nothing stored, by its name.
         refused: The files that were not taken, by the reason.
@@ -48,6 +50,8 @@ class Taking:
 
     is_fresh: bool = False
     absent: Collection[str] = frozenset()
+    on_demand: frozenset[str] = frozenset()
+    postponed: list[TraceFiles] = field(default_factory=list)
     taken: int = 0
     lacking: dict[str, list[str]] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
@@ -93,6 +97,10 @@ def answer_each(
             continue
         taking.taken += 1
         measured, lacking = answer
+        if lacking and not is_absent and taking.on_demand.issuperset(lacking):
+            taking.postponed.append(trace)
+            yield measured
+            continue
         if lacking and not is_absent:
             begun[trace.path] = measured
             to_measure.setdefault(lacking, []).append(trace)

@@ -126,7 +126,7 @@ def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> Non
     files = TraceFiles(str(tmp_path / "none.json"))
     with pytest.raises(Unstorable):
         store(measure(files, Task(NAMES)), files, NAMES, EVENTS)
-    broken = replace(measured(TRACES[2]), failed=("idle",))
+    broken = replace(measured(TRACES[2]), failed={"idle": "It could not be measured."})
     with pytest.raises(Unstorable):
         store(broken, TraceFiles(broken.path), NAMES, EVENTS, traces=[Identity("a", 1, "0")])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.engine import measuring, taking
+from perfscope.engine import measurements, measuring, taking
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
 from perfscope.engine.measuring import MeasuredTrace, Task
@@ -42,7 +42,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
         calls.append((Path(files.path).name, task.analyzers))
         return measuring.measure(files, task)
 
-    monkeypatch.setattr(taking, "measure", counted)
+    for module in (taking, measurements):
+        monkeypatch.setattr(module, "measure", counted)
     return calls
 
 
@@ -66,12 +67,43 @@ def test_answers_are_the_same_with_partials_and_without(
     analysis = analyze([copy])
     assert texts(analysis) == texts(expected)
     assert analysis.notes == expected.notes == ()
-    assert len(read) == traces
     if any("left out" in note for note in analysis.windows.notes):
         return  # two windows that cannot be matched are found out by reading them
+    assert len(read) in (0, traces)  # all of them where a finding asks for a replay
     # The graph is too large to be stored; the kernels of one trace of several ranks alone are compared with nobody's.
     alone = {("collectives", "whatif")} if traces == 1 else set()
     assert {analyzers for _, analyzers in read} <= {("whatif",)} | alone
+
+
+def test_no_trace_is_read_for_findings_that_no_replay_answers(
+    tmp_path: Path, read: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    copy = copy_with_partials(FIXTURES / "findings" / "cpu" / "clean", tmp_path)
+    assert "findings" in analyze([copy]).results
+    assert not read
+
+
+def test_traces_are_read_once_for_all_findings_that_a_replay_answers(
+    run: Path, read: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    findings = analyze([run]).results["findings"].data()
+    assert any(finding["replay"] for finding in findings)
+    assert [analyzers for _, analyzers in read] == [("whatif",), ("whatif",)]
+
+
+def test_what_goes_wrong_with_graphs_is_damage_where_a_finding_asks_for_them(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no")
+
+    quiet = copy_with_partials(FIXTURES / "findings" / "cpu" / "clean", tmp_path / "quiet")
+    monkeypatch.setattr("perfscope.analyzers.replay.graphs.measure", fail)
+    for path, lines in ((run, 2), (quiet, 0)):
+        analysis, expected = analyze([path]), analyze([path], FRESH)
+        assert texts(analysis) == texts(expected)
+        assert len([line for line in analysis.damage if "whatif could not measure it: ValueError: no" in line]) == lines
+        assert all(finding["replay"] is None for finding in analysis.results["findings"].data())
 
 
 @pytest.mark.parametrize("name", ["runs/h200_zero2", "light/host_bound", "findings/cpu/clean"])
