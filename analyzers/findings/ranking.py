@@ -33,6 +33,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         return ()
     balances = _balances(training)
     unclaimed = dict(balances)
+    least_us = max(SMALLEST_SHARE * step_us, _SMALLEST_US)
     findings = []
     for rule in rules:
         cause = rule.find(training)
@@ -41,6 +42,8 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         if cause.saved_bytes is not None:
             findings.append(Finding(rule.id, rule.title, 0.0, step_us, cause))
             continue
+        if cause.basis is Basis.BOUND and _BEYOND * cause.cost_us < least_us:
+            continue  # no replay is needed to leave it out
         cause = _judged(training, rule, _replayed(training, cause))
         accounts = _accounts(rule)
         claimed_us = max(unclaimed.get(account, 0.0) - balances.get(account, 0.0) for account in accounts)
@@ -51,7 +54,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             # A replay knows what an account does not: communication that is hidden slows what hides it.
             limit = math.inf if not claimed_us else max(limit, cause.cost_us - claimed_us)
         cost_us = min(cause.cost_us, limit)
-        if cost_us < max(SMALLEST_SHARE * step_us, _SMALLEST_US):
+        if cost_us < least_us:
             continue
         for account in {*accounts, *rule.accounts} & balances.keys():
             balances[account] = max(balances[account] - cost_us, 0.0)
