@@ -6,6 +6,7 @@ import gzip
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,12 @@ def run(tmp_path: Path) -> Path:
     return copy_with_partials(FIXTURES / "runs" / "h200_zero2", tmp_path)
 
 
+def replays(analysis: Analysis) -> list[bool]:
+    """Whether each finding has an answer of the replay."""
+    findings: Any = analysis.results["findings"].data()
+    return [finding["replay"] is not None for finding in findings]
+
+
 def texts(analysis: Analysis) -> list[str]:
     return [render(to_report(analysis), to) for to in Format]
 
@@ -86,8 +93,7 @@ def test_no_trace_is_read_for_findings_that_no_replay_answers(
 def test_traces_are_read_once_for_all_findings_that_a_replay_answers(
     run: Path, read: list[tuple[str, tuple[str, ...]]]
 ) -> None:
-    findings = analyze([run]).results["findings"].data()
-    assert any(finding["replay"] for finding in findings)
+    assert any(replays(analyze([run])))
     assert [analyzers for _, analyzers in read] == [("whatif",), ("whatif",)]
 
 
@@ -103,7 +109,7 @@ def test_what_goes_wrong_with_graphs_is_damage_where_a_finding_asks_for_them(
         analysis, expected = analyze([path]), analyze([path], FRESH)
         assert texts(analysis) == texts(expected)
         assert len([line for line in analysis.damage if "whatif could not measure it: ValueError: no" in line]) == lines
-        assert all(finding["replay"] is None for finding in analysis.results["findings"].data())
+        assert not any(replays(analysis))
 
 
 @pytest.mark.parametrize("name", ["runs/h200_zero2", "light/host_bound", "findings/cpu/clean"])
