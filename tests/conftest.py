@@ -123,3 +123,12 @@ def step_lines(run_dir: Path, rank: str = "00000") -> list[dict[str, Any]]:
 def event_names(trace: Path) -> list[str]:
     """The names of a compressed trace's events, by the json module."""
     return [event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why a test needed its second try, which pytest-rerunfailures does not."""
+    reports = terminalreporter.getreports("rerun")
+    if reports:
+        terminalreporter.section("passed the second time, or failed twice")
+    for report in reports:
+        terminalreporter.write_line(f"{report.nodeid}: {report.longreprtext[-2000:]}")

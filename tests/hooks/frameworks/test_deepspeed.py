@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,6 @@ pytestmark = pytest.mark.slow
 def test_zero_steps_are_those_of_the_engine(stage: int, tmp_path: Path) -> None:
     script: list[str | Path] = [SCRIPTS / "deepspeed_engine.py", "--stage", str(stage), "--save", "saved"]
     ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path)
-    if "terminate called without an active exception" in ended.stderr:  # gloo, at the end of a busy machine's rank
-        shutil.rmtree(tmp_path / "RUN")
-        shutil.rmtree(tmp_path / "saved")
-        ended = profile(*launcher("deepspeed", ranks=2), *script, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     for rank in ("00000", "00001"):
         lines = step_lines(tmp_path / "RUN", rank)
