@@ -11,22 +11,23 @@ from perfscope.tables.columns import Bool, Int64
 #: Text that is read without a copy.
 Text: TypeAlias = bytes | bytearray
 
+#: Numbers of many lines; those that ascend in equal steps are a range, which takes no memory on its way to a process.
+Numbers: TypeAlias = range | Int64
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainLines:
     """Iteration lines of one block that differ from each other in their numbers only.
 
     Attributes:
-        start: Where each begins.
-        iteration: Its number.
-        wall_ns: Its time.
-        consumed: Samples consumed up to its end.
+        iteration: Their numbers.
+        wall_ns: Their times.
+        consumed: Samples consumed up to the end of each.
     """
 
-    start: Int64
-    iteration: Int64
+    iteration: Numbers
     wall_ns: Int64
-    consumed: Int64
+    consumed: Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +37,13 @@ class SplitBlock:
     Attributes:
         plain: Its plain iteration lines.
         rest: All lines that need a closer look.
-        origin: For each line of ``rest``, where it began in the block.
+        plain_before: For each line of ``rest``, how many plain lines stand before it in the block.
         rest_start: For each line of ``rest``, where it begins in ``rest``.
     """
 
     plain: PlainLines
     rest: bytes
-    origin: Int64
+    plain_before: Int64
     rest_start: Int64
 
 

@@ -16,7 +16,7 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import FoldedRecords
 
 _MERGE_AT_SINGLE = 1 << 12
-_MERGE_AT_ROWS = 1 << 17
+_MERGE_AT_ROWS = 1 << 19
 _WIDEST_NS = 400 * NS_PER_S
 
 
@@ -106,8 +106,9 @@ class FoldedTimes:
 def _count(times: Int64) -> tuple[Int64, Int64]:
     """The distinct times, ascending, and how often each occurs."""
     if len(times) and (width := int(times.max()) - (least := int(times.min()))) < _WIDEST_NS:
-        tenths, rest = np.divmod(times - least, NS_PER_MS // 10)
-        if not rest.any():  # printed in tenths of milliseconds: counting takes one pass, sorting many
+        above = times - least
+        tenths = above // (NS_PER_MS // 10)
+        if (tenths * (NS_PER_MS // 10) == above).all():  # counting takes one pass, sorting many
             counts = np.bincount(tenths, minlength=width // (NS_PER_MS // 10) + 1)
             places = np.flatnonzero(counts)
             return least + places * (NS_PER_MS // 10), counts[places]

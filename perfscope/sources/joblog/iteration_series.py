@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.folded_times import FoldedTimes
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import Record
@@ -118,13 +119,13 @@ class IterationSeries:
         self._disturbance = 0
         return True
 
-    def add_many(self, iterations: Int64, wall_ns: Int64, samples: int | None) -> None:
+    def add_many(self, iterations: Numbers, wall_ns: Int64, samples: int | None) -> None:
         """Append many undisturbed records at once, which are folded: their numbers ascend in equal steps."""
         self._folded.add_many(wall_ns, samples)
         self.last = int(iterations[-1])
         numbers = self._numbers.get(None)
         processes = (numbers.processes if numbers else None) or 1  # their numbers grow one by one
-        counts = Counter(iterations[-RECENT:].tolist())
+        counts = Counter(int(number) for number in iterations[-RECENT:])
         self._numbers[None] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
 

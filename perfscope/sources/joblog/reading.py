@@ -97,14 +97,14 @@ class _LogReader:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
         plain, done = block.plain, 0
         # A block of nothing but plain lines leaves its last one as the rest.
-        rules = self._possible_rules(block.rest) if len(block.origin) > 1 else [bulk.rule]
+        rules = self._possible_rules(block.rest) if len(block.rest_start) > 1 else [bulk.rule]
         for start, rule, line in _find_lines(rules, block.rest):
             row = int(np.searchsorted(block.rest_start, start, "right")) - 1
-            before = int(np.searchsorted(plain.start, block.origin[row]))
+            before = int(block.plain_before[row])
             bulk.add(plain, done, before)
             done = max(done, before)
             rule.apply(line)
-        bulk.add(plain, done, len(plain.start))
+        bulk.add(plain, done, len(plain.wall_ns))
 
 
 def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:

@@ -45,6 +45,7 @@ def totals(log: JobLog) -> dict[str, object]:
         "last": folded.last_iteration if folded else int(numbers[-1]),
         "skipped": int(log.iterations.skipped.sum()) + (folded.skipped if folded else 0),
         "redone": log.redone,
+        "nan": int(log.iterations.nan.sum()) + (folded.nan if folded else 0),
         "saves": [save.wall_ns for save in log.saves],
         "unreadable": log.unreadable,
         "times": every_time(log),
@@ -57,7 +58,7 @@ def test_a_block_is_taken_apart_into_plain_lines_and_the_rest() -> None:
     text = "".join([*lines, SAVE]).encode()
     parts = split_block(text, len(text), np.empty(len(text), np.bool_))
     assert parts is not None
-    assert parts.plain.iteration.tolist() == [n for n in range(1, 30) if n != 13]
+    assert list(parts.plain.iteration) == [n for n in range(1, 30) if n != 13]
     assert parts.plain.wall_ns.tolist() == [(1000 + 10 * n) * 10**5 for n in range(1, 30) if n != 13]
     assert parts.plain.consumed[0] == 1024
     rest = parts.rest.decode().splitlines()
@@ -81,6 +82,29 @@ def test_long_logs_of_every_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert fast.folded.samples == 1024 * fast.folded.records
 
 
+NAN = megatron(700, "700.0").replace("nan iterations:   0", "nan iterations:   1")
+TORN = megatron(700, "700.0").partition("| learning")[0] + megatron(701, "701.0")
+
+
+@pytest.mark.parametrize("lines", [NAN, TORN], ids=["nan", "torn"])
+def test_a_line_among_plain_ones_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    path = tmp_path / "long.log"
+    first = "".join(megatron(n, f"{100 + n}.0") + TIMERS for n in range(1, 700))
+    after = "".join(megatron(n, f"{100 + n}.0") + TIMERS for n in range(702, 1400))
+    path.write_text(first + lines + after)
+    slow, fast = both(path, monkeypatch)
+    assert totals(fast) == totals(slow)
+
+
+def test_a_second_job_in_a_long_log_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.log"
+    lines = [megatron(n, "100.0", total=5000) + TIMERS for n in range(1, 3000)]
+    path.write_text("".join([*lines, *(megatron(n, "100.0", total=700) + TIMERS for n in range(1, 300))]))
+    slow, fast = both(path, monkeypatch)
+    assert slow.mixture is not None
+    assert fast.mixture == slow.mixture
+
+
 def test_a_growing_batch_is_summed_by_the_samples_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, consumed, lines = tmp_path / "long.log", 0, []
     for n in range(1, 601):
@@ -95,7 +119,7 @@ def test_a_growing_batch_is_summed_by_the_samples_consumed(tmp_path: Path, monke
 
 
 SPICES = st.sampled_from(
-    ["", "", "", "skip", "odd time", "evaluation", "restart", "save", "glued", "copy", "half", "wide"]
+    ["", "", "", "skip", "nan", "odd time", "evaluation", "restart", "save", "glued", "torn", "copy", "half", "wide"]
 )
 
 
@@ -113,6 +137,8 @@ def test_whatever_happens_in_a_long_log(spices: list[tuple[int, str]], seed: int
             number -= min(number - 1, 7)
         text += {
             "skip": megatron(number, "77.7", skipped=1),
+            "nan": megatron(number, "77.7").replace("nan iterations:   0", "nan iterations:   1"),
+            "torn": megatron(number, "77.7").partition("| learning")[0] + megatron(number + 1, "88.8"),
             "odd time": megatron(number, "1.2.3"),
             "evaluation": EVALUATION + megatron(number, "777.7"),
             "save": SAVE + megatron(number, "77.7"),
@@ -121,7 +147,7 @@ def test_whatever_happens_in_a_long_log(spices: list[tuple[int, str]], seed: int
             "half": megatron(number, "77.7")[:90] + "\n",
             "wide": megatron(number, "123456789.1"),
         }.get(spice, megatron(number, "77.7"))
-        number += spice == "glued"
+        number += spice in ("glued", "torn")
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

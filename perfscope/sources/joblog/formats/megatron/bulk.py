@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
+from perfscope.sources.joblog.bulk import Numbers, PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
 
@@ -29,7 +29,6 @@ _TAIL = b"| number of skipped iterations:   0 | number of nan iterations:   0 |"
 _CHECKED = 30
 _FEWEST = 16
 _WIDEST = 7
-_GLUED = 1.5
 _CONSUMED_WIDTH = 12
 _SHORTEST = len(_ANCHOR) + len(_TAIL)
 _ONES = np.uint64(0x0101010101010101)
@@ -50,8 +49,11 @@ _PAIR_HEADING = _word(b"(min, ma")
 _NAMED = _word(b"eration ")
 _TIMED = _word(_ANCHOR[-_WORD:])
 _TOP_BIT_OF_BYTE = np.asarray([1 << (8 * byte + 7) for byte in range(_WORD)], np.uint64)
-_TAIL_WORDS = len(_TAIL) // _WORD
-_FOUR_BLANKS = np.uint32(int.from_bytes(b"    ", "little"))
+_TAIL_END = _word(_TAIL[-_WORD:])
+_SKIPPED_FROM_END = len(_TAIL) - _TAIL.index(b"ns:   0 ")
+_TAIL_SKIPPED = _word(b"ns:   0 ")
+_HALF = np.uint64(32)
+_FOUR_BLANKS, *_SAVE_WORDS = (np.uint32(int.from_bytes(text, "little")) for text in (b"    ", b"save", b"load"))
 _SAVES = (_word(b"save-che"), _word(b"load-che"))
 
 
@@ -68,48 +70,28 @@ def split_block(text: Text, length: int, scratch: Bool) -> SplitBlock | None:
         ends = np.flatnonzero(buffer == ord("\n"))
     if not len(ends) or ends[-1] != len(buffer) - 1:
         ends = np.append(ends, len(buffer))
-    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    np.add(ends[:-1], 1, out=starts[1:])
     words = np.ndarray(shape=(len(buffer) - _WORD + 1,), dtype="<u8", buffer=buffer, strides=(1,))
     first = words[np.minimum(starts, len(words) - 1)]
-    is_needed = first != _TIMERS
-    timers = np.flatnonzero(first == _TIMERS)
-    is_needed[timers] = _names_save(words, starts[timers] + 12)
-    candidates = np.flatnonzero((first == layout.first) & (ends - starts > layout.time + _SHORTEST))
-    lines, is_plain = _plain_lines(buffer, layout, starts[candidates], ends[candidates])
-    is_needed[candidates[is_plain]] = False
-    needed = np.flatnonzero(is_needed)
-    needed = needed[~_is_core_timers(buffer, words, first[needed], starts[needed], ends[needed])]
-    return _with_rest(text, lines, starts, ends, needed)
+    candidates = np.flatnonzero(first == layout.first)
+    lines, is_plain = _plain_lines(buffer, words, layout, starts[candidates], ends[candidates])
+    plain = candidates[is_plain]
+    is_needed = ~_are_timers(buffer, words, first, starts, ends)
+    is_needed[plain] = False
+    return _with_rest(text, lines, plain, starts, ends, np.flatnonzero(is_needed))
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the fixed places of an iteration line are, counted from its beginning."""
+    """Where the fixed places of an iteration line are, counted from its beginning, and what stands there."""
 
     first: np.uint64
     iteration: int
+    total: np.uint64
     consumed: int
     time: int
-
-    @property
-    def width(self) -> int:
-        """Bytes from the beginning of a line to the end of the last fixed place."""
-        return self.time + _WORD
-
-    @property
-    def fields(self) -> np.dtype[np.void]:
-        """The fixed places as fields of eight bytes."""
-        offsets = {
-            "named": self.iteration - _WORD,
-            "iteration": self.iteration,
-            "high": self.consumed,
-            "low": self.consumed + _CONSUMED_WIDTH - _WORD,
-            "timed": self.time - _WORD,
-            "time": self.time,
-        }
-        names = list(offsets)
-        places = {"names": names, "formats": ["<u8"] * len(names), "offsets": list(offsets.values())}
-        return np.dtype({**places, "itemsize": self.width})  # type: ignore[call-overload,no-any-return]
 
 
 def _layout(text: Text, length: int) -> _Layout | None:
@@ -120,54 +102,61 @@ def _layout(text: Text, length: int) -> _Layout | None:
     start = text.rfind(b"\n", 0, anchor) + 1
     line = bytes(text[start : anchor + len(_ANCHOR)])
     word, consumed = line.find(b" iteration "), line.find(_CONSUMED)
+    total = line[word + 20 : word + 20 + _WORD]
     if word < 0 or consumed < 0 or line[word + 19 : word + 20] != b"/":
         return None
     digits = consumed + len(_CONSUMED)
     if line[digits + _CONSUMED_WIDTH : digits + _CONSUMED_WIDTH + 2] != b" |":
         return None
-    return _Layout(_word(line), word + 11, digits, len(line))
+    return _Layout(_word(line), word + 11, _word(total), digits, len(line))
 
 
-def _plain_lines(buffer: _Bytes, layout: _Layout, starts: Int64, ends: Int64) -> tuple[PlainLines, Bool]:
-    head = _cut(buffer, starts, layout.width).view(layout.fields)
+def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, ends: Int64) -> tuple[PlainLines, Bool]:
+    """The plain ones of the lines that begin like the first, and which of these they are."""
     lengths = ends - starts
-    usable = lengths < _GLUED * lengths.min(initial=len(buffer))
-    usable &= (head["named"] == _NAMED) & (head["timed"] == _TIMED) & _ends_plainly(buffer, ends)
-    dots = head["time"] ^ _DOTS
+    # A line that two records share is longer than another by the head of a record, which ends with its time.
+    usable = (lengths > layout.time + _SHORTEST) & (lengths < lengths.min(initial=len(buffer)) + layout.time)
+    if not usable.all():
+        starts, ends = starts[usable], ends[usable]
+    timed = words[starts + layout.time]
+    dots = timed ^ _DOTS
     is_dot = (dots - _ONES) & ~dots & _TOP_BITS
     lowest = is_dot & (~is_dot + np.uint64(1))
     width = np.searchsorted(_TOP_BIT_OF_BYTE, lowest)
-    digits = _shifted(head["time"], np.minimum(width, _WIDEST))
-    usable &= (
+    digits = _shifted(timed, np.minimum(width, _WIDEST))
+    is_plain = (
         (width >= 1)
         & (width <= _WIDEST)
         & (_TOP_BIT_OF_BYTE[np.minimum(width, _WIDEST)] == lowest)
         & _are_digits(digits)
+        & (words[starts + (layout.iteration - _WORD)] == _NAMED)
+        & (words[starts + (layout.iteration + _WORD + 1)] == layout.total)
+        & (words[starts + (layout.time - _WORD)] == _TIMED)
+        & (words[ends - _WORD] == _TAIL_END)
+        & (words[ends - _SKIPPED_FROM_END] == _TAIL_SKIPPED)
     )
-    time = starts + layout.time + width
-    usable &= (buffer[time + 2] == ord(" ")) & (buffer[time + 3] == ord("|"))
-    if usable.any():
-        usable[np.flatnonzero(usable)[-1]] = False  # read in full: its loss and loss scale are the block's last
-    starts, head = starts[usable], head[usable]
-    tenths = _joined(digits[usable]) * 10 + (buffer[time[usable] + 1].astype(np.int64) - ord("0"))
-    number = _joined(head["iteration"] | _BLANK_TO_ZERO)
-    high = _joined(_shifted(head["high"], _CONSUMED_WIDTH - _WORD) | _BLANK_TO_ZERO)
-    consumed = high * 10**_WORD + _joined(head["low"] | _BLANK_TO_ZERO)
-    return PlainLines(starts, number, tenths * (NS_PER_MS // 10), consumed), usable
+    tenth = starts + (layout.time + 1) + width
+    is_plain &= (buffer[tenth + 1] == ord(" ")) & (buffer[tenth + 2] == ord("|"))
+    if is_plain.any():
+        is_plain[np.flatnonzero(is_plain)[-1]] = False  # read in full: its loss and loss scale are the block's last
+    tenths = _joined(digits[is_plain]) * 10 + (buffer[tenth[is_plain]].astype(np.int64) - ord("0"))
+    starts = starts[is_plain]
+    number = _joined(words[starts + layout.iteration] | _BLANK_TO_ZERO)
+    high = _joined(_shifted(words[starts + layout.consumed], _CONSUMED_WIDTH - _WORD) | _BLANK_TO_ZERO)
+    low = _joined(words[starts + (layout.consumed + _CONSUMED_WIDTH - _WORD)] | _BLANK_TO_ZERO)
+    usable[usable] = is_plain
+    consumed = high * 10**_WORD + low
+    return PlainLines(_as_range(number), tenths * (NS_PER_MS // 10), _as_range(consumed)), usable
 
 
-def _cut(buffer: _Bytes, starts: Int64, width: int) -> npt.NDArray[np.void]:
-    """The ``width`` bytes at each place."""
-    places = np.ndarray(shape=(len(buffer) - width + 1,), dtype=f"V{width}", buffer=buffer, strides=(1,))
-    return places[starts]
-
-
-def _ends_plainly(buffer: _Bytes, ends: Int64) -> Bool:
-    tails = _cut(buffer, ends - len(_TAIL), _TAIL_WORDS * _WORD).view("<u8").reshape(-1, _TAIL_WORDS)
-    same = np.ones(len(ends), np.bool_)
-    for index, word in enumerate(np.frombuffer(_TAIL, "<u8", _TAIL_WORDS)):
-        same &= tails[:, index] == word
-    return same
+def _as_range(values: Int64) -> Numbers:
+    """Numbers that ascend in equal steps as a range, all others as they are."""
+    if len(values) < 2:
+        return values
+    step = int(values[1]) - int(values[0])
+    if step <= 0 or ((values[1:] - values[:-1]) != step).any():
+        return values
+    return range(int(values[0]), int(values[-1]) + 1, step)
 
 
 def _shifted(digits: _Words, width: Int64 | int) -> _Words:
@@ -193,25 +182,22 @@ def _joined(digits: _Words) -> Int64:
     return value.astype(np.int64)
 
 
-def _is_core_timers(buffer: _Bytes, words: _Words, first: _Words, starts: Int64, ends: Int64) -> Bool:
-    """A line a timer, and the headings above them, but not the timer of a save."""
-    flags: Bool = first == _PAIR_HEADING
-    pairs = np.flatnonzero(first.astype(np.uint32) == _FOUR_BLANKS)
-    pairs = pairs[buffer[ends[pairs] - 1] == ord(")")]
-    flags[pairs] = ~_names_save(words, starts[pairs] + 4)
+def _are_timers(buffer: _Bytes, words: _Words, first: _Words, starts: Int64, ends: Int64) -> Bool:
+    """Lines of timers, all on one or a line a timer, and the headings above them, but not the timer of a save."""
+    flags: Bool = (first == _TIMERS) | (first == _PAIR_HEADING)
+    begins, follows = first.astype(np.uint32), (first >> _HALF).astype(np.uint32)
     named = np.flatnonzero(first == _CORE)
     flags[named] = words[np.minimum(starts[named] + 15, len(words) - 1)] == _CORE_TIMERS
+    together = np.flatnonzero(first == _TIMERS)
+    names = words[np.minimum(starts[together] + 12, len(words) - 1)]
+    flags[together] = (names != _SAVES[0]) & (names != _SAVES[1])
+    pairs = np.flatnonzero((begins == _FOUR_BLANKS) & (follows != _SAVE_WORDS[0]) & (follows != _SAVE_WORDS[1]))
+    flags[pairs] = buffer[ends[pairs] - 1] == ord(")")
     return flags
 
 
-def _names_save(words: _Words, places: Int64) -> Bool:
-    names = words[np.minimum(places, len(words) - 1)]
-    saves: Bool = (names == _SAVES[0]) | (names == _SAVES[1])
-    return saves
-
-
-def _with_rest(text: Text, plain_lines: PlainLines, starts: Int64, ends: Int64, needed: Int64) -> SplitBlock:
-    lines = [text[start:end] for start, end in zip(starts[needed].tolist(), ends[needed].tolist(), strict=True)]
-    lengths = np.asarray([len(line) + 1 for line in lines], np.int64)
-    rest_start = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[: len(lines)]
-    return SplitBlock(plain_lines, b"\n".join(lines), starts[needed], rest_start)
+def _with_rest(text: Text, lines: PlainLines, plain: Int64, starts: Int64, ends: Int64, needed: Int64) -> SplitBlock:
+    rest = [text[start:end] for start, end in zip(starts[needed].tolist(), ends[needed].tolist(), strict=True)]
+    lengths = np.asarray([len(line) + 1 for line in rest], np.int64)
+    rest_start = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))[: len(rest)]
+    return SplitBlock(lines, b"\n".join(rest), np.searchsorted(plain, needed), rest_start)

@@ -20,13 +20,12 @@ from functools import lru_cache
 import numpy as np
 
 from perfscope.constants import GIGA, KILO, MEGA, NS_PER_MS, NS_PER_S, PETA, TERA
-from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.bulk import Numbers, PlainLines
 from perfscope.sources.joblog.formats.megatron.state import MegatronState
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.tables.columns import Int64
 
 SOURCE = "elapsed time per iteration"
 
@@ -215,10 +214,12 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
         series.add_many(plain.iteration[first:last], plain.wall_ns[first:last], samples)
 
 
-def _is_even(iterations: Int64, series: IterationSeries) -> bool:
+def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
     interval = series.interval()
     if series.last is None or iterations[0] - series.last != interval:
         return False
+    if isinstance(iterations, range):
+        return len(iterations) == 1 or iterations.step == interval
     return bool((np.diff(iterations) == interval).all())
 
 
