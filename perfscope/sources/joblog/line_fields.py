@@ -10,9 +10,9 @@ from perfscope.constants import NS_PER_S
 #: No figure of a log is larger, unless it is damaged or infinite.
 LARGEST = 1e30
 
-#: The labels of torchrun, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.
+#: The labels of torchrun, its roles, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.
 LABEL = (
-    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
+    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[[a-z]{1,40}\d+\|\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
     rb"|\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
 )

@@ -364,6 +364,27 @@ class TestStepsOfEpochs:
             assert log.iterations.iteration.tolist() == list(range(1, 10)), line
             assert set(log.iterations.attempt.tolist()) == {0}
 
+    def test_torchtunes_bar_gives_times_in_every_epoch(self, tmp_path: Path) -> None:
+        bars = "\r{e}|{n}|Loss: 2.13:  10%|#         | {s}/3 [{t}<00:30, 27.00s/it]"
+        clock = ("00:00", "00:30", "01:00", "01:30")
+        lines = [
+            bars.format(e=epoch, n=3 * (epoch - 1) + name, s=step, t=clock[step])
+            for epoch in (1, 2)
+            for name, step in ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3))
+        ]
+        log = read(tmp_path, *lines, "\nStep 6 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:99.5\n")
+        assert (log.framework, log.iterations.iteration.tolist()) == ("torchtune", [1, 2, 3, 4, 5, 6])
+        assert seconds(log) == [None, 30.0, 30.0, None, 30.0, 30.0]
+        assert [source.samples_per_s for source in log.other_sources] == []
+
+    def test_a_validation_is_no_step_of_torchtune(self, tmp_path: Path) -> None:
+        bars = "1|{n}|Loss: 2.13:  10%|#         | {n}/9 [{t}<00:30, 27.00s/it]\n"
+        lines = [bars.format(n=n, t=f"0{n // 2}:{n % 2 * 30:02d}") for n in (1, 2, 3)]
+        log = read(
+            tmp_path, *lines, "Step 3 | val_loss:2.0\n", bars.format(n=4, t="07:00"), bars.format(n=5, t="07:30")
+        )
+        assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation", ""]
+
     def test_torchtune_states_its_throughput_alone(self, tmp_path: Path) -> None:
         line = "Step {} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.5 grad_norm:1.2\n"
         log = read(tmp_path, *(line.format(n) for n in (1, 2)))

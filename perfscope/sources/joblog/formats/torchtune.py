@@ -1,26 +1,63 @@
-"""torchtune: a line a step of its StdoutLogger and DiskLogger.
+"""torchtune: the bar of its recipes, and a line a step of its StdoutLogger and DiskLogger.
 
+    1|25|Loss: 1.2621808052062988:  26%|##5       | 26/101 [06:45<17:27, 13.96s/it]
     Step 1 | loss:1.2345 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.3
 
-It states no time and no batch, so that its throughput is all there is; memory is in GiB.
+The bar names the epoch, the step and its loss; it counts the steps of an epoch, in which gradients are accumulated. It
+is drawn again with the old name when it moves on, and such a line is left out. Its rate is a moving average; step
+times are differences of its clock, which counts whole seconds, begins with each epoch and runs on through validations.
+The lines of the loggers state no time and no batch: the tokens of one step, without padding where that is masked,
+over the time since the step before and over the GPUs. Memory is in GiB. Older lines state no throughput either.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
-from perfscope.constants import GIB
+from perfscope.constants import GIB, NS_PER_S, S_PER_HOUR, S_PER_MINUTE
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
 
+BAR = "the clock of torchtune's bar"
 SOURCE = "tokens_per_second_per_gpu"
 
 _CELL = re.compile(rb"(\w+):(\S+)")
+_BAR = re.compile(
+    rb"(?<!\d)(\d{1,6})\|(\d{1,12})\|Loss: ([^:|\n]{1,40}): {1,4}\d{1,3}%\|[^|\n]{0,400}\| {0,4}"
+    rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<"
+)
+_BARS = re.compile(rb"[^\n]*+(?:\n++[^\n]{0,200}?\|Loss: [^\n]*+)*+")
+_REACH = 1 << 20
 
 
-def _on_step(state: FormatState, line: LineMatch) -> None:
+@dataclass(slots=True)
+class _State(FormatState):
+    """The clock of the bar, and the epoch that it counts."""
+
+    clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(BAR))
+    epoch: int = -1
+
+
+def _on_bars(state: _State, line: LineMatch) -> None:
+    for epoch_text, number_text, loss, step_text, length_text, hours, minutes, seconds in _BAR.findall(line[0]):
+        epoch, number, step, length = (int(text) for text in (epoch_text, number_text, step_text, length_text))
+        state.log.frameworks.add("torchtune")
+        if length == 0 or step == 0 or (number - step) % length:
+            continue  # its name is that of the step before
+        if epoch != state.epoch:
+            state.clock.restart(state.log)
+            state.epoch = epoch
+        clock_s = int(hours or 0) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)
+        record = Record((max(epoch, 1) - 1) * length + step, loss=parse_number(loss))
+        state.clock.add(state.log, record, clock_s * NS_PER_S, NS_PER_S)
+
+
+def _on_step(state: _State, line: LineMatch) -> None:
     cells = {name: parse_number(text) for name, text in _CELL.findall(line["cells"])}
     record = Record(
         iteration=int(line["step"]),
@@ -33,20 +70,31 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         )
 
 
+def _on_validation(state: _State, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.EVALUATION)
+
+
 def _bytes(gib: float | None) -> float | None:
     return None if gib is None else gib * GIB
 
 
+def _close(state: _State) -> None:
+    state.clock.close(state.log)
+
+
 FORMAT = Format(
     framework="torchtune",
-    state=FormatState,
+    state=_State,
     rules=(
+        Rule(b"|Loss: ", _BARS, _on_bars, reach=_REACH, identifies=False, at_line_start=True),
         Rule(
-            b"tokens_per_second_per_gpu:",
-            re.compile(rb"Step (?P<step>\d+) \| (?P<cells>loss:.*tokens_per_second_per_gpu:.*)"),
+            b" | loss:",
+            re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S+ lr:[^\n]*)"),
             _on_step,
             begin=(b"Step ",),
         ),
+        Rule(b" | val_loss:", re.compile(rb"Step \d{1,12} \| val_loss:"), _on_validation, begin=(b"Step ",)),
     ),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(StepTimeSource(BAR), StepTimeSource(SOURCE)),
+    close=_close,
 )

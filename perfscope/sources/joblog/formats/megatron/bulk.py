@@ -151,7 +151,7 @@ def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, 
 
 def _as_range(values: Int64) -> Numbers:
     """Numbers that ascend in equal steps as a range, all others as they are."""
-    if len(values) < 2:
+    if len(values) <= 1:
         return values
     step = int(values[1]) - int(values[0])
     if step <= 0 or ((values[1:] - values[:-1]) != step).any():
