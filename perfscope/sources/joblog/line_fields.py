@@ -12,8 +12,8 @@ LARGEST = 1e30
 
 #: The labels of torchrun, its roles, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.
 LABEL = (
-    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[[a-z]{1,40}\d+\|\d+\]:|\[\d+,\d+\]<std(?:out|err)>:|\(\w+ pid=\d+[^)]*\) |\d{1,6}: "
-    rb"|\d{1,3}(?:\.\d{1,3}){3}: "
+    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[[a-z]{1,40}\d+\|\d+\]:|\[\d+,\d+\]<std(?:out|err)>:"
+    rb"|\(\w+ pid=\d+[^)]*\) |\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
 )
 _LABEL = re.compile(LABEL)
