@@ -6,7 +6,6 @@ packed: ``HOST.columns``, ``HOST.1.columns``.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,7 +16,8 @@ import numpy as np
 
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.runs.packed import decode_columns
+from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
+from perfscope.sources.runs.packed import PackedNumbers, decode_columns
 from perfscope.tables.columns import Int64, MaskedInt64, masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
@@ -118,7 +118,7 @@ class _SampleColumns:
     """Collects the samples of one GPU, packed as they are read, because a week has millions."""
 
     def __init__(self) -> None:
-        self._packed: list[tuple[Int64, dict[str, MaskedInt64]]] = []
+        self._packed: list[tuple[Int64, dict[str, Numbers]]] = []
         self._times: list[int] = []
         self._values: list[_Gpu] = []
 
@@ -129,16 +129,18 @@ class _SampleColumns:
         if len(self._times) >= _CHUNK:
             self._pack()
 
-    def add_packed(self, t_ns: Int64, numbers: Mapping[str, MaskedInt64], index: int) -> None:
+    def add_packed(self, t_ns: Int64, numbers: Mapping[str, Numbers], index: int) -> None:
         """Add the samples of a packed file, of the GPU at this place of its first line."""
         if self._times:
             self._pack()
-        absent = np.ma.MaskedArray(np.zeros(len(t_ns), np.int64), mask=np.ones(len(t_ns), np.bool_))
-        self._packed.append((t_ns, {name: numbers.get(f"{index}.{name}", absent) for name in _SAMPLED}))
+        names = {name: f"{index}.{name}" for name in _SAMPLED}
+        self._packed.append((t_ns, {name: numbers[words] for name, words in names.items() if words in numbers}))
 
     def _pack(self) -> None:
         columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
-        packed = {name: _column(values) for name, values in zip(_SAMPLED, columns, strict=True)}
+        packed: dict[str, Numbers] = {
+            name: ReadNumbers(_column(values)) for name, values in zip(_SAMPLED, columns, strict=True)
+        }
         self._packed.append((np.asarray(self._times, np.int64), packed))
         self._times, self._values = [], []
 
@@ -146,20 +148,18 @@ class _SampleColumns:
         """The times, and the columns by name."""
         self._pack()
         times = np.concatenate([times for times, _ in self._packed])
-        return times, {name: _joined([columns[name] for _, columns in self._packed]) for name in _SAMPLED}
+        columns = {}
+        for name in _SAMPLED:
+            parts = [(len(times), numbers.get(name)) for times, numbers in self._packed]
+            is_known = any(numbers is not None for _, numbers in parts)
+            columns[name] = to_column(JoinedNumbers(parts) if is_known else None, len(times))
+        return times, columns
 
 
 def _column(values: tuple[int | None, ...]) -> MaskedInt64:
     if None not in values:
         return np.ma.MaskedArray(np.asarray(values, np.int64), mask=np.zeros(len(values), np.bool_))
     return masked(values)
-
-
-def _joined(pieces: Sequence[MaskedInt64]) -> MaskedInt64:
-    return np.ma.MaskedArray(
-        np.concatenate([piece.data for piece in pieces]),
-        mask=np.concatenate([np.ma.getmaskarray(piece) for piece in pieces]),
-    )
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class _Packed:
     """The samples of a packed file: their times, and the columns of all GPUs."""
 
     t_ns: Int64
-    numbers: Mapping[str, MaskedInt64]
+    numbers: Mapping[str, PackedNumbers]
 
 
 def _read_file(path: Path, damage: list[str]) -> Iterator[_Line | _Packed]:
@@ -260,12 +260,13 @@ def _read_file(path: Path, damage: list[str]) -> Iterator[_Line | _Packed]:
     try:
         columns = decode_columns(content, wire.PACKED_SAMPLES_SCHEMA)
         header = msgspec.json.decode(content.partition(b"\n")[0], type=_PackedHeader)
-    except (ValueError, KeyError, TypeError, zlib.error, msgspec.MsgspecError):
+        t_ns = to_column(columns.numbers["t_ns"], columns.rows).data
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
         damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
         return
     yield header.head
     if columns.rows:
-        yield _Packed(np.asarray(columns.numbers["t_ns"].data, np.int64), columns.numbers)
+        yield _Packed(np.asarray(t_ns, np.int64), columns.numbers)
     yield from header.notes
 
 

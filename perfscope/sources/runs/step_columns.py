@@ -5,7 +5,6 @@ A week has a million steps: columns are never made into records.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope import wire
+from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
 from perfscope.sources.runs.packed import decode_columns
 from perfscope.sources.runs.records import decode_step, read_records
-from perfscope.tables.columns import Bool, Int64, MaskedInt64
+from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 
 _LISTS = {"host": len(HostWork._fields), "waits": len(HostWaits._fields)}
@@ -36,7 +36,7 @@ class StepColumns:
 
     Attributes:
         rows: How many there are.
-        numbers: Columns of numbers by name; those of lists are ``host.0`` and so on.
+        numbers: Columns of numbers by name, not decoded yet; those of lists are ``host.0`` and so on.
         texts: Columns of texts, empty where absent.
         flags: Columns of flags, false where absent.
         spans: What happened besides training, with the row that it was written with.
@@ -44,7 +44,7 @@ class StepColumns:
     """
 
     rows: int
-    numbers: Mapping[str, MaskedInt64]
+    numbers: Mapping[str, Numbers]
     texts: Mapping[str, npt.NDArray[np.str_]]
     flags: Mapping[str, Bool]
     spans: tuple[tuple[int, wire.Span], ...] = ()
@@ -52,10 +52,7 @@ class StepColumns:
 
     def number(self, name: str) -> MaskedInt64:
         """A column of numbers; all masked where no step has them."""
-        column = self.numbers.get(name)
-        if column is None:
-            return np.ma.MaskedArray(np.zeros(self.rows, np.int64), mask=np.ones(self.rows, np.bool_))
-        return column
+        return to_column(self.numbers.get(name), self.rows)
 
     def whole(self, name: str) -> Int64:
         """A column of numbers that every step has."""
@@ -70,9 +67,10 @@ def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
         damage: Gets a text for each file and line that cannot be read.
     """
     parts = list(_read_parts(folder, damage))
-    last_ns = max((int(part.whole("end_ns")[-1]) for part in parts), default=0)
-    pending = read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage)
-    parts.append(from_records([step for step in pending if step.end_ns > last_ns]))
+    pending = list(read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage))
+    if pending:
+        last_ns = max((int(part.whole("end_ns")[-1]) for part in parts), default=0)
+        parts.append(from_records([step for step in pending if step.end_ns > last_ns]))
     return _join(parts)
 
 
@@ -87,7 +85,7 @@ def _read_parts(folder: Path, damage: list[str]) -> Iterator[StepColumns]:
         if path.suffix == wire.PACKED_SUFFIX:
             try:
                 part = unpack(path.read_bytes())
-            except (OSError, ValueError, KeyError, TypeError, zlib.error, msgspec.MsgspecError):
+            except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
                 damage.append(f"{folder.name}/{path.name}: cannot be read")
         else:
             part = from_records(read_records(path, decode_step, damage))
@@ -99,14 +97,10 @@ def unpack(content: bytes) -> StepColumns:
     """The steps of a packed file, as ``perfscope.hooks.pack_records`` describes it.
 
     Raises:
-        ValueError, KeyError, TypeError, zlib.error: It is damaged.
+        ValueError, KeyError, TypeError: It is damaged.
     """
     packed = decode_columns(content, wire.PACKED_SCHEMA)
-    texts = {
-        name: np.asarray(["", *map(str, values)], np.str_)[places]
-        for name, (values, places) in packed.codes.items()
-        if name in _TEXTS
-    }
+    texts = {name: _decode_texts(*codes) for name, codes in packed.codes.items() if name in _TEXTS}
     flags = {
         name: np.asarray([False, *map(bool, values)], np.bool_)[places]
         for name, (values, places) in packed.codes.items()
@@ -117,26 +111,34 @@ def unpack(content: bytes) -> StepColumns:
         for row, fields in packed.remainder.items()
         for span in fields.get("spans", ())
     ]
-    return StepColumns(packed.rows, packed.numbers, texts, flags, tuple(spans), _probes(packed.numbers))
+    return StepColumns(packed.rows, packed.numbers, texts, flags, tuple(spans), _probes(packed.numbers, packed.rows))
 
 
-def _probes(numbers: Mapping[str, MaskedInt64]) -> tuple[DeviceProbe, ...]:
-    columns = [numbers.get(f"probe.{index}") for index in range(len(DeviceProbe._fields))]
-    if columns[0] is None:
+def _decode_texts(values: Sequence[object], places: npt.NDArray[np.uint8]) -> npt.NDArray[np.str_]:
+    """The text of each row; one that all rows have is held once."""
+    texts = np.asarray(["", *map(str, values)], np.str_)
+    if len(places) and (places == places[0]).all():
+        return np.broadcast_to(np.asarray(str(texts[places[0]])), len(places))
+    return np.asarray(texts[places], np.str_)
+
+
+def _probes(numbers: Mapping[str, Numbers], count: int) -> tuple[DeviceProbe, ...]:
+    if "probe.0" not in numbers:
         return ()
-    rows = np.flatnonzero(~np.ma.getmaskarray(columns[0]))
-    values: list[list[Any]] = [[None] * len(rows) if column is None else column[rows].tolist() for column in columns]
+    columns = [to_column(numbers.get(f"probe.{index}"), count) for index in range(len(DeviceProbe._fields))]
+    rows = np.flatnonzero(present(columns[0]))
+    values: list[list[Any]] = [column[rows].tolist() for column in columns]
     return tuple(DeviceProbe(*row) for row in zip(*values, strict=True))
 
 
 def from_records(records: Sequence[wire.StepRecord]) -> StepColumns:
     """Records as columns."""
-    numbers = {name: _masked([getattr(record, name) for record in records]) for name in _NUMBERS}
+    numbers: dict[str, Numbers] = {name: _read([getattr(record, name) for record in records]) for name in _NUMBERS}
     for name, places in _LISTS.items():
         lists = [getattr(record, name) for record in records]
         if any(values is not None for values in lists):
             for index in range(places):
-                numbers[f"{name}.{index}"] = _masked([None if values is None else values[index] for values in lists])
+                numbers[f"{name}.{index}"] = _read([None if values is None else values[index] for values in lists])
     return StepColumns(
         rows=len(records),
         numbers=numbers,
@@ -147,9 +149,9 @@ def from_records(records: Sequence[wire.StepRecord]) -> StepColumns:
     )
 
 
-def _masked(values: Sequence[int | None]) -> MaskedInt64:
+def _read(values: Sequence[int | None]) -> ReadNumbers:
     absent = np.asarray([value is None for value in values], np.bool_)
-    return np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), mask=absent)
+    return ReadNumbers(np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), mask=absent))
 
 
 def _join(parts: Sequence[StepColumns]) -> StepColumns:
@@ -159,10 +161,7 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
         return filled[0] if filled else from_records([])
     first_rows = np.cumsum([0, *(part.rows for part in filled)]).tolist()
     numbers = {
-        name: np.ma.MaskedArray(
-            np.concatenate([np.ma.getdata(part.number(name)) for part in filled]),
-            mask=np.concatenate([np.ma.getmaskarray(part.number(name)) for part in filled]),
-        )
+        name: JoinedNumbers([(part.rows, part.numbers.get(name)) for part in filled])
         for name in dict.fromkeys(name for part in filled for name in part.numbers)
     }
     return StepColumns(
@@ -178,13 +177,13 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
 
 
 def _text(columns: StepColumns, name: str) -> npt.NDArray[np.str_]:
-    return columns.texts.get(name, np.zeros(columns.rows, "<U1"))
+    return columns.texts.get(name, np.broadcast_to(np.asarray(""), columns.rows))
 
 
 def _join_texts(parts: Sequence[npt.NDArray[np.str_]], rows: int) -> npt.NDArray[np.str_]:
     """One after the other; a text that all of a million rows have is held once."""
     first = parts[0][0]
-    if all((part == first).all() for part in parts):
+    if all(((part[:1] if part.strides == (0,) else part) == first).all() for part in parts):
         return np.broadcast_to(np.asarray(first), rows)
     return np.concatenate(parts)
 
