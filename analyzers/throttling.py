@@ -210,8 +210,11 @@ def _bits_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> tup
     end = np.searchsorted(causes.t_ns, ends_ns, "right")
     # The sample before a step counts, unless it is too old.
     first[first < end] += causes.t_ns[first[first < end]] < starts_ns[first < end] - _VALIDITY_NS
-    bits = [np.bitwise_or.reduce(causes.value[low:high]) for low, high in zip(first, end, strict=True)]
-    return first < end, np.asarray(bits, np.int64)
+    covered, bits = first < end, np.zeros(len(first), np.int64)
+    edges = np.stack([first[covered], end[covered]], axis=1).reshape(-1)
+    if len(edges):  # of each pair of edges, what lies between them
+        bits[covered] = np.bitwise_or.reduceat(np.append(causes.value, 0), edges)[::2]
+    return covered, bits
 
 
 def _clocks_of_steps(samples: GpuSamples, starts_ns: Int64, ends_ns: Int64) -> MaskedFloat64:

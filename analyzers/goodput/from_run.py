@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.analyzers.goodput.lives import Life, Spent
-from perfscope.analyzers.wall_clock.ledger import Ledger, Part, keep_ledger
+from perfscope.analyzers.wall_clock.ledger import Ledger, Part, keep_ledger, measure_wall
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
@@ -42,11 +42,11 @@ def find_lives(run: Run) -> list[Life]:
         for table in tables:
             timeline = timelines[table.rank, table.attempt]
             if table.attempt == attempt and timeline.offset_ns is not None:
-                windows = [w for w in run.windows if (w.rank, w.attempt) == (table.rank, table.attempt)]
-                candidates.append((keep_ledger(timeline, table, windows), table, timeline.offset_ns))
-        if candidates:
-            ledger, table, offset_ns = max(candidates, key=lambda row: (row[0].wall_ns, -row[1].rank))
-            lives.append(_to_life(run, ledger, table, offset_ns))
+                candidates.append((measure_wall(timeline, table), timeline, table, timeline.offset_ns))
+        if candidates:  # only the longest one is divided: a job may have thousands of ranks
+            _, timeline, table, offset_ns = max(candidates, key=lambda row: (row[0], -row[2].rank))
+            windows = [w for w in run.windows if (w.rank, w.attempt) == (table.rank, table.attempt)]
+            lives.append(_to_life(run, keep_ledger(timeline, table, windows), table, offset_ns))
     return lives
 
 

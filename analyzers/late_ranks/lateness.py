@@ -124,6 +124,8 @@ def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
 
 def _over_others(values: Int64) -> Float64:
     """By how much each rank's value is above the median of the other ranks, by rank and step."""
+    if not values.any():
+        return np.broadcast_to(np.float64(0), values.shape)
     ranks = len(values)
     if ranks == 2:  # noqa: PLR2004 - a pair
         return np.asarray(values - values[::-1], np.float64)

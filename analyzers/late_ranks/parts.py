@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import HostTimes, Steps
+
+#: Rows of a table.
+_Rows: TypeAlias = "Int64 | slice[int, int, None]"
 
 
 class Part(StrEnum):
@@ -79,15 +83,17 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
     numbers = _common_steps(tables)
     if not len(numbers):
         return None
-    rows = [np.searchsorted(table.step, numbers) for table in tables]
-    split = [_split_rank(table, row) for table, row in zip(tables, rows, strict=True)]
-    unit, work = _work(tables, rows)
-    parts_ns = {part: np.stack([parts[part] for _, parts in split]) for part in Part}
+    rows = [_find_rows(table.step, numbers) for table in tables]
+    total_ns = np.stack([np.diff(table.end_ns, prepend=0)[row] for table, row in zip(tables, rows, strict=True)])
+    parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in Part}
+    for index, (table, row) in enumerate(zip(tables, rows, strict=True)):
+        _split_rank(table, row, total_ns[index], {part: times[index] for part, times in parts_ns.items()})
+    unit, work = _work(tables, rows, len(numbers))
     sent_ns = np.stack([_values(_host(table).transfers_ns, row) for table, row in zip(tables, rows, strict=True)])
     parts = StepParts(
         ranks=tuple(table.rank for table in tables),
         step=numbers,
-        total_ns=np.stack([total for total, _ in split]),
+        total_ns=total_ns,
         parts_ns=parts_ns,
         transfers_ns=np.minimum(sent_ns, parts_ns[Part.EXCHANGE]),
         faults=np.stack([_values(_host(table).faults, row) for table, row in zip(tables, rows, strict=True)]),
@@ -111,8 +117,16 @@ def _common_steps(tables: Sequence[Steps]) -> Int64:
         if table.host is None:
             return np.zeros(0, np.int64)
         chosen = table.step[_is_comparable(table, table.host.cpu_ns)]
-        common = chosen if common is None else np.intersect1d(common, chosen, assume_unique=True)
+        if common is None or not np.array_equal(common, chosen):
+            common = chosen if common is None else np.intersect1d(common, chosen, assume_unique=True)
     return np.zeros(0, np.int64) if common is None else common
+
+
+def _find_rows(step: Int64, numbers: Int64) -> _Rows:
+    """Where some steps are, as a slice where they follow each other: a week's need no copy."""
+    first = int(np.searchsorted(step, numbers[0]))
+    rows = slice(first, first + len(numbers))
+    return rows if np.array_equal(step[rows], numbers) else np.searchsorted(step, numbers)
 
 
 def _is_comparable(table: Steps, counted: MaskedInt64) -> Bool:
@@ -124,14 +138,13 @@ def _is_comparable(table: Steps, counted: MaskedInt64) -> Bool:
     return np.asarray(plain & follows & forward & present(counted), np.bool_)
 
 
-def _values(column: MaskedInt64, rows: Int64) -> Int64:
+def _values(column: MaskedInt64, rows: _Rows) -> Int64:
     return np.asarray(np.ma.filled(column, 0)[rows], np.int64)
 
 
-def _split_rank(table: Steps, rows: Int64) -> tuple[Int64, dict[Part, Int64]]:
-    """The steps of one rank in their parts; what several claim belongs to the first of them."""
+def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, Int64]) -> None:
+    """Write the parts of one rank's steps into columns of zeros; what several claim belongs to the first of them."""
     host = _host(table)
-    total = table.end_ns[rows] - table.end_ns[rows - 1]
     rest = total.copy()
     exchange = _values(host.collectives_ns, rows) + _values(host.transfers_ns, rows)
     off = total - _values(host.cpu_ns, rows) - _values(host.delay_ns, rows)
@@ -146,15 +159,14 @@ def _split_rank(table: Steps, rows: Int64) -> tuple[Int64, dict[Part, Int64]]:
         Part.BLOCKED: off - known_off,
         Part.KERNEL: _values(host.system_ns, rows),
     }
-    parts = {}
     for part, claimed in claims.items():
-        parts[part] = np.clip(claimed, 0, rest)
-        rest = rest - parts[part]
-    parts[Part.COMPUTE] = rest
-    return total, parts
+        if claimed.any():
+            np.clip(claimed, 0, rest, out=parts[part])
+            rest -= parts[part]
+    parts[Part.COMPUTE][:] = rest
 
 
-def _work(tables: Sequence[Steps], rows: Sequence[Int64]) -> tuple[str, Int64]:
+def _work(tables: Sequence[Steps], rows: Sequence[_Rows], count: int) -> tuple[str, Int64]:
     """What each rank took in, in the finest unit that all of them know."""
     for unit, columns in (
         ("tokens", [table.tokens for table in tables]),
@@ -163,4 +175,4 @@ def _work(tables: Sequence[Steps], rows: Sequence[Int64]) -> tuple[str, Int64]:
     ):
         if all(np.all(present(column)[row]) for column, row in zip(columns, rows, strict=True)):
             return unit, np.stack([_values(column, row) for column, row in zip(columns, rows, strict=True)])
-    return "samples", np.zeros((len(tables), len(rows[0])), np.int64)
+    return "samples", np.zeros((len(tables), count), np.int64)

@@ -54,15 +54,20 @@ class UndisturbedSteps:
 
     def times_ns(self) -> dict[int, int]:
         """The time of each undisturbed step on its slowest rank, by its number; ascending."""
-        return dict(_undisturbed_times_ns(self))
+        numbers, times_ns = _undisturbed_times_ns(self)
+        return dict(zip(numbers.tolist(), times_ns.tolist(), strict=True))
 
     def times_s(self) -> Float64:
         """These times in seconds."""
-        return np.asarray(list(_undisturbed_times_ns(self).values()), np.float64) / NS_PER_S
+        return np.asarray(self.slowest_ns() / NS_PER_S, np.float64)
+
+    def slowest_ns(self) -> Int64:
+        """These times alone, in the order of the steps: a week has a million."""
+        return _undisturbed_times_ns(self)[1]
 
 
 @lru_cache(maxsize=4)
-def _undisturbed_times_ns(steps: UndisturbedSteps) -> dict[int, int]:
+def _undisturbed_times_ns(steps: UndisturbedSteps) -> tuple[Int64, Int64]:
     return slowest_rank_times_ns(steps.tables, steps.mask)
 
 
@@ -82,9 +87,7 @@ def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
     labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
     if not labelled:
         return UndisturbedSteps(tuple(last), steady, steady, None)
-    times_ns = slowest_rank_times_ns(last, lambda table: np.isin(table.step, steady))
-    timed = np.asarray(sorted(times_ns), np.int64)
-    walls_ns = np.asarray([times_ns[step] for step in timed.tolist()], np.int64)
+    timed, walls_ns = slowest_rank_times_ns(last, lambda table: np.isin(table.step, steady))
     effect = compare_sides(timed, walls_ns, _kinds(last[0], timed), min(labelled))
     is_slowed = effect.verdict is Verdict.SLOWER
     return UndisturbedSteps(tuple(last), steady[steady < min(labelled)] if is_slowed else steady, steady, effect)
@@ -148,22 +151,21 @@ def steps_beside_save(steps: Steps) -> Bool:
     return np.asarray(steps.draining & ~is_stalled & (steps.window == "") & (steps.step > 1))
 
 
-def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> dict[int, int]:
-    """The time of each selected step on its slowest rank, by the step's number."""
+def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, Int64]:
+    """The selected steps, ascending, and the time of each on its slowest rank."""
     timed = [selection(table) & present(table.wall_ns) for table in tables]
-    if not timed:
-        return {}
-    steps = np.concatenate([table.step[rows] for table, rows in zip(tables, timed, strict=True)])
-    walls_ns = np.concatenate([table.wall_ns.data[rows] for table, rows in zip(tables, timed, strict=True)])
+    none = np.zeros(0, np.int64)
+    steps = np.concatenate([none, *(table.step[rows] for table, rows in zip(tables, timed, strict=True))])
+    walls_ns = np.concatenate([none, *(table.wall_ns.data[rows] for table, rows in zip(tables, timed, strict=True))])
     if not len(steps):
-        return {}
+        return none, none
     order = np.argsort(steps, kind="stable")
     steps, walls_ns = steps[order], walls_ns[order]
     first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
     slowest = np.maximum(np.maximum.reduceat(walls_ns, first), 0)
-    return dict(zip(steps[first].tolist(), slowest.tolist(), strict=True))
+    return np.asarray(steps[first], np.int64), np.asarray(slowest, np.int64)
 
 
 def slowest_rank_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:
     """The times of the selected steps on their slowest ranks, in seconds."""
-    return np.asarray(list(slowest_rank_times_ns(tables, selection).values()), np.float64) / NS_PER_S
+    return np.asarray(slowest_rank_times_ns(tables, selection)[1] / NS_PER_S, np.float64)

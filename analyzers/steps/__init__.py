@@ -10,6 +10,7 @@ left out, too. Throughput is the work of a median step over its time, summed ove
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from perfscope.analyzers.shared.statistics import maximum, median, percentile
 from perfscope.analyzers.shared.step_selection import (
@@ -38,12 +39,16 @@ def analyze(run: Run) -> StepTimes:
     Raises:
         MissingInput: No rank completed a training step.
     """
+    return _summarize(run)
+
+
+@lru_cache(maxsize=1)  # energy asks for those of the same run
+def _summarize(run: Run) -> StepTimes:
     undisturbed = find_undisturbed(run.steps)
     tables = undisturbed.tables
     if not tables:
         raise MissingInput("no training step was recorded")
     ranks = tuple(_summarize_rank(table, undisturbed) for table in tables)
-    times_ns = undisturbed.times_ns()
     times_s = undisturbed.times_s()
     median_s = median(times_s)
     samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
@@ -58,7 +63,7 @@ def analyze(run: Run) -> StepTimes:
         samples_per_s=_rate(samples, median_s),
         tokens_per_s=_rate(tokens, median_s),
         ranks=ranks,
-        undisturbed_ns=tuple(times_ns.values()),
+        undisturbed_ns=tuple(undisturbed.slowest_ns().tolist()),
         effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),

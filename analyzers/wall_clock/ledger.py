@@ -115,7 +115,7 @@ def keep_ledger(timeline: Timeline, steps: Steps, windows: Sequence[Window]) -> 
         claimed = union(timeline.spans.start_ns[rows], timeline.spans.end_ns[rows]) & remaining
         remaining = remaining - claimed
         in_steps = _within(claimed, begins, ends)
-        by_step[part] += in_steps
+        _add(by_step, part, in_steps)
         outside[part] += claimed.measure - int(in_steps.sum())
     _take_validation_waits(timeline, by_step, outside, ends)
     _divide_steps(steps, by_step, remaining, begins, ends)
@@ -140,6 +140,19 @@ def keep_ledger(timeline: Timeline, steps: Steps, windows: Sequence[Window]) -> 
     )
 
 
+def measure_wall(timeline: Timeline, steps: Steps) -> int:
+    """The wall time of a process in nanoseconds, as its ledger has it.
+
+    Args:
+        timeline: Its life.
+        steps: Its steps, at least one.
+    """
+    ends = np.maximum.accumulate(steps.end_ns)
+    is_first_step_known = bool(present(steps.wall_ns)[0])
+    start, end = _life(timeline, _begins(steps, ends), ends, is_first_step_known=is_first_step_known)
+    return end - start
+
+
 def _begins(steps: Steps, ends: Int64) -> Int64:
     """When each step began, never before the step before it ended; at that end where it is unknown."""
     previous = np.concatenate([ends[:1], ends[:-1]])
@@ -161,8 +174,20 @@ def _life(timeline: Timeline, begins: Int64, ends: Int64, *, is_first_step_known
 
 
 def _within(intervals: Intervals, begins: Int64, ends: Int64) -> Int64:
-    """How much of some intervals lies in each step."""
-    return np.asarray(intervals.measure_before(ends) - intervals.measure_before(begins), np.int64)
+    """How much of some intervals lies in each step; only steps that they reach are looked at."""
+    within = np.zeros(len(ends), np.int64)
+    if len(intervals):
+        first = int(np.searchsorted(ends, intervals.start[0], side="right"))
+        last = int(np.searchsorted(begins, intervals.end[-1], side="left"))
+        before_begins = intervals.measure_before(begins[first:last])
+        within[first:last] = intervals.measure_before(ends[first:last]) - before_begins
+    return within
+
+
+def _add(by_step: dict[Part, Int64], part: Part, amount: Int64) -> None:
+    """Add to a part; a part that no step has shares its zeros with others like it."""
+    if amount.any():
+        by_step[part] = by_step[part] + amount
 
 
 def _take(rest: Int64, amount: Int64) -> Int64:
@@ -175,7 +200,10 @@ def _take(rest: Int64, amount: Int64) -> Int64:
 def _split_boundaries(steps: Steps, windows: Sequence[Window], begins: Int64, ends: Int64) -> dict[Part, Int64]:
     """The boundary before each step: what windows took of it, and the hooks; the first step has none."""
     rest = begins - np.concatenate([begins[:1], ends[:-1]])
-    by_step = {part: np.zeros(len(ends), np.int64) for part in Part}
+    by_step = dict.fromkeys(Part, np.broadcast_to(np.int64(0), len(ends)))
+    if windows:
+        windowed = (Part.WINDOW_START, Part.WINDOW_STOP, Part.WINDOW_EXPORT)
+        by_step |= {part: np.zeros(len(ends), np.int64) for part in windowed}
     rows = {int(step): row for row, step in enumerate(steps.step.tolist())} if windows else {}
     for window in windows:
         behind, before = rows.get(window.last_step + 1), rows.get(max(window.first_step - 1, 1))
@@ -190,8 +218,8 @@ def _split_boundaries(steps: Steps, windows: Sequence[Window], begins: Int64, en
                 by_step[part][row] += taken
                 rest[row] -= taken
     is_lost = np.asarray(steps.window == "export") & (by_step[Part.WINDOW_STOP] + by_step[Part.WINDOW_EXPORT] == 0)
-    by_step[Part.WINDOW_STOP] += np.where(is_lost, rest, 0)
-    by_step[Part.HOOKS] += np.where(is_lost, 0, rest)
+    _add(by_step, Part.WINDOW_STOP, np.where(is_lost, rest, 0))
+    _add(by_step, Part.HOOKS, np.where(is_lost, 0, rest))
     return by_step
 
 
@@ -201,9 +229,13 @@ def _take_validation_waits(
     """Tell the waits for batches in validations apart, by the steps in which these ended."""
     spans = timeline.spans
     rows = spans.kind == "validation"
+    if not rows.any():
+        return
     row_of_span = np.searchsorted(ends, spans.end_ns[rows])
     waits = np.bincount(row_of_span, spans.wait_ns[rows], len(ends) + 1).astype(np.int64)
-    by_step[Part.VALIDATION_WAIT] += _take(by_step[Part.VALIDATION], waits[:-1])
+    in_steps = by_step[Part.VALIDATION].copy()
+    _add(by_step, Part.VALIDATION_WAIT, _take(in_steps, waits[:-1]))
+    by_step[Part.VALIDATION] = in_steps
     taken = min(int(waits[-1]), outside[Part.VALIDATION])
     outside[Part.VALIDATION] -= taken
     outside[Part.VALIDATION_WAIT] += taken
@@ -211,12 +243,13 @@ def _take_validation_waits(
 
 def _divide_steps(steps: Steps, by_step: dict[Part, Int64], remaining: Intervals, begins: Int64, ends: Int64) -> None:
     """Divide what remains of each step: waits for batches, time between steps, hooks, and its own time."""
-    rest = _within(remaining, begins, ends)
+    before_begins = remaining.measure_before(begins)
+    rest = remaining.measure_before(ends) - before_begins
     gap_ns = np.ma.filled(steps.gap_ns, 0)
-    gaps = _within(remaining, begins, np.minimum(begins + gap_ns, ends))
-    by_step[Part.DATA_WAIT] += _take(rest, np.ma.filled(steps.data_wait_ns, 0))
-    by_step[Part.BETWEEN] += _take(rest, _irregular(gaps, rest, steps))
-    by_step[Part.HOOKS] += _take(rest, np.ma.filled(steps.hook_ns, 0) - by_step[Part.HOOKS])
+    gaps = remaining.measure_before(np.minimum(begins + gap_ns, ends)) - before_begins
+    _add(by_step, Part.DATA_WAIT, _take(rest, np.ma.filled(steps.data_wait_ns, 0)))
+    _add(by_step, Part.BETWEEN, _take(rest, _irregular(gaps, rest, steps)))
+    _add(by_step, Part.HOOKS, _take(rest, np.ma.filled(steps.hook_ns, 0) - by_step[Part.HOOKS]))
     in_window = np.isin(steps.window, ("warmup", "profiled"))
     is_first = np.arange(len(ends)) == 0
     for part, rows in (
@@ -224,7 +257,7 @@ def _divide_steps(steps: Steps, by_step: dict[Part, Int64], remaining: Intervals
         (Part.WINDOW_STEPS, in_window),
         (Part.STEPS, ~is_first & ~in_window),
     ):
-        by_step[part] += np.where(rows, rest, 0)
+        _add(by_step, part, np.where(rows, rest, 0))
 
 
 def _irregular(gaps: Int64, rest: Int64, steps: Steps) -> Int64:

@@ -82,15 +82,13 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
     times = ledger.step_ns
     usual = steps.steady if steps.steady.any() else np.ones(len(times), np.bool_)
     median = int(np.median(times[usual]))
-    if not (times > _SLOW * median).any():
-        return []
-    excess = _excess_by_cause(ledger, steps, usual)
+    candidates = np.flatnonzero(times > _SLOW * median)
+    rows = candidates[np.argsort(-times[candidates], kind="stable")[:_MOST_STEPS]]
+    excess = _excess_by_cause(ledger, steps, usual, rows) if len(rows) else {}
     slow = []
-    for row in np.argsort(-times, kind="stable")[:_MOST_STEPS].tolist():
+    for index, row in enumerate(rows.tolist()):
         over = int(times[row]) - median
-        if times[row] <= _SLOW * median:
-            continue
-        cause, cause_ns = max(((cause, int(column[row])) for cause, column in excess.items()), key=lambda pair: pair[1])
+        cause, cause_ns = max(((cause, int(each[index])) for cause, each in excess.items()), key=lambda pair: pair[1])
         is_explained = cause != UNEXPLAINED and 2 * cause_ns > over
         slow.append(
             SlowStep(
@@ -105,22 +103,27 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
     return slow
 
 
-def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool) -> dict[str, Int64]:
-    """By cause, how much longer each step spent on it than a median step."""
-    none = np.zeros(len(steps), np.int64)
-    spent: dict[str, Int64] = dict.fromkeys([*_CAUSES.values(), _FIRST_STEP, UNEXPLAINED], none)
-    for part, cause in _CAUSES.items():
-        spent[cause] = spent[cause] + ledger.by_step[part]
+def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> dict[str, Int64]:
+    """By cause, how much longer some steps spent on it than a median step."""
     excess = {
-        cause: column - int(np.median(column[usual])) if column.any() else column for cause, column in spent.items()
+        cause: _excess(ledger, [part for part in _CAUSES if _CAUSES[part] == cause], usual, rows)
+        for cause in dict.fromkeys([*_CAUSES.values(), _FIRST_STEP, UNEXPLAINED])
     }
-    own = ledger.by_step[Part.FIRST_STEP] + ledger.by_step[Part.STEPS] + ledger.by_step[Part.WINDOW_STEPS]
-    own = own - int(np.median(own[usual]))
-    in_window, is_first = np.asarray(steps.window != ""), np.asarray(steps.step == 1)
-    for cause, rows in (
+    own = _excess(ledger, [Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS], usual, rows)
+    in_window, is_first = np.asarray(steps.window[rows] != ""), np.asarray(steps.step[rows] == 1)
+    for cause, chosen in (
         (_FIRST_STEP, is_first),
         (_WINDOW, in_window & ~is_first),
         (UNEXPLAINED, ~in_window & ~is_first),
     ):
-        excess[cause] = excess[cause] + np.where(rows, own, 0)
+        excess[cause] = excess[cause] + np.where(chosen, own, 0)
     return excess
+
+
+def _excess(ledger: Ledger, parts: Sequence[Part], usual: Bool, rows: Int64) -> Int64:
+    """How much longer some steps spent on some parts than a median step."""
+    spent = np.zeros(len(usual), np.int64)
+    for part in parts:
+        if ledger.by_step[part].any():
+            spent += ledger.by_step[part]
+    return np.asarray(spent[rows] - (int(np.median(spent[usual])) if spent.any() else 0), np.int64)

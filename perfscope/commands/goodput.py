@@ -19,7 +19,7 @@ from perfscope.report import Report
 from perfscope.sources.joblog import find_logs
 from perfscope.sources.joblog.moments import read_moments
 from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs.run import read_run_without_samples
 
 SCHEMA = "perfscope/goodput/1"
 
@@ -79,7 +79,7 @@ def _read_lives(paths: list[Path]) -> tuple[list[Life], list[str]]:
     for path in paths:
         folders = [path] if is_run(path) else _runs_in(path)
         for folder in folders:
-            run = read_run(folder)
+            run = read_run_without_samples(folder)
             damage += run.damage
             lives += find_lives(run)
         if not folders:

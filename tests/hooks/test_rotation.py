@@ -17,8 +17,10 @@ from perfscope import wire
 from perfscope.hooks import pack_records, rotation
 from perfscope.hooks.recorder import Recorder
 from perfscope.sources.runs.micro_batches import read_micro_batches
+from perfscope.sources.runs.packed import PackedNumbers
 from perfscope.sources.runs.records import decode_step
-from perfscope.sources.runs.step_columns import StepColumns, from_records, read_step_columns, unpack
+from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns, unpack
+from perfscope.tables.columns import Bool, Int64
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.passes import MicroBatchRecord
 
@@ -119,6 +121,67 @@ def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None
     damage: list[str] = []
     assert read_step_columns(tmp_path, damage).whole("step").tolist() == [21]
     assert damage == [f"{tmp_path.name}/steps.000001.columns: cannot be read"]
+
+
+def test_no_damage_of_a_packed_file_changes_a_figure(tmp_path: Path) -> None:
+    """Each byte in turn is another one, or is the last one: the file is named, or reads as it was."""
+    records = random_records(40)
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    whole = pack_records.to_packed([json.loads(wire.to_line(record)) for record in records])
+    expected = from_records(records)
+    head = whole.index(b"\n") + 1
+    unharmed = 0
+    for at in range(head, len(whole)):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]):
+            try:
+                columns = unpack(damaged)
+            except (ValueError, KeyError, TypeError):
+                continue
+            unharmed += 1
+            assert_same(without_probes(columns), expected)
+    assert unharmed < 40  # bits of zlib's own header that mean nothing
+
+
+def test_a_packed_file_whose_columns_are_too_short_is_damaged() -> None:
+    header = {"schema": wire.PACKED_SCHEMA, "rows": 1000, "codes": []}
+    header["columns"] = [{"name": "step", "delta": False, "absent": False, "bytes": 8}]
+    content = json.dumps(header).encode() + b"\n" + zlib.compress(bytes(80) + b"{}")
+    with pytest.raises(ValueError, match="Expecting value"):
+        unpack(content)
+
+
+def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [wire.to_line(record) for record in random_records(300)]
+    for number in range(3):
+        path = tmp_path / f"steps.00000{number + 1}.jsonl"
+        path.write_bytes(b"".join(lines[100 * number : 100 * number + 100]))
+        pack_records.pack(str(path))
+    (tmp_path / "steps.jsonl").write_bytes(b"")
+    decoded: list[int] = []
+    write = PackedNumbers.write
+
+    def note(numbers: PackedNumbers, values: Int64, absent: Bool) -> None:
+        decoded.append(numbers.at)
+        write(numbers, values, absent)
+
+    monkeypatch.setattr(PackedNumbers, "write", note)
+    assert read_last_step(tmp_path) == 300
+    probes = len(DeviceProbe._fields)
+    assert len(decoded) == 1 + probes  # a column of the last file, and its probes
+    decoded.clear()
+    columns = read_step_columns(tmp_path, [])
+    assert len(decoded) == 3 * probes
+    assert columns.whole("step").tolist() == list(range(1, 301))
+    assert len(decoded) == 3 * probes + 3
+
+
+def test_the_last_step_is_also_that_of_a_killed_process(tmp_path: Path) -> None:
+    assert read_last_step(tmp_path) == 0
+    (tmp_path / wire.PENDING_STEPS_FILE).write_bytes(wire.to_line(wire.StepRecord(4, 40, "optimizer")))
+    assert read_last_step(tmp_path) == 4
+    (tmp_path / wire.STEPS_FILE).write_bytes(wire.to_line(wire.StepRecord(5, 50, "optimizer")))
+    assert read_last_step(tmp_path) == 5
 
 
 def test_half_a_line_is_not_packed(tmp_path: Path) -> None:

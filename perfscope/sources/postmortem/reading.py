@@ -16,7 +16,7 @@ from perfscope.sources.postmortem.recorder import read_dump
 from perfscope.sources.postmortem.stacks import find_training_stack, parse_stacks
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_rank_record, read_records
-from perfscope.sources.runs.step_columns import read_step_columns
+from perfscope.sources.runs.step_columns import read_last_step
 from perfscope.tables.postmortem import (
     CodeLine,
     Death,
@@ -226,8 +226,7 @@ def _last_step(folder: Path) -> int:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
-    steps = read_step_columns(folder, damage=[])  # the last lines were just put aside
-    return int(steps.whole("step")[-1]) if steps.rows else 0
+    return read_last_step(folder)  # the last lines were just put aside
 
 
 def _tail(path: Path) -> bytes:

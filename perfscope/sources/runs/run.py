@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from perfscope import wire
 from perfscope.errors import SourceError
@@ -37,6 +38,7 @@ from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
 from perfscope.wire.setup import SetupRecord
 
+_ReadSamples: TypeAlias = Callable[[Path, list[str]], tuple[tuple[GpuSamples, ...], tuple[str, ...]]]
 _MOST_RANGES_SHOWN = 16
 #: A window is written as its first and its last step.
 _EDGES = 2
@@ -79,11 +81,28 @@ def read_run(path: Path) -> Run:
     Raises:
         SourceError: The folder is no run.
     """
+    return _read(path, read_gpus)
+
+
+def read_run_without_samples(path: Path) -> Run:
+    """Read a run's folder, traces and the samples of GPUs excepted: a week has a million of these.
+
+    Raises:
+        SourceError: The folder is no run.
+    """
+    return _read(path, _read_no_gpus)
+
+
+def _read_no_gpus(_path: Path, _damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
+    return (), ()
+
+
+def _read(path: Path, read_samples: _ReadSamples) -> Run:
     if not is_run(path):
         raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
     damage: list[str] = []
     facts = read_object(path / wire.RUN_FILE, damage)
-    gpus, gpu_notes = read_gpus(path, damage)
+    gpus, gpu_notes = read_samples(path, damage)
     processes = [
         _read_process(folder, rank, attempt, gpus, damage)
         for folder, rank, attempt in _rank_folders(path / wire.RANKS_FOLDER)

@@ -5,7 +5,7 @@ A week has a million steps: columns are never made into records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
         folder: The folder of a rank.
         damage: Gets a text for each file and line that cannot be read.
     """
-    parts = list(_read_parts(folder, damage))
+    parts = [part for path in _list_files(folder) if (part := _read_part(path, damage)) is not None and part.rows]
     pending = list(read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage))
     if pending:
         last_ns = max((int(part.whole("end_ns")[-1]) for part in parts), default=0)
@@ -74,23 +74,34 @@ def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
     return _join(parts)
 
 
-def _read_parts(folder: Path, damage: list[str]) -> Iterator[StepColumns]:
+def read_last_step(folder: Path) -> int:
+    """The number of the last step that a process wrote, from the last file that has one; 0 of none."""
+    pending = [step.step for step in read_records(folder / wire.PENDING_STEPS_FILE, decode_step, [])]
+    for path in reversed(_list_files(folder)):
+        part = _read_part(path, [])
+        if part is not None and part.rows:
+            return max([int(part.whole("step")[-1]), *pending[-1:]])
+    return max(pending[-1:], default=0)
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """The files of a process's steps, in their order; a packed one takes the place of its lines."""
     stem, suffix = wire.STEPS_FILE.split(".")
     packed = sorted(folder.glob(f"{stem}.*{wire.PACKED_SUFFIX}"))
     plain = sorted(folder.glob(f"{stem}.*.{suffix}"))
     names = {path.name.removesuffix(wire.PACKED_SUFFIX): path for path in packed}
     files = {path.name.removesuffix(f".{suffix}"): path for path in plain} | names
-    for path in (*(files[name] for name in sorted(files)), folder / wire.STEPS_FILE):
-        part = None
-        if path.suffix == wire.PACKED_SUFFIX:
-            try:
-                part = unpack(path.read_bytes())
-            except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
-                damage.append(f"{folder.name}/{path.name}: cannot be read")
-        else:
-            part = from_records(read_records(path, decode_step, damage))
-        if part is not None and part.rows:
-            yield part
+    return [*(files[name] for name in sorted(files)), folder / wire.STEPS_FILE]
+
+
+def _read_part(path: Path, damage: list[str]) -> StepColumns | None:
+    if path.suffix != wire.PACKED_SUFFIX:
+        return from_records(read_records(path, decode_step, damage))
+    try:
+        return unpack(path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
+        damage.append(f"{path.parent.name}/{path.name}: cannot be read")
+        return None
 
 
 def unpack(content: bytes) -> StepColumns:

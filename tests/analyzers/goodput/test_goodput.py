@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from perfscope.analyzers.goodput import account
+from perfscope.analyzers.goodput import account, from_run
 from perfscope.analyzers.goodput.from_log import find_logged_lives
 from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life, Spent
 from perfscope.analyzers.goodput.result import Goodput
+from perfscope.analyzers.wall_clock.ledger import Ledger, keep_ledger
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog.moments import read_moments
-from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs import nvml
+from perfscope.sources.runs.run import read_run, read_run_without_samples
+from perfscope.tables.timeline import Timeline
 from tests.conftest import ROOT, perfscope
 
 
@@ -107,6 +111,35 @@ def test_a_job_that_was_killed_and_resumed_is_what_its_script_measured() -> None
     assert answer.spent_ns[Spent.SAVES] == pytest.approx(sum(truth[0]["saves_ns"] + truth[1]["saves_ns"]), rel=0.05)
     assert [start.resumed_at for start in answer.starts] == [None, 6]
     assert answer.overlap_ns == 0
+
+
+def test_only_the_rank_that_lasted_longest_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided: list[int] = []
+
+    def keep(timeline: Timeline, *others: Any) -> Ledger:
+        divided.append(timeline.rank)
+        return keep_ledger(timeline, *others)
+
+    monkeypatch.setattr(from_run, "keep_ledger", keep)
+    run = read_run_without_samples(ROOT / "fixtures" / "stragglers" / "ddp.garbage")
+    timelines = {timeline.rank: timeline for timeline in run.timelines}
+    walls = {table.rank: keep_ledger(timelines[table.rank], table, []).wall_ns for table in run.steps}
+    (life,) = find_lives(run)
+    assert len(walls) > 1
+    assert divided == [max(walls, key=lambda rank: (walls[rank], -rank))]
+    assert life.end_ns - life.start_ns == max(walls.values())
+
+
+def test_a_ledger_needs_no_samples_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "fixtures" / "runs" / "h200_zero1"
+    whole = read_run(path)
+    assert whole.gpus
+    monkeypatch.setattr(nvml, "decode_columns", None)
+    monkeypatch.setattr(nvml, "_lines", None)
+    bare = read_run_without_samples(path)
+    assert not bare.gpus
+    for ours, expected in zip(find_lives(bare), find_lives(whole), strict=True):
+        assert (ours.start_ns, ours.end_ns, ours.other_ns) == (expected.start_ns, expected.end_ns, expected.other_ns)
 
 
 def test_random_jobs_add_up_and_each_iteration_is_useful_once() -> None:
