@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_POLL_S = 1.0
+from perfscope.forks import end_with_parent
 
 
 @contextmanager
@@ -38,20 +33,3 @@ def start_workers(count: int) -> Iterator[ProcessPoolExecutor]:
 def can_fork() -> bool:
     """Whether workers start at once, by a fork, which must not happen while another thread may hold a lock."""
     return "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """End this process when its parent ends; Ctrl-C at the terminal is the parent's to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
-    if os.getppid() != parent_pid:  # it ended before
-        os._exit(1)
-
-
-def _watch(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(_POLL_S)
-    os._exit(1)

@@ -65,7 +65,9 @@ def measure_traces(
         is_fresh: Whether the traces are read even where their partials are at hand.
     """
     windows = plan_windows(inputs.traces, inputs.run)
-    mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
+    mergers: Mergers = {}
+    if len(windows.files) > 1:  # there is nothing to merge of one, which is read while their modules are imported
+        mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
     on_demand = frozenset(task.analyzers) - {analyzer.measured_by for analyzer in chosen}
     taking = Taking(is_fresh, inputs.absent, on_demand)
     answers, merged = _map(execution, windows.files, task, mergers, taking)

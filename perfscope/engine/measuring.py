@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial as bind
+from importlib import import_module
 from typing import TypeAlias
 
 from perfscope.engine.coverage import TraceSummary, summarize
@@ -32,7 +34,8 @@ class Task:
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether a trace is inflated ahead of its analysis.
         extra_without_device: Events to read besides of a trace without device events.
-        processes: In how many processes one trace is read, where its parts can be inflated apart.
+        processes: In how many processes one trace is read, where it is large.
+        modules: What is imported while other processes begin to read it.
     """
 
     analyzers: tuple[str, ...]
@@ -41,6 +44,7 @@ class Task:
     pace: Pace = Pace.IN_TURN
     extra_without_device: Events = NO_EVENTS
     processes: int = 1
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,12 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
 
 
 def _read_file(path: str, needs: Events, task: Task) -> Trace:
-    return read_trace(path, needs, task.rank_rule, task.pace, task.processes)
+    return read_trace(path, needs, task.rank_rule, task.pace, task.processes, bind(_import_all, task.modules))
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    for name in modules:
+        import_module(name)
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:

@@ -135,6 +135,11 @@ class Analyzer:
         """The analyzer whose ``measure`` makes its partials."""
         return self.partials_of or self.name
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that it imports when it is run."""
+        return (self.measure_module, self.module) if self.measure_module else (self.module,)
+
     def measure(self, trace: Trace) -> Partial | None:
         """Measure one trace; None where the trace contains nothing of interest."""
         partial: Partial | None = self._load_measure().measure(trace)
@@ -184,12 +189,19 @@ class Derivation:
             function that gives the partials of the analyzer that ``partials_of`` names.
         partials_of: That analyzer, which measures the traces for it even where it is not chosen: traces whose partials
             stand in for them are read only where the function is called.
+        imports_later: Modules that ``derive`` imports when it is called.
     """
 
     name: str
     module: str
     needs_results: tuple[str, ...]
     partials_of: str = ""
+    imports_later: tuple[str, ...] = ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that it imports when it is run."""
+        return (self.module, *self.imports_later)
 
     def derive(
         self, results: Mapping[str, Result], partials: Callable[[], Sequence[Partial]] = lambda: ()
@@ -290,7 +302,13 @@ BUILT_IN: tuple[Analyzer, ...] = (
 )
 
 DERIVATIONS: tuple[Derivation, ...] = (
-    Derivation(FINDINGS, "perfscope.analyzers.findings", needs_results=(), partials_of="whatif"),
+    Derivation(
+        FINDINGS,
+        "perfscope.analyzers.findings",
+        needs_results=(),
+        partials_of="whatif",
+        imports_later=("perfscope.analyzers.replay.regain",),
+    ),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
 

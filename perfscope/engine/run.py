@@ -336,7 +336,9 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     is_alone = traces == 1 and plan.execution.backend is Backend.PROCESS
     processes = plan.execution.workers if is_alone else 1
-    return Task(names, extra_events, plan.rank_rule, pace, processes=processes)
+    modules = [name for analyzer in chosen for name in analyzer.modules] if is_alone else []
+    modules += [name for derivation in _derivations(plan.only) for name in derivation.modules] if is_alone else []
+    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=tuple(modules))
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

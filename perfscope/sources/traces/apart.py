@@ -1,70 +1,61 @@
-"""Reads one large trace in several processes, each of which inflates and scans some of its parts.
+"""Reads one large trace in several processes, each of which scans some shares of its text.
 
-What they give is joined in the order of the file, and is what a reading in one piece gives, to the last bit.
+What they give is joined in the order of the file, and is what a reading in one piece gives, to the last bit. Where a
+process does not answer, whatever the reason, the trace is read in one piece.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
+from perfscope.forks import forked
 from perfscope.sources.traces.collecting import Collector, Request, Stretch
-from perfscope.sources.traces.inflate import keep_freed_memory
-from perfscope.sources.traces.parts import Part, inflate_parts
-from perfscope.workers import can_fork, start_workers
-
-__all__ = ["BrokenProcessPool", "can_fork", "collect_apart"]
+from perfscope.sources.traces.shares import Claims, Text
 
 
 def collect_apart(
-    path: str,
+    text: Text,
     begun: Collector,
     blocks: Iterator[bytes],
-    groups: Sequence[Sequence[Part]],
     request: Request,
     processes: int,
+    meanwhile: Callable[[], None],
 ) -> None:
     """Collect the events of a trace in this process and some that are forked.
 
-    Device events, which take longer than others, stand together: so each process claims one group after the other.
+    Device events, which take longer than others, stand together: so each process claims one share after the other.
 
     Args:
-        path: The trace.
+        text: The text of the trace.
         begun: What collects the events.
-        blocks: What the first group contains, from the first event on.
-        groups: The parts of the trace in groups, at most 256: a claim is one byte.
+        blocks: The first share of the text, from the first event on.
         request: What to read.
         processes: How many, with this one.
+        meanwhile: What this process does before it joins in.
 
     Raises:
-        BrokenProcessPool: A process was killed.
         DoesNotFit: The layout is not kept.
-        PartsDiffer: A part is not what the index says.
+        NoAnswer: A process was killed, or could not read its shares.
+        PartsDiffer: The file is damaged, or has changed.
         TimesDoNotFit: A time is too large for a double.
     """
-    claims, unclaimed = os.pipe()
-    try:
-        os.write(unclaimed, bytes(range(1, len(groups))))
-        os.close(unclaimed)
-        with start_workers(processes - 1) as pool:
-            answers = [pool.submit(_collect_claimed, path, groups, request, claims) for _ in range(processes - 1)]
-            begun.collect(blocks)
-            stretches = dict(_collect_claimed(path, groups, request, claims))
-            for answer in answers:
-                stretches.update(answer.result())
-    finally:
-        os.close(claims)
-    for number in range(1, len(groups)):
+
+    def collect_forked() -> Mapping[int, Stretch]:
+        with closing(text.reopened()) as reopened:
+            return _collect_claimed(reopened, request, claims)
+
+    helpers = min(processes, text.most_processes) - 1
+    with closing(Claims(range(1, text.count))) as claims, forked(collect_forked, helpers) as forks:
+        meanwhile()
+        begun.collect(blocks)
+        stretches = dict(_collect_claimed(text, request, claims))
+        for fork in forks:
+            stretches.update(fork.answer())
+    for number in range(1, text.count):
         begun.absorb(stretches.pop(number))
 
 
-def _collect_claimed(
-    path: str, groups: Sequence[Sequence[Part]], request: Request, claims: int
-) -> Mapping[int, Stretch]:
-    """Collect the events of groups that no other process has claimed, until there are none."""
-    keep_freed_memory()
-    stretches = {}
-    while claim := os.read(claims, 1):
-        stretches[claim[0]] = Collector(request).collect_stretch(inflate_parts(path, groups[claim[0]]))
-    return stretches
+def _collect_claimed(text: Text, request: Request, claims: Claims) -> Mapping[int, Stretch]:
+    """Collect the events of shares that no other process has claimed, until there are none."""
+    return {number: Collector(request).collect_stretch(text.share(number)) for number in claims}

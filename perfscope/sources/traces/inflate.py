@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -20,13 +23,26 @@ _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 #: Two megabytes when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
-_READ_BYTES = 128 * KIB
+READ_BYTES = 128 * KIB
 _MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
 _LARGEST_KEPT_BYTES = 31 * MIB
+_LARGE_PAGE_BYTES = 2 * MIB
 #: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
 LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
+
+
+class DamagedStream(Exception):
+    """A gzip stream is damaged.
+
+    Attributes:
+        reason: In words; None where it is cut off.
+    """
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
@@ -37,7 +53,7 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
     """
     try:
         with open_trace(path) as file:
-            block = file.read(_READ_BYTES)
+            block = file.read(READ_BYTES)
             if block.startswith(_GZIP_MAGIC):
                 yield from _inflate(path, chain((block,), _rest(file)), damage)
             else:
@@ -48,20 +64,52 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library of this process keep what is freed for the next block.
+    """Let the C library of this process keep what is freed for the next block, in large pages where there are any.
 
     glibc maps and unmaps every large block anew until it has once freed a block of that size (mallopt(3), on
-    M_MMAP_THRESHOLD), which costs as much as inflating. The block that is freed here is never touched.
+    M_MMAP_THRESHOLD), which costs as much as inflating. The blocks that are freed here are never touched.
     """
     bytes(_LARGEST_KEPT_BYTES)
+    if sys.platform == "linux":
+        _advise_large_pages(_LARGEST_KEPT_BYTES - MIB)
+
+
+def _advise_large_pages(size: int) -> None:
+    """Let so much memory that is not used yet consist of large pages: a small one takes longer to get than to fill."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.malloc.argtypes = [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = library.malloc(size)
+    if block is not None:
+        begin = -(-block // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
+        library.madvise(begin, (block + size - begin) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES, mmap.MADV_HUGEPAGE)
+        library.free(block)
 
 
 def _rest(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(_READ_BYTES):
+    while block := file.read(READ_BYTES):
         yield block
 
 
-def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
+def is_gzip(path: str) -> bool:
+    """Whether a file begins as gzip does.
+
+    Raises:
+        SourceError: It cannot be opened.
+    """
+    with open_trace(path) as file:
+        return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+
+
+def inflate_strictly(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what the blocks of a gzip file contain.
+
+    Raises:
+        DamagedStream: They are damaged, or cut off.
+        SourceError: They inflate without end.
+    """
     stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     inflated = read = 0
     is_complete = False
@@ -72,9 +120,7 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
             try:
                 data = stream.decompress(block, _MOST_INFLATED_BYTES)
             except _INFLATE_ERROR as error:
-                yield _inflate_carefully(path)[inflated:]
-                damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
-                return
+                raise DamagedStream(_reason(error)) from None
             inflated += len(data)
             if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > LARGEST_RATIO * read:
                 raise SourceError(path, f"inflates to more than {LARGEST_RATIO} times its size: it is not a trace")
@@ -87,7 +133,22 @@ def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[
                 stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     if not is_complete:
         yield stream.flush()
-        damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
+        raise DamagedStream(None)
+
+
+def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
+    """Yield what the blocks of a gzip file contain, up to its damage."""
+    inflated = 0
+    try:
+        for data in inflate_strictly(path, blocks):
+            inflated += len(data)
+            yield data
+    except DamagedStream as error:
+        if error.reason is None:
+            damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
+            return
+        yield _inflate_carefully(path)[inflated:]
+        damage.append(f"{path}: its gzip stream is damaged ({error.reason}); what follows it is lost")
 
 
 def _inflate_carefully(path: str) -> bytes:

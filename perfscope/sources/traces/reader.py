@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
+from perfscope.forks import NoAnswer, can_fork
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import Pace, paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
+from perfscope.sources.traces.apart import collect_apart
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.files import XPLANE
 from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.traces.parts import Part, PartsDiffer, inflate_parts, read_parts
+from perfscope.sources.traces.parts import PartsDiffer
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     AnyEvent,
@@ -38,6 +41,7 @@ from perfscope.sources.traces.records import (
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import DoesNotFit
+from perfscope.sources.traces.shares import divide_text
 from perfscope.sources.traces.step_marks import mark_steps
 from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
@@ -49,11 +53,8 @@ from perfscope.wire.traces import MERGED_MARK, TraceMetadata
 RankRule: TypeAlias = "int | re.Pattern[str]"
 RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
-#: Loaded by name where a large trace is read: pools of processes take longer to import than a small one to read.
-_APART = "perfscope.sources.traces.apart"
+#: Loaded by name: few files need it.
 _OTHER_PROFILERS = "perfscope.sources.traces.other_profilers"
-#: Fewer or smaller groups of parts are read sooner in one process.
-_LEAST_PER_GROUP, _FEWEST_GROUPS, _MOST_GROUPS = 16 * MIB, 4, 256
 _OF_INPUTS = Events.SEQUENCES | Events.SHAPES
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
@@ -87,12 +88,17 @@ class _Content:
     products: Products | None = None
 
 
+def _nothing() -> None:
+    pass
+
+
 def read_trace(
     path: str | os.PathLike[str],
     events: Events = ALL_EVENTS,
     rank_rule: RankRule = RANK_IN_FILE_NAME,
     pace: Pace = Pace.AHEAD,
     processes: int = 1,
+    meanwhile: Callable[[], None] = _nothing,
 ) -> Trace:
     """Read a trace; only the requested kinds of events are decoded.
 
@@ -103,7 +109,8 @@ def read_trace(
         events: The kinds of events.
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether the file is inflated ahead of its reading.
-        processes: In how many processes a large one is read whose parts can be inflated apart.
+        processes: In how many processes a large one is read.
+        meanwhile: What this process does while others begin to read; nothing where there are none.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is not a trace.
@@ -113,7 +120,7 @@ def read_trace(
         profile: Trace = import_module(_OTHER_PROFILERS).read_xplane(location)
         return profile
     try:
-        content = _scan_in_processes(location, events, processes) if processes > 1 else None
+        content = _scan_in_processes(location, events, processes, meanwhile) if processes > 1 else None
         content = content or _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
@@ -140,39 +147,28 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
     return _finish(path, head[:start], collector, damage)
 
 
-def _scan_in_processes(path: str, events: Events, processes: int) -> _Content | None:
+def _scan_in_processes(path: str, events: Events, processes: int, meanwhile: Callable[[], None]) -> _Content | None:
     """Find the requested events in several processes; None where the file is small, or must be read as one stream."""
     try:
-        return _scan_apart(path, events, processes)
-    except (DoesNotFit, PartsDiffer, TimesDoNotFit):
+        return _scan_apart(path, events, processes, meanwhile)
+    except (DoesNotFit, NoAnswer, PartsDiffer, TimesDoNotFit):
         return None
 
 
-def _scan_apart(path: str, events: Events, processes: int) -> _Content | None:
-    parts = () if events & _OF_INPUTS else read_parts(path)
-    count = min(sum(part.length for part in parts) // _LEAST_PER_GROUP, _MOST_GROUPS, len(parts))
-    if count < _FEWEST_GROUPS:
+def _scan_apart(path: str, events: Events, processes: int, meanwhile: Callable[[], None]) -> _Content | None:
+    text = None if events & _OF_INPUTS or not can_fork() else divide_text(path, processes)
+    if text is None:
         return None
     keep_freed_memory()
-    groups = _divide(parts, count)
-    blocks = inflate_parts(path, groups[0])
-    head, start, request = _begin(path, blocks, events)
-    apart = import_module(_APART)
-    if not request.layout.is_unambiguous or not apart.can_fork():
-        return None
-    collector = Collector(request)
-    from_first = chain((head[head.index(b"{", start) :],), blocks)
-    try:
-        apart.collect_apart(path, collector, from_first, groups, request, min(processes, count))
-    except apart.BrokenProcessPool:
-        return None
+    with closing(text):
+        blocks = text.share(0)
+        head, start, request = _begin(path, blocks, events)
+        if not request.layout.is_unambiguous:
+            return None
+        collector = Collector(request)
+        from_first = chain((head[head.index(b"{", start) :],), blocks)
+        collect_apart(text, collector, from_first, request, processes, meanwhile)
     return _finish(path, head[:start], collector, [])
-
-
-def _divide(parts: Sequence[Part], count: int) -> list[Sequence[Part]]:
-    """The parts in groups of about the same size, in order."""
-    borders = [len(parts) * group // count for group in range(count + 1)]
-    return [parts[begin:end] for begin, end in pairwise(borders)]
 
 
 def _begin(path: str, blocks: Iterator[bytes], events: Events) -> tuple[bytes, int, Request]:

@@ -8,29 +8,32 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, pairwise, product
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 import pytest
 
+from perfscope import forks
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.measuring import MeasuredTrace, Task, measure
 from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Plan, analyze
 from perfscope.engine.windows import TraceFiles
+from perfscope.forks import NoAnswer
 from perfscope.hooks.profiler.compress import write_parts
 from perfscope.renderers import Format, render
-from perfscope.sources.traces import apart, reader
+from perfscope.sources.traces import apart, reader, shares
 from perfscope.sources.traces.collecting import Collector, Request
 from perfscope.sources.traces.layout import find_layout, start_of_events
 from perfscope.sources.traces.parts import PartsDiffer, inflate_parts, read_parts
 from perfscope.sources.traces.reader import read_trace
 from perfscope.sources.traces.scan import DoesNotFit
+from perfscope.sources.traces.shares import Text, divide_text
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 from perfscope.wire.trace_parts import EXTRA_FIELD, GZIP_HEADER, INDEX, PART
 from tests.sources.traces.making import call, document, in_microseconds, kernel, kineto, span
@@ -53,35 +56,38 @@ _TRACES = sorted(
 )
 
 
-class ThisProcess:
-    """A pool that is this process."""
+class HereAndNow:
+    """A forked process that is this one, and has answered before it is asked."""
 
-    def submit(self, function: Callable[..., Any], *arguments: object) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments))
-        return future
+    def __init__(self, work: Callable[[], object]) -> None:
+        with TemporaryFile() as file:
+            forks._write(file.fileno(), work())
+            self._answer = forks._read(file.fileno())
+
+    def answer(self) -> object:
+        return self._answer
 
 
 @contextmanager
-def no_workers(_: int) -> Iterator[ThisProcess]:
-    yield ThisProcess()
+def no_processes(work: Callable[[], object], count: int) -> Iterator[list[HereAndNow]]:
+    yield [HereAndNow(work) for _ in range(count)]
 
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Groups may have any size; what is listed are the traces that were read apart."""
+    """Traces and their shares may have any size; what is listed are the traces that were read apart."""
     paths: list[str] = []
     collect = apart.collect_apart
 
-    def note(path: str, *arguments: Any) -> None:
-        collect(path, *arguments)
-        paths.append(path)
+    def note(text: Text, *arguments: Any) -> None:
+        collect(text, *arguments)
+        paths.append(text.path)
 
-    monkeypatch.setattr(apart, "can_fork", lambda: True)  # threads of other tests in this process forbid it
-    monkeypatch.setattr(apart, "start_workers", no_workers)
-    monkeypatch.setattr(reader, "_LEAST_PER_GROUP", 1)
-    monkeypatch.setattr(reader, "_FEWEST_GROUPS", 2)
-    monkeypatch.setattr(apart, "collect_apart", note)
+    monkeypatch.setattr(reader, "can_fork", lambda: True)  # threads of other tests in this process forbid it
+    monkeypatch.setattr(apart, "forked", no_processes)
+    monkeypatch.setattr(shares, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(shares, "_LEAST_COMPRESSED_BYTES", 0)
+    monkeypatch.setattr(reader, "collect_apart", note)
     return paths
 
 
@@ -133,15 +139,23 @@ def test_every_trace_is_that_of_one_stream(
     source: Path, tmp_path: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = gzip.decompress(source.read_bytes())
-    monkeypatch.setattr(reader, "_LEAST_PER_GROUP", -(-len(text) // 6) + 1)
-    path = compress(text, tmp_path / source.name, len(text) // 37 | 1)
-    one = read_trace(path, _MEASURED)
-    assert not joined
-    assert differences(read_trace(path, _MEASURED, processes=3), one) == []
-    layout, parts = find_layout(text, start_of_events(text) or 0), read_parts(str(path))
+    layout = find_layout(text, start_of_events(text) or 0)
     assert layout is not None
-    groups = [b"".join(inflate_parts(str(path), group)) for group in reader._divide(parts, 5)]
-    assert bool(joined) == (layout.is_unambiguous and all(layout.separator in group for group in groups))
+    (tmp_path / "plain.json").write_bytes(text)
+    monkeypatch.setattr(shares, "_SLICE_BYTES", len(text) // 37 | 1)
+    monkeypatch.setattr(shares, "READ_BYTES", source.stat().st_size // 37 | 1)
+    for path in compress(text, tmp_path / source.name, len(text) // 37 | 1), source, tmp_path / "plain.json":
+        joined.clear()
+        alone = read_trace(path, _MEASURED)
+        assert not joined
+        assert differences(read_trace(path, _MEASURED, processes=3), alone) == []
+        divided = divide_text(str(path), 3)
+        assert divided is not None
+        with closing(divided):
+            pieces = [b"".join(divided.share(number)) for number in range(divided.count)]
+        assert b"".join(pieces) == text
+        is_readable = layout.is_unambiguous and all(layout.separator in piece for piece in pieces)
+        assert joined == [str(path)] * is_readable
 
 
 @pytest.mark.parametrize("source", _TRACES[:: len(_TRACES) // 12], ids=lambda path: "/".join(path.parts[1:]))
@@ -150,7 +164,6 @@ def test_measurements_are_those_of_one_stream(
 ) -> None:
     text = gzip.decompress(source.read_bytes())
     path = compress(text, tmp_path / source.name, len(text) // 13 | 1)
-    monkeypatch.setattr(reader, "_LEAST_PER_GROUP", -(-len(text) // 4) + 1)
     one = measured(path, 1)
     assert differences(measured(path, 3), one) == []
     assert one.summary is not None
@@ -160,24 +173,28 @@ def test_measurements_are_those_of_one_stream(
 _WITH_REAL_PROCESSES = """
 import sys
 from pathlib import Path
-from perfscope.sources.traces import apart, reader
+from perfscope.sources.traces import apart, reader, shares
 from tests.sources.traces.test_parts import differences, measured
-reader._LEAST_PER_GROUP, reader._FEWEST_GROUPS = 1, 2
+shares._LEAST_BYTES = shares._LEAST_COMPRESSED_BYTES = 0
+shares.READ_BYTES, shares._SLICE_BYTES = 1 << 15, 1 << 19
 joined, collect = [], apart.collect_apart
-apart.collect_apart = lambda path, *arguments: (collect(path, *arguments), joined.append(path))
-path = Path(sys.argv[1])
-alone = measured(path, 1)
-assert not joined
-for processes in (2, 4):
-    assert differences(measured(path, processes), alone) == []
-    assert joined and set(joined) == {str(path)}
-    joined.clear()
+reader.collect_apart = lambda text, *arguments: (collect(text, *arguments), joined.append(text.path))
+for path in map(Path, sys.argv[1:]):
+    alone = measured(path, 1)
+    assert not joined
+    for processes in (2, 4):
+        assert differences(measured(path, processes), alone) == []
+        assert joined and set(joined) == {str(path)}
+        joined.clear()
 """
 
 
 def test_real_processes_give_what_one_process_gives(tmp_path: Path) -> None:
-    path = compress(text_of("traces/ddp4/rank0.pt.trace.json.gz"), tmp_path / "rank0.pt.trace.json.gz", 100_003)
-    subprocess.run([sys.executable, "-c", _WITH_REAL_PROCESSES, str(path)], check=True)
+    name = "traces/ddp4/rank0.pt.trace.json.gz"
+    path = compress(text_of(name), tmp_path / "rank0.pt.trace.json.gz", 100_003)
+    plain = tmp_path / "rank0.json"
+    plain.write_bytes(text_of(name))
+    subprocess.run([sys.executable, "-c", _WITH_REAL_PROCESSES, path, _FIXTURES / name, plain], check=True)
 
 
 def test_what_is_read_apart_is_what_is_read_from_the_original_file(tmp_path: Path, joined: list[str]) -> None:
@@ -329,13 +346,13 @@ def test_what_is_asked_of_operators_inputs_is_read_as_one_stream(parted: Path, j
     assert joined
 
 
-def test_a_killed_process_costs_nothing(parted: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def broken(_: int) -> Iterator[ThisProcess]:
-        raise apart.BrokenProcessPool
-        yield ThisProcess()
+def test_a_process_without_an_answer_costs_nothing(
+    parted: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(_: HereAndNow) -> object:
+        raise NoAnswer
 
-    monkeypatch.setattr(apart, "start_workers", broken)
+    monkeypatch.setattr(HereAndNow, "answer", break_off)
     assert differences(read_trace(parted, _MEASURED, processes=3), as_one_stream(parted)) == []
     assert not joined
 
@@ -343,13 +360,13 @@ def test_a_killed_process_costs_nothing(parted: Path, joined: list[str], monkeyp
 def test_no_process_is_forked_beside_another_thread(
     parted: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "can_fork", lambda: False)
+    monkeypatch.setattr(reader, "can_fork", lambda: False)
     assert differences(read_trace(parted, _MEASURED, processes=3), as_one_stream(parted)) == []
     assert not joined
 
 
 def test_a_small_trace_is_read_in_one_process(parted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "collect_apart", pytest.fail)
+    monkeypatch.setattr(reader, "collect_apart", pytest.fail)
     read_trace(parted, _MEASURED, processes=8)
 
 
