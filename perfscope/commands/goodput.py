@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -12,22 +13,27 @@ from perfscope.analyzers.goodput.from_log import find_logged_lives
 from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life
 from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode, MissingInput, SourceError, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.sources.joblog import find_logs
+from perfscope.sources.joblog.files import is_log_name
 from perfscope.sources.joblog.moments import read_moments
-from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.folder import find_runs
 from perfscope.sources.runs.run import read_run_without_samples
+from perfscope.sources.runs.stored import read_run_at
 
 SCHEMA = "perfscope/goodput/1"
 
 
 def goodput(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN_DIR | LOG...", help="All runs of one job, a folder of them, or its logs."),
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR | LOG...", help="All runs of one job, a folder of them, or its logs: paths or URLs."
+        ),
     ],
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="one for each rank")] = None,
     price: Annotated[
@@ -72,25 +78,21 @@ def _parse_steps(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def _read_lives(paths: list[Path]) -> tuple[list[Life], list[str]]:
+def _read_lives(paths: Sequence[str]) -> tuple[list[Life], list[str]]:
     """Every start of the job, and what could not be read."""
     lives: list[Life] = []
     damage: list[str] = []
     for path in paths:
-        folders = [path] if is_run(path) else _runs_in(path)
+        folders = find_runs(path)
         for folder in folders:
-            run = read_run_without_samples(folder)
+            run = read_run_at(folder, read_run_without_samples)
             damage += run.damage
             lives += find_lives(run)
         if not folders:
-            for log in find_logs([path]):
-                moments = read_moments(log)
-                damage += moments.damage
-                lives += find_logged_lives(moments)
+            with at_hand([path], is_log_name) as places:
+                for log in find_logs(places.paths):
+                    moments = read_moments(log)
+                    damage += map(places.name, moments.damage)
+                    lives += [replace(life, name=places.name(life.name)) for life in find_logged_lives(moments)]
+            damage += places.damage
     return lives, damage
-
-
-def _runs_in(path: Path) -> list[Path]:
-    if not path.exists():
-        raise SourceError(path, "does not exist")
-    return sorted(child for child in path.iterdir() if is_run(child)) if path.is_dir() else []

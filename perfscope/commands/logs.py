@@ -13,6 +13,7 @@ from perfscope.analyzers.logs.summary import LogSummary
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB, NS_PER_S
 from perfscope.engine.many_logs import summarize_logs
+from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
@@ -20,6 +21,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Report, Section, in_unit
 from perfscope.sources.joblog import find_logs
+from perfscope.sources.joblog.files import is_log_name
 from perfscope.units import format_parameters, format_seconds, parse_parameters
 
 
@@ -38,7 +40,7 @@ _MOST_LOGS = 100_000
 
 
 def logs(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs, or folders of logs.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Logs, or folders of logs: paths or URLs.")],
     size: Annotated[
         str | None,
         typer.Option(help="Parameters of the model: 52B.", rich_help_panel=_OVERRIDES, show_default=_FROM_LOG),
@@ -79,13 +81,14 @@ def logs(
         checkpointing=checkpointing,
         warmup=warmup,
     )
-    summaries, unread = _summarize_logs(paths, overrides)
-    report = to_report(_sorted(summaries, sort), unread)
+    with at_hand(paths, is_log_name) as places:
+        summaries, unread = _summarize_logs(places.paths, overrides)
+        report = places.report(to_report(_sorted(summaries, sort), unread))
     return Outcome(
         report,
         format,
         notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if unread else ExitCode.OK,
+        exit_code=ExitCode.DAMAGED_INPUT if unread or places.damage else ExitCode.OK,
     )
 
 

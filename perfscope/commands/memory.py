@@ -14,24 +14,26 @@ from perfscope.analyzers.memory.result import MemoryUse, describe_memory
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.constants import GB
+from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode, MissingInput, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.sources.memory.reading import read_histories
-from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs.folder import is_folder_at, is_run_at
+from perfscope.sources.runs.stored import read_run_at
 
 SCHEMA = "perfscope/memory/1"
 
 
 def memory(
     paths: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="RUN_DIR | SNAPSHOT...",
-            help="A run of `perfscope profile --memory`, or snapshots of torch.cuda.memory._dump_snapshot, one a rank.",
+            help="A run of `perfscope profile --memory`, or snapshots of torch.cuda.memory._dump_snapshot, one a rank: "
+            "paths or URLs.",
         ),
     ],
     svg: Annotated[
@@ -42,30 +44,32 @@ def memory(
     """Show what the peak of a GPU's memory consists of, and what would lower it."""
     if svg is not None:
         require_svg(svg)
-    use = _read(paths)
+    runs = [path for path in paths if is_folder_at(path)]
+    if runs and len(paths) > 1:
+        raise UsageError("several runs are compared by `perfscope compare`", hint="name one run, or snapshots")
+    with at_hand([] if runs else paths) as places:
+        use = _read(runs, places.paths)
     if svg is not None:
         replace_file(svg, draw_file([chart_memory(use.fullest)]).encode())
     damage = tuple(note for peak in use.peaks for note in peak.damage)
     data = use.data()
     assert isinstance(data, dict)
     title = f"The fullest device held {use.fullest.peak_bytes / GB:.2f} GB"
+    report = places.report(Report(title, {"schema": SCHEMA, **data}, use.sections(), damage))
     return Outcome(
-        Report(title, {"schema": SCHEMA, **data}, use.sections(), damage),
+        report,
         format,
-        notes=tuple(f"warning: {line}" for line in damage),
+        notes=tuple(f"warning: {line}" for line in report.warnings),
         exit_code=ExitCode.DAMAGED_INPUT if damage else ExitCode.OK,
     )
 
 
-def _read(paths: Sequence[Path]) -> MemoryUse:
-    runs = [path for path in paths if path.is_dir()]
-    if runs and len(paths) > 1:
-        raise UsageError("several runs are compared by `perfscope compare`", hint="name one run, or snapshots")
+def _read(runs: Sequence[str], snapshots: Sequence[Path]) -> MemoryUse:
     if not runs:
-        return describe_memory([history for path in paths for history in read_histories(path)])
-    if not is_run(runs[0]):
+        return describe_memory([history for path in snapshots for history in read_histories(path)])
+    if not is_run_at(runs[0]):
         raise SourceError(runs[0], "is not a run of `perfscope profile`", hint="name the snapshots themselves")
     try:
-        return analyze(read_run(runs[0]))
+        return analyze(read_run_at(runs[0]))
     except MissingInput as missing:
         raise SourceError(runs[0], f"has no memory to show: {missing.problem}") from None

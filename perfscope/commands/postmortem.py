@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,16 +9,19 @@ import typer
 from perfscope.analyzers.postmortem.diagnosis import diagnose
 from perfscope.analyzers.postmortem.summary import Summary
 from perfscope.commands.options.common import FormatOption
+from perfscope.engine.places import at_hand
 from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.sources.postmortem.reading import is_read, read_post_mortem
 
 
 def postmortem(
     source: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|DUMPS", help="A run, or a folder of the Flight Recorder's dumps, one a rank."),
+        str,
+        typer.Argument(
+            metavar="RUN|DUMPS", help="A run, or a folder of the Flight Recorder's dumps, one a rank: a path or a URL."
+        ),
     ],
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
@@ -27,8 +29,9 @@ def postmortem(
 
     Dumps are read without unpickling. A running job can be asked, too: its ranks keep stacks as soon as they stall.
     """
-    evidence = read_post_mortem(source)
-    report = Summary(evidence, diagnose(evidence)).report()
+    with at_hand([source], is_read) as places:
+        evidence = read_post_mortem(places.paths[0])
+        report = places.report(Summary(evidence, diagnose(evidence)).report())
     return Outcome(
         report,
         format,

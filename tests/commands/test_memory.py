@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def answer(*paths: Path) -> dict[str, Any]:
-    report = memory(list(paths), format=Format.JSON).report
+    report = memory([str(path) for path in paths], format=Format.JSON).report
     assert report is not None
     data: dict[str, Any] = json.loads(json.dumps(report.data))
     return data
@@ -46,7 +46,7 @@ def test_a_run_is_shown_with_every_rank_and_what_would_lower_the_peak(run: Path)
     assert sum(part["bytes"] for part in first["categories"]) == first["peak_bytes"]
     assert first["peak_bytes"] + first["unused_bytes"] == first["reserved_bytes"]
     assert first["savings"][0]["saved_bytes"] > 1e9
-    text = memory([run]).output()
+    text = memory([str(run)]).output()
     for title in ("Peak memory", "Activations at the peak", "What would lower the peak", "blocks.*.mlp.*"):
         assert title in text
 
@@ -63,12 +63,12 @@ def test_the_moment_of_an_out_of_memory_error_is_shown_with_what_was_asked_for(r
     (run / "memory" / "vm_1.1.memory.jsonl.gz").unlink()
     (run / "memory" / "vm_1.1.memory.jsonl").write_bytes(b"\n".join([json.dumps(header).encode(), *lines[1:]]))
     assert answer(run)["devices"][0]["request_bytes"] == 5_000_000_000
-    assert "memory ran out: 5.000 GB more were asked for" in memory([run]).output()
+    assert "memory ran out: 5.000 GB more were asked for" in memory([str(run)]).output()
 
 
 def test_the_chart_is_an_svg_of_every_category(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "memory.svg"
-    memory([run], svg=path)
+    memory([str(run)], svg=path)
     text = "".join(ElementTree.fromstring(path.read_text()).itertext())
     for word in ("activations", "weights", "optimizer states", "workspace", "reserved by the allocator", "GB"):
         assert word in text
@@ -77,7 +77,7 @@ def test_the_chart_is_an_svg_of_every_category(run: Path, tmp_path: Path) -> Non
 def test_a_damaged_history_is_a_warning_and_has_its_exit_status(run: Path) -> None:
     path = run / "memory" / "vm_1.1.memory.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-3000])
-    outcome = memory([run])
+    outcome = memory([str(run)])
     assert outcome.exit_code == ExitCode.DAMAGED_INPUT
     assert outcome.notes
 
@@ -85,13 +85,13 @@ def test_a_damaged_history_is_a_warning_and_has_its_exit_status(run: Path) -> No
 def test_a_run_without_histories_and_other_folders_are_refused(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "memory")
     with pytest.raises(SourceError, match="no allocator's history was recorded"):
-        memory([run])
+        memory([str(run)])
     with pytest.raises(SourceError, match="not a run"):
-        memory([tmp_path])
+        memory([str(tmp_path)])
     with pytest.raises(UsageError):
-        memory([run, run])
+        memory([str(run), str(run)])
     with pytest.raises(UsageError):
-        memory([FIXTURES / "pure.pickle.gz"], svg=tmp_path / "a.png")
+        memory([str(FIXTURES / "pure.pickle.gz")], svg=tmp_path / "a.png")
 
 
 def test_analyze_has_the_same_figures(run: Path) -> None:

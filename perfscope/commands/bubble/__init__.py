@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,10 +23,10 @@ def bubble(
     ranks: RankOptions,
     drawing: DrawingOptions,
     paths: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[RUN_DIR | TRACE...]",
-            help="A run's folder, or traces: measure their bubble instead of predicting it.",
+            help="A run's folder, or traces, by paths or URLs: measure their bubble instead of predicting it.",
         ),
     ] = None,
     format: FormatOption = Format.MARKDOWN,

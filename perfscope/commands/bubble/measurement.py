@@ -24,7 +24,7 @@ from perfscope.tables.run import Run
 
 
 def measure_bubble(
-    paths: Sequence[Path], sizes: tuple[int | None, int | None, int | None], output: Path | None, output_format: Format
+    paths: Sequence[str], sizes: tuple[int | None, int | None, int | None], output: Path | None, output_format: Format
 ) -> Outcome:
     """Measure the bubble of a run's folder or of traces.
 
@@ -50,7 +50,7 @@ def measure_bubble(
     alternatives = list_measured_alternatives(bubble)
     data: dict[str, Json] = {
         "schema": SCHEMA,
-        "inputs": [str(path) for path in paths],
+        "inputs": list(paths),
         "windows": measured.windows.data(),
         "pipeline_bubble": result.data(),
         "alternatives": alternatives_data(alternatives),

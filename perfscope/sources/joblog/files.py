@@ -44,10 +44,11 @@ def natural_order(path: Path) -> list[tuple[int, int | str]]:
 def _logs_below(folder: Path) -> Iterator[Path]:
     """The logs in a folder and its folders; of the other files, which may be very many, only the names are seen."""
     for parent, _, names in os.walk(folder):
-        files = (Path(parent, name) for name in names if _is_log_name(name))
+        files = (Path(parent, name) for name in names if is_log_name(name))
         yield from (file for file in files if file.is_file())
 
 
-def _is_log_name(name: str) -> bool:
+def is_log_name(name: str) -> bool:
+    """Whether a file in a folder is a log, by its name."""
     name = name.removesuffix(".gz")
     return name in _NAMES or name.endswith(_ENDINGS)

@@ -33,6 +33,7 @@ _TAIL_BYTES = 65536
 _DUMP_NAME = re.compile(r"(?:.*\D)?(\d+)(?:\.(?:pickle|pkl|json))?")
 _decode_incident = msgspec.json.Decoder(incidents.IncidentRecord).decode
 _FEWEST_DUMP_BYTES = 16
+_READ_FOLDERS = frozenset((wire.RANKS_FOLDER, incidents.DEATHS_FOLDER, incidents.RECORDER_FOLDER))
 
 
 def read_post_mortem(path: Path) -> PostMortem:
@@ -44,6 +45,12 @@ def read_post_mortem(path: Path) -> PostMortem:
     if not path.is_dir():
         raise SourceError(path, "is neither a run nor a folder of dumps", hint="name the folder")
     return _read_run(path) if is_run(path) else _read_dumps(path)
+
+
+def is_read(name: str) -> bool:
+    """Whether a file is read of a run or of a folder of dumps, by its name relative to that folder."""
+    folder, _, rest = name.partition("/")
+    return folder in _READ_FOLDERS if rest else name != wire.PAGE_FILE
 
 
 def _read_dumps(folder: Path) -> PostMortem:

@@ -26,16 +26,20 @@ _TOGETHER = 64
 _DEEPEST = 2
 
 
-def read_run_at(location: str) -> Run:
+def read_run_at(location: str, read: Callable[[Path], Run] = read_run) -> Run:
     """Read the run's folder at a path or a URL, traces excepted.
+
+    Args:
+        location: The path or the URL.
+        read: What reads a folder on this machine.
 
     Raises:
         SourceError: It is no run, the store does not list its files, or they do not fit on the disk of temporary files.
     """
     if not is_url(location):
-        return read_run(Path(location))
+        return read(Path(location))
     with _copied(location, _is_read) as (folder, lost):
-        run = read_run(folder)
+        run = read(folder)
         damage = tuple(line.replace(str(folder), location) for line in run.damage)
     return replace(run, path=location, damage=(*lost, *damage), read_memory=partial(_read_memory, location))
 
@@ -56,7 +60,11 @@ def _read_memory(location: str) -> tuple[AllocatorHistory, ...]:
     with _copied(location, lambda name: name.startswith(f"{MEMORY_FOLDER}/")) as (folder, lost):
         if lost:
             raise SourceError(location, f"cannot be read in full: {lost[0]}")
-        return tuple(history for path in find_histories(folder) for history in read_histories(path))
+        return tuple(
+            replace(history, path=history.path.replace(str(folder), location.rstrip("/")))
+            for path in find_histories(folder)
+            for history in read_histories(path)
+        )
 
 
 def _is_read(name: str) -> bool:

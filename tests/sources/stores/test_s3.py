@@ -230,6 +230,26 @@ def test_runs_in_a_store_are_compared_as_runs(s3: str, keys: dict[str, str], tmp
     assert "a run, 36 steps" in stored.stdout
 
 
+@pytest.mark.parametrize("command", ["goodput", "postmortem"])
+def test_other_commands_read_a_run_in_a_store(s3: str, keys: dict[str, str], tmp_path: Path, command: str) -> None:
+    words = (command, "--format", "json")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "zero1").symlink_to(RUN)
+    stored = perfscope(*words, "s3://runs/zero1", cwd=tmp_path, AWS_ENDPOINT_URL=s3, **keys)
+    on_disk = perfscope(*words, "runs/zero1", cwd=tmp_path)
+    assert (stored.code, stored.stderr) == (on_disk.code, on_disk.stderr)
+    assert stored.stdout == on_disk.stdout.replace("runs/zero1", "s3://runs/zero1")
+
+
+@pytest.mark.parametrize("command", ["goodput", "postmortem", "memory", "logs", "bubble"])
+def test_credentials_that_other_commands_miss_are_one_plain_sentence(s3: str, tmp_path: Path, command: str) -> None:
+    answer = perfscope(command, "s3://runs/zero1", cwd=tmp_path, AWS_ENDPOINT_URL=s3, **without_keys(tmp_path))
+    assert (answer.code, answer.stdout) == (1, "")
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("perfscope: s3://runs/zero1")
+    assert "no credentials were found" in line
+
+
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match=r"https://host/run was given with a password") as error:
         analyze(["https://me:what-nobody-may-see@host/run"])

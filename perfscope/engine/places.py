@@ -1,0 +1,164 @@
+"""Places of files that are read on this machine: those behind URLs are copied for as long as they are read.
+
+Traces and the records of runs are read from a store as they are (``find_inputs``, ``read_run_at``). Logs, dumps and
+snapshots are read by what needs files: it gets copies, and the answer names the URLs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from perfscope.constants import MIB
+from perfscope.errors import PerfscopeError, SourceError
+from perfscope.report import Cell, Json, Report, Section
+from perfscope.sources.stores.location import is_url, join
+from perfscope.sources.stores.reading import FOLDER, kind_of, list_below, open_stored
+
+#: How many files are copied at the same time; each has one block in memory.
+_READERS = 8
+_BLOCK_BYTES = MIB
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the files of some locations are now.
+
+    Attributes:
+        paths: A path for each location, in their order; of one on this machine the one that was typed.
+        urls: The URL of each copy, by its path.
+        damage: The files that could not be copied, as sentences.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    urls: dict[str, str] = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+
+    def name(self, text: str) -> str:
+        """A text with URLs in place of the copies."""
+        for path, url in self.urls.items():
+            text = text.replace(path, url)
+        return text
+
+    def report(self, report: Report) -> Report:
+        """A report that names URLs in place of copies, and what could not be copied."""
+        if not self.urls:
+            return report
+        data = {key: self._data(value) for key, value in report.data.items()}
+        warnings = (*self.damage, *map(self.name, report.warnings))
+        return Report(self.name(report.title), data, tuple(map(self._section, report.sections)), warnings)
+
+    def _section(self, section: Section) -> Section:
+        return replace(
+            section,
+            title=self.name(section.title),
+            rows=tuple(tuple(map(self._cell, row)) for row in section.rows),
+            notes=tuple(map(self.name, section.notes)),
+            drawing=self.name(section.drawing),
+            every=tuple(tuple(map(self._cell, row)) for row in section.every),
+        )
+
+    def _cell(self, cell: Cell) -> Cell:
+        return self.name(cell) if isinstance(cell, str) else cell
+
+    def _data(self, value: Json) -> Json:
+        if isinstance(value, str):
+            return self.name(value)
+        if isinstance(value, Mapping):
+            return {self.name(key): self._data(entry) for key, entry in value.items()}
+        return [self._data(entry) for entry in value] if isinstance(value, Sequence) else value
+
+
+@contextmanager
+def at_hand(
+    locations: Sequence[str | os.PathLike[str]], is_wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[Places]:
+    """Files of locations on this machine; errors that are raised meanwhile name URLs, too.
+
+    Args:
+        locations: Paths and URLs, of files or of folders.
+        is_wanted: Whether a file in a folder behind a URL is read, by its name relative to the folder.
+
+    Raises:
+        SourceError: What a URL names does not exist, cannot be listed, or does not fit on the disk.
+    """
+    places = Places()
+    with ExitStack() as folders:
+        for location in (os.fspath(location) for location in locations):
+            if is_url(location):
+                folder = folders.enter_context(TemporaryDirectory(prefix="perfscope-"))
+                places.paths.append(_copy(location, Path(folder), is_wanted, places))
+            else:
+                places.paths.append(Path(location))
+        try:
+            yield places
+        except PerfscopeError as error:
+            error.args, error.problem = (places.name(str(error)),), places.name(error.problem)
+            raise
+
+
+def _copy(location: str, folder: Path, is_wanted: Callable[[str], bool], places: Places) -> Path:
+    """Copy what a URL names into a folder, under its own name, which may say what is in it."""
+    kind = kind_of(location)
+    if kind is None:
+        raise SourceError(location, "does not exist")
+    url = location.rstrip("/")
+    parent, _, name = url.rpartition("/")
+    if kind == FOLDER:
+        target = folder / (name or "files")
+        target.mkdir()
+        files = {join(url, below): target / below for below in sorted(filter(is_wanted, list_below(url)))}
+    else:
+        target = folder / (parent.rpartition("/")[2] or "files") / name
+        files = {url: target}
+    places.urls[str(target)] = url
+    try:
+        with ThreadPoolExecutor(_READERS) as readers:
+            lost = [line for line in readers.map(_copy_file, files, files.values()) if line]
+    except OSError as error:
+        hint = "TMPDIR names a folder on another disk"
+        problem = f"cannot be copied to {folder}: {error.strerror or error}"
+        raise SourceError(location, problem, hint=hint) from None
+    if lost and kind != FOLDER:
+        raise SourceError(location, lost[0].removeprefix(f"{location} "))
+    places.damage += lost
+    return target
+
+
+def _copy_file(url: str, path: Path) -> str:
+    """Copy a file; why it cannot be read, as a sentence, or nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as target:
+            for block in _read_blocks(url):
+                target.write(block)
+    except SourceError as error:
+        path.unlink()
+        return str(error)
+    return ""
+
+
+def _read_blocks(url: str) -> Iterator[bytes]:
+    """The content of a file.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    with open_stored(url) as source:
+        while True:
+            try:
+                block = source.read(_BLOCK_BYTES)
+            except OSError as error:
+                raise SourceError(url, f"cannot be read: {error.strerror or error}") from None
+            if not block:
+                return
+            yield block
