@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from perfscope.analyzers.scaling.intervals import Interval, LawIntervals, estimate_intervals
+from perfscope.analyzers.scaling.intervals import WIDEST, Interval, LawIntervals, estimate_intervals
 from perfscope.report import Json
 
 _Floats = npt.NDArray[np.float64]
@@ -174,6 +174,7 @@ def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: S
         return Fit(law, {}, {}, None, runs, len(gpus), None, (), f"the fit does not converge: {error}")
     parameters = dict(zip(names, values.tolist(), strict=True))
     estimate = estimate_intervals(law, gpus, speeds)
+    saturating = fit_law("amdahl", configurations, predicted_gpus) if law == "gustafson" else None
     intervals = _clip(parameters, estimate, upper_bounds)
     return Fit(
         law=law,
@@ -184,7 +185,7 @@ def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: S
         configurations=len(gpus),
         peak_gpus=_peak(parameters, intervals),
         predictions=tuple(
-            _predict(function, values, estimate, configurations, predicted) for predicted in predicted_gpus
+            _predict(function, values, estimate, configurations, predicted, saturating) for predicted in predicted_gpus
         ),
     )
 
@@ -218,8 +219,12 @@ def _predict(
     estimate: LawIntervals | str,
     configurations: Sequence[Configuration],
     gpus: int,
+    saturating: Fit | None,
 ) -> Prediction:
-    """The law's value, with the interval of what would be measured, or why there is none."""
+    """The law's value, with the interval of what would be measured, or why there is none.
+
+    ``saturating`` is Amdahl's law fitted to the same configurations, where the law itself is a straight line.
+    """
     speed = float(function(np.asarray([float(gpus)]), *values)[0])
     efficiency = speed / gpus / float(function(np.ones(1), *values)[0])
     is_one_node = all(configuration.nodes == 1 for configuration in configurations)
@@ -227,9 +232,26 @@ def _predict(
         reason = "all runs are on one node: what a network between nodes costs was not measured"
         return Prediction(gpus, speed, None, efficiency, reason)
     answer = estimate if isinstance(estimate, str) else estimate.predict(gpus, speed)
+    if not isinstance(answer, str) and saturating is not None:
+        answer = _or_saturates(answer, saturating, gpus, speed)
     if isinstance(answer, str):
         return Prediction(gpus, speed, None, efficiency, answer)
     return Prediction(gpus, speed, answer, efficiency, None)
+
+
+def _or_saturates(interval: Interval, saturating: Fit, gpus: int, speed: float) -> Interval | str:
+    """The interval of a straight line, widened by that of Amdahl's law where the runs fit both.
+
+    A straight line cannot bend, and few runs do not show that it will: throughput of 1 to 512 GPUs that grew as a line
+    fell short of it by 5 to 40 % with the next doubling in published series.
+    """
+    other = next((prediction.interval for prediction in saturating.predictions if prediction.gpus == gpus), None)
+    if other is None:
+        return interval
+    low, high = min(interval[0], other[0]), max(interval[1], other[1])
+    if high - low > WIDEST * speed:
+        return f"the runs do not tell a line from a curve that saturates ({low:.4g} to {high:.4g})"
+    return low, high
 
 
 def _peak(parameters: Mapping[str, float], intervals: Mapping[str, tuple[float, float] | None]) -> float | None:

@@ -112,7 +112,7 @@ def test_more_repeats_on_the_same_configurations_do_not_make_an_interval_narrowe
 
 def test_the_last_points_of_published_series_are_in_nine_of_ten_intervals() -> None:
     """68 series of DLPerf: with intervals of the mean over all runs 78 % for Amdahl's law, and no word of doubt."""
-    rows = scaling_coverage.predict_published(5)
+    rows = scaling_coverage.predict_published("DLPerf", 5)
     assert {row["series"] for row in rows} == {68}
     for row in rows:
         assert row["prediction"] is None or row["prediction"] >= 0.9
@@ -132,6 +132,16 @@ def test_what_cannot_be_told_is_said_with_its_reason(configurations: list[tuple[
     prediction = fits(configurations, 64)["amdahl"].predictions[0]
     assert prediction.interval is None
     assert reason in (prediction.reason or "")
+
+
+def test_a_line_does_not_rule_out_that_throughput_saturates() -> None:
+    """InternEvo's throughput grew as a line up to 512 GPUs, and fell 7 % short of it with 1,024."""
+    published = [(8, 32_624), (16, 63_024), (32, 125_408), (64, 252_416), (128, 502_784), (256, 1_003_520)]
+    studied = [Configuration(gpus, (float(speed),), gpus // 8) for gpus, speed in [*published, (512, 1_963_520)]]
+    amdahls, gustafsons = (fit_law(law, studied, (1024,)).predictions[0].interval for law in ("amdahl", "gustafson"))
+    assert amdahls is not None
+    assert gustafsons is not None
+    assert gustafsons[0] <= amdahls[0] <= 3_712_000 <= gustafsons[1]
 
 
 def test_runs_on_one_node_tell_nothing_of_the_network() -> None:
