@@ -154,7 +154,7 @@ def describe(figures: dict[str, Any]) -> str:
         "",
         "## Published series",
         "",
-        "Series of DLPerf's pages, fitted without their last point, which has twice as many GPUs as the one before; and",
+        "Series of DLPerf's pages, fitted without their last point, with twice as many GPUs as the one before it; and",
         "of others that the laws were not made with: OneFlow-Benchmark's and InternEvo's, up to 1,024 GPUs.",
         "*Every later point* is each one behind the third, predicted from those before it. A straight line's interval",
         "includes that of the curve that saturates: without it, Gustafson's held 8 of 11 of the others' last points.",
