@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import sys
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
@@ -29,7 +30,7 @@ from perfscope.renderers import Format, Terminal
 from perfscope.report import escape_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 # typer keeps its classes of contexts, errors and parameters private.
 Context: TypeAlias = Any
@@ -69,6 +70,7 @@ _PATIENCE_S = 5.0
 #: A screen fits the smallest terminal that is common, also on a larger one.
 _SCREEN_LINES = 24
 _NARROWEST, _FEWEST_LINES = 20, 6
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -116,7 +118,8 @@ class CommandGroup(TyperGroup):
         """Import one command's module and wrap its function."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"perfscope.commands.{cmd_name}")
+        with _numpy_without_threads():
+            module = import_module(f"perfscope.commands.{cmd_name}")
         if hasattr(module, "app"):  # a command with commands of its own
             group = typer.main.get_group(module.app)
             group.name = cmd_name
@@ -136,6 +139,23 @@ class CommandGroup(TyperGroup):
         if isinstance(outcome, Outcome):
             end(outcome, quiet=bool(ctx.params.get("quiet")))
         return outcome
+
+
+@contextmanager
+def _numpy_without_threads() -> Iterator[None]:
+    """Where NumPy is imported, let its linear algebra start no threads: one for each processor, which spin at first.
+
+    Nothing here is large enough for them. The library reads the variable while it is loaded; what this process starts
+    later, such as a training, does not see it.
+    """
+    if _BLAS_THREADS in os.environ:  # the user's choice
+        yield
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS_THREADS]
 
 
 def _in_one_line(error: TyperError) -> PerfscopeError:

@@ -1,0 +1,55 @@
+"""What `perfscope analyze` loads and starts before it can read a trace, counted in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from perfscope import cli
+from tests.conftest import ROOT, run
+
+TRACE = next((ROOT / "fixtures" / "findings" / "h200" / "clean" / "traces").iterdir())
+PROGRAM = """
+import dataclasses, json, os, sys
+os.environ.pop("OPENBLAS_NUM_THREADS", None)
+made, process_class = [], dataclasses._process_class
+def note(kind, *options):
+    made.append(f"{kind.__module__}.{kind.__qualname__}")
+    return process_class(kind, *options)
+dataclasses._process_class = note
+from perfscope.cli import main
+sys.argv[0] = "perfscope"
+try:
+    main()
+finally:
+    counted = {"modules": sorted(sys.modules), "dataclasses": made, "threads": len(os.listdir("/proc/self/task"))}
+    print(json.dumps(counted), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What was loaded and started when a trace of 1 MB had been analyzed."""
+    command = [sys.executable, "-c", PROGRAM, "analyze", TRACE]
+    ended = run(command, cwd=tmp_path_factory.mktemp("start"))
+    assert ended.code == 0, ended.stderr
+    counted: dict[str, Any] = json.loads(ended.stderr.splitlines()[-1])
+    return counted
+
+
+def test_numpy_starts_no_threads_for_a_trace(started: dict[str, Any]) -> None:
+    assert started["threads"] == 1
+
+
+@pytest.mark.parametrize("typed", [None, "3"])
+def test_what_a_command_starts_sees_the_threads_of_the_user(typed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if typed is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", typed)
+    group = cli.CommandGroup(name="perfscope")
+    assert group.get_command(None, "profile") is not None
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == typed
