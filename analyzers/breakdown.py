@@ -12,12 +12,12 @@ compute runs; without communication there is no such number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import add
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
@@ -33,8 +33,7 @@ _MOST_STEP_ROWS = 64
 _LEAST_OF_TWIN = 0.6
 
 
-@dataclass(frozen=True, slots=True)
-class RankParts:
+class RankParts(Struct, frozen=True):
     """One device of one rank in one trace, or in several that follow each earlier.
 
     Attributes:
@@ -126,8 +125,7 @@ class RankParts:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Every rank's device time.
 
     Attributes:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.host_activity import names_with, waits_for_device
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
@@ -35,8 +35,7 @@ _AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """Calls of one kind by one caller, in nanoseconds over all marked steps.
 
     Attributes:
@@ -73,8 +72,7 @@ class Caller:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RankCalls:
+class RankCalls(Struct, frozen=True):
     """The calls of one device of one rank.
 
     Attributes:
@@ -113,8 +111,7 @@ class RankCalls:
         return {**sums, "bytes": self.pageable_bytes / self.steps} if kind == PAGEABLE else sums
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Struct, frozen=True):
     """The calls of every rank that hold its host up."""
 
     ranks: tuple[RankCalls, ...]

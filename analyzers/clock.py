@@ -9,10 +9,10 @@ drift is fitted, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
@@ -30,8 +30,7 @@ _MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RankClock:
+class RankClock(Struct, frozen=True):
     """One rank's clock against the reference's.
 
     Attributes:
@@ -51,8 +50,7 @@ class RankClock:
     drift: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """Every rank's clock."""
 
     reference: int
@@ -112,8 +110,7 @@ class Clock:
         return (long_table("Clocks", columns, rows, (note,), most=_MOST_ROWS),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(Struct, frozen=True):
     """One rank's clock against another's, by the collectives that they made together or through other ranks."""
 
     offset: float

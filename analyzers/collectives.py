@@ -15,9 +15,9 @@ transfer time and no waiting.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, Kind
@@ -34,8 +34,7 @@ from perfscope.units import format_bytes
 _MOST_ROWS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """One kind of operation over all groups of one axis and size.
 
     Attributes:
@@ -126,8 +125,7 @@ class Operation:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
+class Collectives(Struct, frozen=True):
     """Every kind of operation, the most expensive first."""
 
     operations: tuple[Operation, ...]

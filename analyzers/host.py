@@ -14,9 +14,9 @@ gradients to be reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.outside_operators import OutsideTime, attribute_outside, kinds_in_us, outside_section
@@ -38,8 +38,7 @@ _MOST_OPERATORS = 20
 _MOST_STEP_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class HostParts:
+class HostParts(Struct, frozen=True):
     """Where a window of the host went, in nanoseconds.
 
     ``compute + exposed_communication + exposed_data_loading + other`` is the window.
@@ -53,11 +52,11 @@ class HostParts:
     other: int
 
     def __add__(self, addend: HostParts) -> HostParts:
-        return HostParts(*(getattr(self, field.name) + getattr(addend, field.name) for field in fields(self)))
+        return HostParts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
-        return {f"{field.name}_us": getattr(self, field.name) / NS_PER_US for field in fields(self)}
+        return {f"{name}_us": getattr(self, name) / NS_PER_US for name in self.__struct_fields__}
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
@@ -66,8 +65,7 @@ class HostParts:
         return (self.window / NS_PER_MS, *shares, self.communication / NS_PER_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTime:
+class OperatorTime(Struct, frozen=True):
     """One operator over a trace, or over all of them.
 
     Attributes:
@@ -95,8 +93,7 @@ class OperatorTime:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class HostRank:
+class HostRank(Struct, frozen=True):
     """The host's time in one trace.
 
     Attributes:
@@ -120,8 +117,7 @@ class HostRank:
     is_damaged: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostTime:
+class HostTime(Struct, frozen=True):
     """The host's time of every rank.
 
     Attributes:

@@ -9,9 +9,9 @@ exactly: over the marked steps, whose gaps are those between the events of a ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.host_activity import PAUSE_NS
@@ -30,8 +30,7 @@ _MOST_LABELS = 16
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """One stretch of idle time.
 
     Attributes:
@@ -51,8 +50,7 @@ class Gap:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankIdle:
+class RankIdle(Struct, frozen=True):
     """The idle time of one device of one rank.
 
     Attributes:
@@ -108,8 +106,7 @@ class RankIdle:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Struct, frozen=True):
     """Every rank's idle time by cause."""
 
     ranks: tuple[RankIdle, ...]

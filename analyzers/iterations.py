@@ -11,12 +11,12 @@ were launched before it began, by no iteration in it, and are told apart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.flops.counted_calls import count_each
 from perfscope.analyzers.flops.operator_rules import count_flops
@@ -34,8 +34,7 @@ from perfscope.tables.trace import ABSENT, Trace, span_at
 _MOST_LISTED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedGraphs:
+class RecordedGraphs(Struct, frozen=True):
     """The graphs that an engine recorded for one batch.
 
     Attributes:
@@ -83,8 +82,7 @@ class RecordedGraphs:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredIteration:
+class MeasuredIteration(Struct, frozen=True):
     """One iteration on one rank.
 
     Attributes:
@@ -108,8 +106,7 @@ class MeasuredIteration:
     not_counted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceIterations:
+class TraceIterations(Struct, frozen=True):
     """What one trace has of an engine.
 
     Attributes:
@@ -125,8 +122,7 @@ class TraceIterations:
     earlier_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(Struct, frozen=True):
     """An iteration with the graphs that it launched; absent where none is known, or it launched none."""
 
     measured: MeasuredIteration
@@ -164,8 +160,7 @@ class _Answer:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Iterations:
+class Iterations(Struct, frozen=True):
     """All iterations, and what ran besides.
 
     Attributes:

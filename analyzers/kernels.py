@@ -8,9 +8,9 @@ are read on request only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
@@ -23,8 +23,7 @@ _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(Struct, frozen=True):
     """How often something ran and how long, in nanoseconds."""
 
     calls: int
@@ -42,8 +41,7 @@ class Times:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTimes:
+class KernelTimes(Struct, frozen=True):
     """The kernels of one trace, or of several.
 
     Attributes:
@@ -55,8 +53,7 @@ class KernelTimes:
     operators: dict[str, Times] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """Every kernel, copy and fill by name, the most expensive first.
 
     Attributes:

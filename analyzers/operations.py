@@ -7,7 +7,8 @@ defined in ``perfscope.analyzers.flops.operation_counts``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.flops.operation_counts import ENOUGH, NotCounted, Operations, count_operations
 from perfscope.analyzers.flops.precision import Precision, find_precision
@@ -21,8 +22,7 @@ _MOST_LISTED = 8
 _NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 
 
-@dataclass(frozen=True, slots=True)
-class CountedOperations:
+class CountedOperations(Struct, frozen=True):
     """The operations of every traced rank."""
 
     ranks: tuple[Operations, ...]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -29,8 +29,7 @@ _IS_FOREACH = re.compile(r"multi_tensor_apply")
 _DECISIVE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
+class OptimizerStep(Struct, frozen=True):
     """The optimizer of one device of one rank, over all marked steps.
 
     Attributes:
@@ -67,8 +66,7 @@ class OptimizerStep:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerTime:
+class OptimizerTime(Struct, frozen=True):
     """The optimizers of every rank."""
 
     ranks: tuple[OptimizerStep, ...]

@@ -14,9 +14,10 @@ DP, then groups of all ranks), so that the groups' exposed times add up to the e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
 from perfscope.analyzers.shared.intervals import covered
@@ -30,8 +31,7 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 _MOST_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOverlap:
+class GroupOverlap(Struct, frozen=True):
     """The communication of one process group on one device of one rank, in nanoseconds.
 
     Attributes:
@@ -111,8 +111,7 @@ class GroupOverlap:
         return communication / NS_PER_MS, exposed / NS_PER_MS, percent(fraction)
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(Struct, frozen=True):
     """Every process group's communication.
 
     Attributes:

@@ -17,9 +17,10 @@ each other by the order of their passes, which the pipeline bubble measures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.lateness import LateRank, find_late_ranks
@@ -40,8 +41,7 @@ _MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Stragglers:
+class Stragglers(Struct, frozen=True):
     """The waits that ranks caused.
 
     Attributes:

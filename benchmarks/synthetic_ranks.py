@@ -10,12 +10,13 @@ its host's group first, then, with all of that host, everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from benchmarks.processes import ROOT
 from perfscope.analyzers.breakdown import RankParts

@@ -19,9 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.processes import ROOT, machine
 from benchmarks.synthetic_trace import make

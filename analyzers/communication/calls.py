@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
 from perfscope.analyzers.shared.intervals import Intervals, covered
@@ -52,8 +52,7 @@ EXCHANGES = frozenset(("all_to_all", "all_to_all_v"))
 EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Kind:
+class Kind(Struct, frozen=True, order=True):
     """One kind of operation in a group.
 
     Attributes:
@@ -69,8 +68,7 @@ class Kind:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GroupKey:
+class GroupKey(Struct, frozen=True, order=True):
     """A group of ranks, or one direction between two of them, as every member names it.
 
     Attributes:
@@ -88,8 +86,7 @@ class GroupKey:
     run: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupCalls:
+class GroupCalls(Struct, frozen=True, eq=False):
     """One rank's operations in one group, in the order of their start.
 
     Attributes:

@@ -12,9 +12,9 @@ Groups whose ranks are stages of one pipeline do not count: see ``perfscope.anal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.waits import GroupWait
 from perfscope.analyzers.shared.step_profile import Reason
@@ -23,8 +23,7 @@ from perfscope.report import Json
 from perfscope.tables.columns import Int64
 
 
-@dataclass(frozen=True, slots=True)
-class LateRank:
+class LateRank(Struct, frozen=True):
     """A rank that arrives later than its peers.
 
     Attributes:

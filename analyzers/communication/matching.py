@@ -11,10 +11,10 @@ longer on another rank is *waiting*.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
 from perfscope.tables.columns import Int64
@@ -23,8 +23,7 @@ from perfscope.tables.trace import ABSENT
 _FEWEST_ENDS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MatchedCalls:
+class MatchedCalls(Struct, frozen=True, eq=False):
     """Operations of one group, each of which all given ranks made.
 
     Attributes:

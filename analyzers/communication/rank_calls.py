@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.communication.matching import join_windows
@@ -18,8 +20,7 @@ from perfscope.tables.trace import ABSENT, Trace, Work
 _MOST_ENDS = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankCalls:
+class RankCalls(Struct, frozen=True, eq=False):
     """The communication of one device of one rank.
 
     Attributes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import Kind
 from perfscope.analyzers.communication.rank_calls import RankCalls, number_ranks_and_runs
@@ -22,8 +23,7 @@ from perfscope.tables.trace import ABSENT
 _ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class RankWait:
+class RankWait(Struct, frozen=True):
     """One rank in one group, in nanoseconds.
 
     Attributes:
@@ -50,8 +50,7 @@ class RankWait:
         return self.caused - self.wait
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWait:
+class GroupWait(Struct, frozen=True):
     """The waits in one group.
 
     Attributes:
@@ -112,8 +111,7 @@ class GroupWait:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RankPace:
+class RankPace(Struct, frozen=True):
     """One rank over all groups but those of a pipeline's stages, in nanoseconds.
 
     Attributes:
@@ -138,8 +136,7 @@ class RankPace:
         return self.caused - self.wait
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Peers:
+class Peers(Struct, frozen=True, eq=False):
     """The ranks of a group over the steps that all of them marked.
 
     Attributes:

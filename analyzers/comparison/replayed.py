@@ -8,10 +8,11 @@ kernel take as long as on the same rank of A, everything else follows. Such answ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.budget.terms import COMPUTE
 from perfscope.analyzers.comparison.budgets import BudgetChange

@@ -9,8 +9,9 @@ one of them claims of a step counts for no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.finding import Finding
@@ -34,8 +35,7 @@ class HasData(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """The findings of a run.
 
     Attributes:

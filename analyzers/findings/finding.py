@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.training import Training
@@ -42,8 +43,7 @@ class Basis(StrEnum):
     REPLAY = "replay"  # of the profiled steps without the cause
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
     Attributes:
@@ -81,8 +81,7 @@ class Cause:
     saved_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One kind of finding.
 
     Attributes:
@@ -98,8 +97,7 @@ class Rule:
     find: Callable[[Training], Cause | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A cause that counts.
 
     Attributes:

@@ -5,7 +5,7 @@ What such a finding regains is bytes: what they are worth in time depends on wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
@@ -20,8 +20,7 @@ _UNUSED = 0.1
 _MOST_NAMED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FreeMemory:
+class FreeMemory(Struct, frozen=True):
     """The fullest GPU.
 
     Attributes:

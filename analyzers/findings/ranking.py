@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Finding, Rule
 from perfscope.analyzers.findings.training import Training

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.replays import Fixes
@@ -20,8 +21,7 @@ _HOST_CAUSES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
+class RankStep(Struct, frozen=True):
     """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
 
     Attributes:

@@ -7,9 +7,9 @@ an operator again with inputs that it has cast. What ran in a graph counts as of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.flops.operator_rules import count_flops, needs_engine
 from perfscope.analyzers.shared.iterations import find_iterations
@@ -22,8 +22,7 @@ from perfscope.tables.trace import ABSENT, Trace, span_at
 _UNKNOWN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class CountedCalls:
+class CountedCalls(Struct, frozen=True):
     """The operations of a trace's products.
 
     Attributes:
@@ -89,8 +88,7 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallFlops:
+class CallFlops(Struct, frozen=True, eq=False):
     """Operations of each call by itself, where it counts.
 
     Attributes:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.flops.counted_calls import count_calls
 from perfscope.analyzers.flops.operator_rules import FIRST_IS_ADDED
@@ -83,8 +83,7 @@ class Repeats(NamedTuple):
         return None if self.mlp is None and self.attention is None else Checkpointing.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(Struct, frozen=True):
     """The operations of one trace.
 
     Attributes:

@@ -13,8 +13,9 @@ P_p: as if all of them used the same share of their peaks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.models.hardware import Gpu
@@ -35,8 +36,7 @@ _NEGLIGIBLE = 0.01
 _MOST_UNNAMED = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(Struct, frozen=True):
     """The data types of a run's products.
 
     Attributes:
@@ -131,8 +131,7 @@ def _describe_silence(model: Model) -> str:
     return f"the parameters are {model.weights_dtype}, but what they are cast to for a product was not seen"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
+class _Shown(Struct, frozen=True):
     """The operations that one trace shows by data type, in any unit, and what shows them."""
 
     weights: Mapping[str, float]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.trace import ProcessGroup
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPass:
+class MeasuredPass(Struct, frozen=True):
     """One pass of one micro-batch as it ran.
 
     Attributes:
@@ -34,8 +34,7 @@ class MeasuredPass:
         return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """One kernel that moves activations or gradients between stages; it may send and receive at once.
 
     Attributes:
@@ -56,16 +55,14 @@ class Transfer:
         return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRun:
+class CollectiveRun(Struct, frozen=True):
     """A collective on one rank: when it ended, on the wall clock, and how long it ran."""
 
     end_ns: int
     duration_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankStep:
+class RankStep(Struct, frozen=True):
     """One training step of one rank.
 
     Attributes:
@@ -94,8 +91,7 @@ class RankStep:
         return sum(measured.kind in kinds for measured in self.passes)
 
 
-@dataclass(frozen=True, slots=True)
-class RankPasses:
+class RankPasses(Struct, frozen=True):
     """What one trace says of a pipeline.
 
     Attributes:

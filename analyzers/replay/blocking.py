@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.changes import Changed
 from perfscope.analyzers.replay.communication_changes import exposed_communication, free_communication

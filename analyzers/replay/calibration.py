@@ -10,9 +10,10 @@ off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.replay import JobTimes
 from perfscope.constants import NS_PER_US
@@ -30,8 +31,7 @@ _NEAR = 0.001
 _BINDING = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
+class Calibrated(Struct, frozen=True):
     """Durations without what the profiler costs the host.
 
     Attributes:

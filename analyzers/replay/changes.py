@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.replay import JobTimes
@@ -14,8 +14,7 @@ from perfscope.errors import UsageError
 from perfscope.tables.columns import Int64
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(Struct, frozen=True):
     """A changed job.
 
     Attributes:
@@ -36,8 +35,7 @@ class Changed:
 Change = Callable[[Measured, str], Changed]
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """One kind of change.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.changes import Changed, divide, parse_factor
 from perfscope.analyzers.replay.contention import Contention, lost_beside, without_contention

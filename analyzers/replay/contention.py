@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.replay.blocks import MANY_BLOCKS, slowdown_beside
 from perfscope.analyzers.replay.rank_graph import RankGraph
@@ -38,8 +38,7 @@ def is_matrix_product(kernel: str) -> bool:
     return _PRODUCT.search(kernel) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
+class Contention(Struct, frozen=True):
     """The slowdown of one class of kernels by communication beside them.
 
     Attributes:
@@ -68,8 +67,7 @@ class Contention:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sharing:
+class _Sharing(Struct, frozen=True, eq=False):
     """A rank's kernels of marked steps: what they share with communication, and how long they take alone.
 
     ``expected`` is the slowdown that each kernel's grid lets expect; absent where grids are not stated.

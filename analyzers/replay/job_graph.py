@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import GroupKey
 from perfscope.analyzers.communication.matching import match_rows
@@ -20,8 +20,7 @@ from perfscope.tables.trace import ABSENT
 _FEWEST_ENDS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobGraph:
+class JobGraph(Struct, frozen=True, eq=False):
     """The graphs of all ranks whose traces were given.
 
     Attributes:

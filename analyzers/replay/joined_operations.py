@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.tables.trace import ABSENT
@@ -12,8 +13,7 @@ from perfscope.tables.trace import ABSENT
 Member: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """A communication operation that several ranks made together.
 
     Attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.replay.calibration import calibrate
 from perfscope.analyzers.replay.contention import Contention, measure_contention
@@ -15,8 +16,7 @@ from perfscope.analyzers.replay.steps import StepSpan, measured_ends, span_of_st
 from perfscope.errors import MissingInput
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """What a scenario starts from.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.accumulation import parse_count
 from perfscope.analyzers.replay.changes import Changed

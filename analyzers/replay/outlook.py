@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.replay.changes import Scenario
 from perfscope.analyzers.replay.measured import Measured
@@ -16,8 +17,7 @@ from perfscope.report import Json
 _UNSEEN = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(Struct, frozen=True):
     """The answer of one scenario.
 
     Attributes:

@@ -9,9 +9,8 @@ host waits for the device. What waits for what is found by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.communication.calls import GroupCalls, calls_by_group, rows_by_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
@@ -37,8 +36,7 @@ _KERNEL_LAUNCHES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankGraph:
+class RankGraph(Struct, frozen=True, eq=False):
     """One rank's execution graph, with measured times on its own clock, in nanoseconds.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from perfscope.analyzers.replay.measured import Measured, prepare
 from perfscope.analyzers.replay.outlook import answer_scenario
@@ -14,8 +15,7 @@ from perfscope.errors import MissingInput, UsageError
 from perfscope.report import Json, in_unit
 
 
-@dataclass(frozen=True, slots=True)
-class Regain:
+class Regain(Struct, frozen=True):
     """What a fix regains of a profiled step.
 
     Attributes:

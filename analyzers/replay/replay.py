@@ -13,9 +13,10 @@ Baccelli et al., "Synchronization and Linearity", 1992, chapter 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.rank_graph import RankGraph
@@ -32,8 +33,7 @@ _LATENCY_QUANTILE = 0.05
 _SHORTEST_WAIT_CALL_NS = 5 * NS_PER_US
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankTimes:
+class RankTimes(Struct, frozen=True, eq=False):
     """The durations of one rank's graph, in nanoseconds; a scenario changes them.
 
     Attributes:
@@ -53,8 +53,7 @@ class RankTimes:
     latency_ns: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobTimes:
+class JobTimes(Struct, frozen=True, eq=False):
     """The durations of a job's graph.
 
     Attributes:
@@ -72,8 +71,7 @@ class JobTimes:
         return replace(self, ranks=tuple(ranks))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
+class Replayed(Struct, frozen=True, eq=False):
     """The times of a replay, on the first rank's clock.
 
     Attributes:
@@ -85,8 +83,7 @@ class Replayed:
     call_start_ns: tuple[Int64, ...]
 
 
-@dataclass(slots=True)
-class _Runs:
+class _Runs(Struct):
     """The runs of one rank's events, and what they wait for.
 
     Attributes:
@@ -234,8 +231,7 @@ def _cut_into_runs(graph: RankGraph, joined: Int64) -> _Runs:
     return _Runs(first, part[first], before, run_of, sources, parts, part_sources)
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(Struct):
     """A topological order in the making: how many things each node still waits for, and what waits for it."""
 
     waits: dict[tuple[int, int, int], int] = field(default_factory=dict)

@@ -7,9 +7,9 @@ it in the forward pass: it belongs to the modules and operators around that one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace
@@ -18,8 +18,7 @@ MODULE = "nn.Module: "
 _NODE = "autograd::engine::evaluate_function: "
 
 
-@dataclass(slots=True)
-class _Paths:
+class _Paths(Struct):
     """Paths of names from the outermost range inwards, each once: a tree of names with numbers.
 
     Attributes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.rank_graph import RankGraph
@@ -22,8 +22,7 @@ from perfscope.tables.trace import ABSENT
 _FEWEST_FOR_MEDIAN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpan:
+class StepSpan(Struct, frozen=True):
     """The marked steps of a job on the first rank's clock.
 
     Attributes:

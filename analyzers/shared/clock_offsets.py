@@ -9,9 +9,8 @@ shortest transfers, and may be wrong by a tenth of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Float64, Int64
 
@@ -22,8 +21,7 @@ _FEWEST_OF_A_KIND = 3
 _FEWEST_SHORTEST = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(Struct, frozen=True):
     """One clock against another.
 
     Attributes:
@@ -55,8 +53,7 @@ def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Off
     return Offset(offset_ns, residual_ns, kinds.rows, differences)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Chosen(Struct, frozen=True):
     """Operations that tell an offset.
 
     Attributes:

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from zlib import adler32, crc32
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals
 from perfscope.analyzers.shared.marked_steps import common_steps
@@ -43,8 +43,7 @@ _OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
 _RESIZED = 0.1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelMedians:
+class KernelMedians(Struct, frozen=True, eq=False):
     """The compute kernels of one device by step and kernel; a kernel is a name and a grid.
 
     Attributes:
@@ -70,8 +69,7 @@ class KernelMedians:
     other_ns: Int64
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """One rank in the comparison.
 
     Attributes:
@@ -84,8 +82,7 @@ class Pace:
     relative_work: float
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The paces of ranks.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -10,8 +10,7 @@ from perfscope.report import Cell, Column, Json, percent, percent_of
 from perfscope.tables.trace import DeviceEvents, Work
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """Where a window went, in nanoseconds.
 
     ``compute + exposed_communication + exposed_copy + idle`` is the window.
@@ -26,7 +25,7 @@ class Parts:
     idle: int
 
     def __add__(self, addend: Parts) -> Parts:
-        return Parts(*(getattr(self, field.name) + getattr(addend, field.name) for field in fields(self)))
+        return Parts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
 
     @property
     def overlap_fraction(self) -> float | None:
@@ -35,7 +34,7 @@ class Parts:
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
-        times: dict[str, Json] = {f"{field.name}_us": getattr(self, field.name) / NS_PER_US for field in fields(self)}
+        times: dict[str, Json] = {f"{name}_us": getattr(self, name) / NS_PER_US for name in self.__struct_fields__}
         return {**times, "overlap_fraction": self.overlap_fraction}
 
     def cells(self) -> tuple[Cell, ...]:
@@ -49,8 +48,7 @@ class Parts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
+class StepParts(Struct, frozen=True):
     """Where one step's window went.
 
     Attributes:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS
@@ -45,8 +45,7 @@ _LOADS_DATA = re.compile(r"DataLoader", re.IGNORECASE)
 _LATEST = np.iinfo(np.int64).max // 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Thread:
+class _Thread(Struct, frozen=True, eq=False):
     """The states of one thread, each without the ones before it, but for what is seen of it at all."""
 
     synchronises: Intervals

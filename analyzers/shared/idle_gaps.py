@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.host_activity import HOST_CAUSES, HostActivity, names_with
 from perfscope.analyzers.shared.intervals import Intervals, union
@@ -46,8 +46,7 @@ _LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
 _HOST_ROWS = [CAUSES.index(cause) for cause in HOST_CAUSES]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceGaps:
+class DeviceGaps(Struct, frozen=True, eq=False):
     """The idle time of some device events.
 
     Attributes:

@@ -5,10 +5,10 @@ Overlap and idle time are arithmetic on these sets. No float is involved, so the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
@@ -30,8 +30,7 @@ class Spans(Protocol):
         """When each ended."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Intervals:
+class Intervals(Struct, frozen=True, eq=False):
     """A set of moments.
 
     Attributes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.trace import HostSpans, Trace
 
@@ -36,8 +36,7 @@ class Phase(StrEnum):
     DIFFUSION = "diffusion"
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
+class Iteration(Struct, frozen=True):
     """One iteration of an engine.
 
     Attributes:

@@ -7,9 +7,9 @@ it opens. Their number differs from rank to rank, so that two ranks are comparab
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -18,8 +18,7 @@ from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(Struct, frozen=True):
     """What a device did in a window besides its marked steps, in nanoseconds.
 
     The window is ``before + after + between`` and the union of the windows of its steps.

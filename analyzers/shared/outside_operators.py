@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -44,8 +44,7 @@ _FILE_CALLS_OF_OWNER = _FILE_CALLS | {
 _FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
-@dataclass(frozen=True, slots=True)
-class OutsideTime:
+class OutsideTime(Struct, frozen=True):
     """Time that one function took outside of operators.
 
     Attributes:

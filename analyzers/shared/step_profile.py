@@ -7,9 +7,9 @@ on its host, what they spend in waiting. So what it did longer than they did is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.shared.device_parts import split
 from perfscope.analyzers.shared.idle_gaps import CAUSES, gaps_of_steps
@@ -35,8 +35,7 @@ _DECISIVE = 0.5
 _NOTICEABLE = 0.01
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepProfile:
+class StepProfile(Struct, frozen=True, eq=False):
     """The marked steps of one device.
 
     Attributes:
@@ -52,8 +51,7 @@ class StepProfile:
         return np.asarray(self.parts[:, np.isin(self.steps, steps)].sum(axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a rank came last, by what it did longer than the others.
 
     Attributes:

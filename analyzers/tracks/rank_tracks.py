@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import calls_by_group
 from perfscope.analyzers.communication.rank_calls import RankCalls, measure_device

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.aggregation.spread import QUANTILES, Floats, choose_rows, nearest_rank
 from perfscope.constants import MANY_RANKS
@@ -28,8 +28,7 @@ _CARRIED = ("rank", "device", "group", "axis", "trace")
 _OF_RANKS = frozenset(("rank", "ranks", "straggler"))
 
 
-@dataclass(frozen=True, slots=True)
-class EntryTable:
+class EntryTable(Struct, frozen=True):
     """The entries of a list, or of the lists inside the entries of another one.
 
     Attributes:
@@ -87,8 +86,7 @@ def _flatten(entry: Entry, prefix: str = "") -> Iterator[tuple[str, Json]]:
             yield f"{prefix}{key}", json.dumps(value)
 
 
-@dataclass(slots=True)
-class Condensed:
+class Condensed(Struct):
     """JSON with the entries of long lists that stand out.
 
     Attributes:

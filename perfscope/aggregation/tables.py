@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.aggregation.spread import FAR, QUANTILES, Floats, Integers, choose_rows, deviations, nearest_rank
 from perfscope.constants import MANY_RANKS
@@ -29,8 +30,7 @@ _MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
 _MEDIAN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
+class Grouping(Struct, frozen=True):
     """Which ranks belong together.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from perfscope.errors import SourceError, UsageError
 
@@ -18,8 +19,7 @@ class ClusterKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterChoice:
+class ClusterChoice(Struct, frozen=True):
     """A cluster to be started.
 
     Attributes:

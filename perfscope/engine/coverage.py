@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, join
@@ -26,8 +26,7 @@ _CAPTURE_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSummary:
+class TraceSummary(Struct, frozen=True):
     """What the coverage of a set of traces is judged by, for one trace.
 
     Attributes:

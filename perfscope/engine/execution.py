@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+
+from msgspec import Struct
 
 from perfscope.engine.cluster_choice import ClusterChoice
 from perfscope.engine.groups import Mergers, form_groups
@@ -30,8 +31,7 @@ class Backend(StrEnum):
 _CLUSTERS = {Backend.DASK: "perfscope.engine.dask_cluster", Backend.RAY: "perfscope.engine.ray_cluster"}
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """How the map step is executed.
 
     Attributes:

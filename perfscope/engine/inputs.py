@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.errors import SourceError
 from perfscope.sources.partials.stored import Refused, read_partials
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 FETCH = "`perfscope collect --traces RANKS` brings them"
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """One run, or traces.
 
     Attributes:

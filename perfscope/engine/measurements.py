@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial as bind
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
@@ -18,8 +19,7 @@ from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 
 
-@dataclass(slots=True)
-class Measurements:
+class Measurements(Struct):
     """What the map step gave.
 
     Attributes:

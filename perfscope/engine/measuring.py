@@ -6,10 +6,12 @@ It runs in a worker, and a failure in it is part of the answer for its trace, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from importlib import import_module
 from typing import TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.engine.coverage import TraceSummary, summarize
 from perfscope.engine.registry import Analyzer, Partial, Reads, analyzers
@@ -24,8 +26,7 @@ from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 _KILLED = "its worker was killed, perhaps because memory ran out"
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """What to measure in every trace.
 
     Attributes:
@@ -47,8 +48,7 @@ class Task:
     modules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredTrace:
+class MeasuredTrace(Struct, frozen=True):
     """One trace after the map step.
 
     Attributes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope import __version__
 from perfscope.engine.measuring import MeasuredTrace
@@ -36,8 +37,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CODE = ("analyzers", "engine", "sources/partials", "sources/traces", "tables")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPartials:
+class LoadedPartials(Struct, frozen=True):
     """A file of partials that is whole and of this code.
 
     Attributes:

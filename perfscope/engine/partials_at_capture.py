@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.constants import GIB
 from perfscope.engine.measuring import MeasuredTrace, Task, measure_trace, read_events, read_files

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
+
+from msgspec import Struct
 
 from perfscope.errors import MissingInput
 from perfscope.report import Json, Section
@@ -86,8 +87,7 @@ class Reads(Enum):
     RUN_AND_TRACES = "run and traces"
 
 
-@dataclass(frozen=True, slots=True)
-class Analyzer:
+class Analyzer(Struct, frozen=True):
     """One analyzer: its name and its module, which is imported when it is needed.
 
     Attributes:
@@ -177,8 +177,7 @@ class Analyzer:
         return import_module(self.module)
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(Struct, frozen=True):
     """A result that follows from the results of analyzers.
 
     Attributes:

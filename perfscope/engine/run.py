@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Backend, Execution
@@ -53,16 +55,14 @@ _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, Typ
 _P = TypeVar("_P")  # the type of an analyzer's partials
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """An analyzer without a result, and the reason."""
 
     analyzer: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
+class Analysis(Struct, frozen=True):
     """The results of all analyzers.
 
     Attributes:
@@ -86,8 +86,7 @@ class Analysis:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """How to analyze.
 
     Attributes:
@@ -117,8 +116,11 @@ class Plan:
     is_fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Measured(Generic[_P]):
+#: Every analyzer that runs where none is named, with the default options.
+_EVERYTHING = Plan()
+
+
+class Measured(Struct, Generic[_P], frozen=True):
     """What one analyzer measured of every trace.
 
     Attributes:
@@ -134,7 +136,7 @@ class Measured(Generic[_P]):
     windows: WindowUse
 
 
-def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Analysis:
+def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING) -> Analysis:
     """Analyze one run's folder, or traces.
 
     Raises:
@@ -145,7 +147,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()) -> Ana
     return analyze_inputs(find_inputs(paths, plan.most_files), plan)
 
 
-def analyze_inputs(inputs: Inputs, plan: Plan = Plan()) -> Analysis:
+def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     """Analyze what ``find_inputs`` read, as often as wanted.
 
     Raises:
@@ -264,7 +266,7 @@ def _trained_without_gpu(run: Run | None) -> bool:
 
 
 def measure_with(
-    name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = Plan()
+    name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING
 ) -> Measured[_P]:
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
 

@@ -8,10 +8,10 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.comparison.change import Samples
 from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
@@ -27,8 +27,7 @@ from perfscope.files import replace_file
 DEFAULT_LIMIT = "step_time>+5%"
 
 
-@dataclass(frozen=True, slots=True)
-class StepBaseline:
+class StepBaseline(Struct, frozen=True):
     """Compares steps with baselines.
 
     Attributes:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from functools import partial as bind
 from typing import TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
@@ -34,8 +36,7 @@ _AHEAD = 256
 _Read: TypeAlias = "LoadedPartials | Refused"
 
 
-@dataclass(slots=True)
-class Taking:
+class Taking(Struct):
     """How partials are taken, and what came of it.
 
     Attributes:

@@ -7,10 +7,11 @@ every process has one, else of the windows with operators: those of all ranks ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from perfscope import wire
 from perfscope.report import Json
@@ -30,8 +31,7 @@ _POOLS = "concurrent.futures"
 _READERS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFiles:
+class TraceFiles(Struct, frozen=True):
     """The files that are measured as one trace.
 
     Attributes:
@@ -43,8 +43,7 @@ class TraceFiles:
     operators: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WindowPlan:
+class WindowPlan(Struct, frozen=True):
     """Which windows are measured.
 
     Attributes:
@@ -66,8 +65,7 @@ class WindowPlan:
         return WindowPlan(self.without_pairs, self.without_pairs, tuple(map(_without_light, reasons)))
 
 
-@dataclass(frozen=True, slots=True)
-class WindowUse:
+class WindowUse(Struct, frozen=True):
     """Which windows the figures of traces are of.
 
     Attributes:
@@ -103,8 +101,7 @@ class _Window(NamedTuple):
     is_light: bool
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Struct):
     """The windows of a process, in order; a trace that states no process is one of its own."""
 
     rank: int | None

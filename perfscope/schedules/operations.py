@@ -7,9 +7,10 @@ each as soon as its inputs have arrived; that order is the schedule. Times play 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 
 class PassKind(StrEnum):
@@ -44,8 +45,7 @@ Block: TypeAlias = tuple[Op, ...]
 DeviceOrder: TypeAlias = Callable[[int, int, int], Iterable[Block]]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The order of all passes of one training step.
 
     Attributes:

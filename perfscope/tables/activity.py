@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.tables.columns import Int64
 
@@ -14,8 +14,7 @@ def _nothing() -> Int64:
     return np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ThreadSpans:
+class ThreadSpans(Struct, frozen=True, eq=False):
     """Stretches of time of threads; those of a thread are apart from each other and in order.
 
     Attributes:
@@ -37,7 +36,7 @@ def join_spans(tables: Sequence[ThreadSpans]) -> ThreadSpans:
     if not tables:
         return ThreadSpans()
     start, end, thread = (
-        np.concatenate([getattr(table, column) for table in tables]) for column in ThreadSpans.__slots__
+        np.concatenate([getattr(table, column) for table in tables]) for column in ThreadSpans.__struct_fields__
     )
     joined = []
     is_open = np.ones(len(thread), np.bool_)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class ProductRate(NamedTuple):
@@ -33,8 +34,7 @@ class CollectiveRate(NamedTuple):
     busbw_gb_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """The ceilings of a machine.
 
     Attributes:

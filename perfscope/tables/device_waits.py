@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from perfscope.tables.columns import Int64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceWaits:
+class DeviceWaits(Struct, frozen=True, eq=False):
     """Waits for an event of the device, as ``enable_cuda_sync_events`` of torch.profiler records them.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool, Int64
 from perfscope.wire.memory import MemoryHeader
@@ -26,8 +26,7 @@ class Frame(NamedTuple):
     function: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Events:
+class Events(Struct, frozen=True, eq=False):
     """What the allocator did, in the order of time; one row an event.
 
     Attributes:
@@ -54,8 +53,7 @@ class Events:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class Blocks(Struct, frozen=True, eq=False):
     """The blocks at the end of the history that tensors hold; one row a block.
 
     Attributes:
@@ -71,8 +69,7 @@ class Blocks:
     stacks: Int64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensors:
+class Tensors(Struct, frozen=True, eq=False):
     """Stretches of memory whose purpose the process knew at one moment.
 
     Attributes:
@@ -88,8 +85,7 @@ class Tensors:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Marks:
+class Marks(Struct, frozen=True, eq=False):
     """When modules ran forward and steps began.
 
     Attributes:
@@ -103,8 +99,7 @@ class Marks:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AllocatorHistory:
+class AllocatorHistory(Struct, frozen=True, eq=False):
     """The history of one device's allocator, and what it held at the end.
 
     Attributes:

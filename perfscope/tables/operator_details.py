@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool, Int64
 
@@ -15,8 +15,7 @@ from perfscope.tables.columns import Bool, Int64
 _ABSENT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A tensor among the inputs of an operator.
 
     Attributes:
@@ -41,8 +40,7 @@ class Tensor:
 Operand: TypeAlias = "Tensor | tuple[Tensor, ...] | None"
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """The inputs of a call of an operator.
 
     Attributes:
@@ -67,8 +65,7 @@ class Inputs:
         return tuple(flat)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OperatorDetails:
+class OperatorDetails(Struct, frozen=True, eq=False):
     """Columns beside those of ``Trace.operators``, with as many rows.
 
     Attributes:

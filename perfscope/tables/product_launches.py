@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Int64
@@ -28,8 +28,7 @@ _REPLAYS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 LEFT_OUT = 0.01
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class Recording(Struct, frozen=True, eq=False):
     """A graph that was recorded.
 
     Attributes:

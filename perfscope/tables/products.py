@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool, Int64
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """An operator that multiplies, with its inputs.
 
     Attributes:
@@ -25,8 +25,7 @@ class Product:
     values: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProductCalls:
+class ProductCalls(Struct, frozen=True, eq=False):
     """Calls of products; a call that contains others stands before them.
 
     Attributes:
@@ -46,8 +45,7 @@ class ProductCalls:
         return len(self.product)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launches:
+class Launches(Struct, frozen=True, eq=False):
     """What the calls of products launched, and when they ran.
 
     Attributes:
@@ -72,8 +70,7 @@ class Launches:
     other_replays_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Products:
+class Products(Struct, frozen=True):
     """All products of a trace.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.memory import AllocatorHistory
@@ -16,8 +17,7 @@ from perfscope.tables.timeline import Timeline
 from perfscope.wire.setup import SetupRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """One profiler window of one rank: its training steps, and what it cost.
 
     See ``perfscope.wire.WindowRecord``; what the record leaves out is absent. ``attempt`` counts the processes that had
@@ -42,8 +42,7 @@ class Window:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.RankRecord``.
 
     ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
@@ -64,8 +63,7 @@ class Rank:
     parallel: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(Struct, frozen=True, eq=False):
     """All of a run but its traces.
 
     Attributes:

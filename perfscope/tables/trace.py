@@ -7,13 +7,13 @@ Names are stored once, in ``Trace.names``; a name column holds their indices.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from perfscope.tables.activity import ThreadSpans
 from perfscope.tables.columns import Bool, Int64, to_frame
@@ -81,8 +81,7 @@ class Work(IntEnum):
     FUSED = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostSpans:
+class HostSpans(Struct, frozen=True, eq=False):
     """Calls, ranges or operators of host threads, in the order of their start.
 
     Attributes:
@@ -113,7 +112,7 @@ class HostSpans:
 
     def take(self, index: Int64 | Bool) -> HostSpans:
         """Some of the rows."""
-        return HostSpans(*(getattr(self, name)[index] for name in self.__slots__))
+        return HostSpans(*(getattr(self, name)[index] for name in self.__struct_fields__))
 
 
 def no_spans() -> HostSpans:
@@ -121,8 +120,7 @@ def no_spans() -> HostSpans:
     return HostSpans(np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(6)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceEvents:
+class DeviceEvents(Struct, frozen=True, eq=False):
     """Kernels, copies and fills, in the order of their start.
 
     Attributes:
@@ -161,7 +159,7 @@ class DeviceEvents:
 
     def take(self, index: Int64 | Bool) -> DeviceEvents:
         """Some of the rows."""
-        return DeviceEvents(*(getattr(self, name)[index] for name in self.__slots__))
+        return DeviceEvents(*(getattr(self, name)[index] for name in self.__struct_fields__))
 
     def is_work(self, *kinds: Work) -> Bool:
         """Which rows are of these kinds."""
@@ -171,8 +169,7 @@ class DeviceEvents:
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """The profiler's metadata of one communication kernel.
 
     Attributes:
@@ -200,8 +197,7 @@ class Collective:
     out_split: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True):
     """A process group that the trace describes.
 
     Attributes:
@@ -217,8 +213,7 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     """One trace file.
 
     Attributes:
@@ -365,7 +360,7 @@ def _join_within(keys: Int64, calls: HostSpans, process: int) -> Int64:
 
 def joined(*tables: HostSpans) -> HostSpans:
     """The rows of several tables, in the order of their start."""
-    columns = [np.concatenate([getattr(table, name) for table in tables]) for name in HostSpans.__slots__]
+    columns = [np.concatenate([getattr(table, name) for table in tables]) for name in HostSpans.__struct_fields__]
     spans = HostSpans(*columns)
     return spans.take(np.argsort(spans.start_ns, kind="stable"))
 
@@ -390,6 +385,6 @@ def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:
 
 def frame(trace: Trace, table: DeviceEvents | HostSpans) -> pd.DataFrame:
     """One table of a trace as a pandas DataFrame, with names spelled out."""
-    columns = {name: getattr(table, name) for name in table.__slots__}
+    columns = {name: getattr(table, name) for name in table.__struct_fields__}
     columns["name"] = np.array(trace.names, np.object_)[table.name]
     return to_frame(columns)

@@ -90,7 +90,7 @@ PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 
 
 def parts(entry: Parts) -> dict[str, int]:
-    return {name: getattr(entry, name) for name in entry.__slots__}
+    return {name: getattr(entry, name) for name in entry.__struct_fields__}
 
 
 @PROPERTY

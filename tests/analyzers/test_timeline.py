@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from perfscope.analyzers import stragglers
 from perfscope.analyzers.collectives import measure as measure_collectives
@@ -86,7 +87,7 @@ def test_the_strip_has_the_times_of_all_devices(job: str) -> None:
 def renumbered(device: DeviceTimeline, rank: int) -> DeviceTimeline:
     calls = device.tracks.calls
     assert calls is not None
-    return replace(device, tracks=replace(device.tracks, rank=rank, calls=replace(calls, rank=rank)))
+    return replace(device, tracks=replace(device.tracks, rank=rank, calls=structs.replace(calls, rank=rank)))
 
 
 def large_job(ranks: int) -> JobTimeline:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.contention import measure_contention
 from perfscope.analyzers.replay.graphs import measure

@@ -34,8 +34,7 @@ finally:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What was loaded and started when a trace of 1 MB had been analyzed."""
-    command = [sys.executable, "-c", PROGRAM, "analyze", TRACE]
-    ended = run(command, cwd=tmp_path_factory.mktemp("start"))
+    ended = run([sys.executable, "-c", PROGRAM, "analyze", TRACE], cwd=tmp_path_factory.mktemp("start"))
     assert ended.code == 0, ended.stderr
     counted: dict[str, Any] = json.loads(ended.stderr.splitlines()[-1])
     return counted

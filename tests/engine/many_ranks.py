@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from benchmarks.synthetic_ranks import Job, Made
 from perfscope.engine.execution import Execution
@@ -14,8 +13,7 @@ from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.engine.windows import TraceFiles
 
 
-@dataclass(frozen=True)
-class Answers(Execution):
+class Answers(Execution, frozen=True):
     """Gives the answers of the map step that it was given; its traces exist nowhere."""
 
     answers: tuple[MeasuredTrace, ...] = ()

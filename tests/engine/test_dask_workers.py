@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 
 import dask
 import pytest
 from distributed import LocalCluster
+from msgspec.structs import replace
 
 from perfscope.analyzers.kernels import KernelTimes, merge
 from perfscope.engine import dask_cluster

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.engine import partials
 from perfscope.engine.measuring import MeasuredTrace, Task, measure

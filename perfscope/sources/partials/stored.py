@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
@@ -50,8 +50,7 @@ class Packed(NamedTuple):
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPartials:
+class StoredPartials(Struct, frozen=True):
     """A file of partials that is whole.
 
     Attributes:

@@ -8,9 +8,9 @@ apart: ``nccl:all_to_all``, where a transfer has ``nccl:send``, ``nccl:recv`` or
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work, distinct, span_at

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Events, HostSpans, Int32

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TypeAlias
@@ -16,6 +15,7 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import are_callers, is_caller, to_spans, without_ids

@@ -8,9 +8,10 @@ matching steps, moved to where they were in the light window (``Timeline``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.sources.traces.matching import MatchedStep, match_steps
 from perfscope.sources.traces.timeline import Timeline
@@ -174,7 +175,7 @@ def _join_operators(
     parts: Sequence[tuple[HostSpans, OperatorDetails | None]],
 ) -> tuple[HostSpans, OperatorDetails | None]:
     """The rows of several tables of operators with their details, in the order of their start."""
-    columns = [np.concatenate([getattr(spans, name) for spans, _ in parts]) for name in HostSpans.__slots__]
+    columns = [np.concatenate([getattr(spans, name) for spans, _ in parts]) for name in HostSpans.__struct_fields__]
     spans = HostSpans(*columns)
     order = np.argsort(spans.start_ns, kind="stable")
     if all(details is None for _, details in parts):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.categories import CATEGORY_NAMES
 from perfscope.analyzers.memory.lifetimes import follow

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.communication.bandwidth import bus_factor
 from perfscope.analyzers.communication.calls import GroupKey, Kind

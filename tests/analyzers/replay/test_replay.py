@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.replay.critical_path import find_critical_path, shares_by_cause
 from perfscope.analyzers.replay.job_graph import JobGraph

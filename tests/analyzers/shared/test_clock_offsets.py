@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.pipelines.clocks import align_clocks
 from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses, RankStep

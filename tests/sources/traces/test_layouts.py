@@ -55,7 +55,7 @@ def rows(one: Trace) -> dict[str, list[tuple[Any, ...]]]:
     found: dict[str, list[tuple[Any, ...]]] = {}
     for name in ("device", "calls", "annotations", "operators"):
         table = getattr(one, name)
-        columns = [getattr(table, column).tolist() for column in table.__slots__ if column != "name"]
+        columns = [getattr(table, column).tolist() for column in table.__struct_fields__ if column != "name"]
         texts = [one.names[index] for index in table.name]
         if name == "device":
             said = [one.collectives[index] if index >= 0 else None for index in table.collective]

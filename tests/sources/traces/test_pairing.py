@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.sources.traces.matching import NoMatch
 from perfscope.sources.traces.metadata import read_metadata
@@ -187,7 +188,10 @@ def test_shapes_are_of_the_steps_with_operators(tmp_path: Path) -> None:
     [
         (program(3, LOG), "step 7 is not step 4 again: 8 instead of 7 device events on stream 7 of GPU 0"),
         (
-            [replace(launch, kernel="other") if launch.kernel == "gemm0" else launch for launch in program(3)],
+            [
+                dataclasses.replace(launch, kernel="other") if launch.kernel == "gemm0" else launch
+                for launch in program(3)
+            ],
             "step 7 is not step 4 again: device event 1 on stream 7 of GPU 0 is other, not gemm0",
         ),
         ([], "step 7 is not step 4 again: it launched nothing on a GPU"),
