@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -338,9 +339,11 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
     is_alone = traces == 1 and plan.execution.backend is Backend.PROCESS
     processes = plan.execution.workers if is_alone else 1
-    modules = [name for analyzer in chosen for name in analyzer.modules] if is_alone else []
-    modules += [name for derivation in _derivations(plan.only) for name in derivation.modules] if is_alone else []
-    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=tuple(modules))
+    # What needs a run is imported when it is used: this may be a trace alone.
+    imported = [analyzer.modules for analyzer in chosen if analyzer.reads is Reads.TRACES]
+    imported += [derivation.modules for derivation in _derivations(plan.only) if not derivation.needs_results]
+    modules = tuple(chain.from_iterable(imported)) if is_alone else ()
+    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=modules)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

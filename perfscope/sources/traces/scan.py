@@ -46,7 +46,7 @@ _SPACE = ord(" ")
 _COMMA = ord(",")
 _SLICE_BYTES = 1 << 18  # what is compared at once stays in the processor's cache
 _LONGEST_ID = 20
-_EVENTS_PER_BATCH = 1 << 13
+_EVENTS_PER_BATCH = 1 << 12
 _LONGEST_INDENT = 64
 _LARGEST_EVENT_BYTES = 64 << 20
 

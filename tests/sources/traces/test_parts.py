@@ -330,10 +330,10 @@ def test_damage_is_said_as_of_one_stream(parted: Path, joined: list[str], share:
     position = int(len(content) * share)
     for wrong in (content[:position], content[:position] + bytes([content[position] ^ 8]) + content[position + 1 :]):
         parted.write_bytes(wrong)
-        one = as_one_stream(parted)
-        assert one.damage
-        assert differences(read_trace(parted, _MEASURED, processes=3), one) == []
-        assert len(one.names) > 0
+        alone = as_one_stream(parted)
+        assert alone.damage
+        assert differences(read_trace(parted, _MEASURED, processes=3), alone) == []
+        assert len(alone.names) > 0
     assert not joined
 
 
