@@ -100,7 +100,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_process_that_is_killed_changes_nothing(parted: Path, stage: str, moment: int) -> None:
-    command = [sys.executable, "-W", "error", "-c", _SCRIPT, parted, stage, str(moment)]
+    command = [sys.executable, "-W", "error", "-c", _SCRIPT, str(parted), stage, str(moment)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert not answer.stderr
     assert answer.returncode == 0

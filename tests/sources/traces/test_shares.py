@@ -15,7 +15,7 @@ from perfscope.sources.traces.parts import PartsDiffer
 from perfscope.sources.traces.reader import read_trace
 from perfscope.sources.traces.shares import divide, divide_text
 from perfscope.tables.trace import BASIC_EVENTS, Events
-from tests.sources.traces.test_parts import differences, joined, text_of
+from tests.sources.traces.test_parts import differences, joined, no_processes, text_of
 
 __all__ = ["joined"]
 _MEASURED = BASIC_EVENTS | Events.OPERATOR_TIMES | Events.CALLERS | Events.PRODUCTS
@@ -68,11 +68,10 @@ def test_of_a_file_that_is_replaced_the_new_one_is_read(
 ) -> None:
     path, other = write(tmp_path / name, text()), text_of("traces/gloo2/rank1.pt.trace.json.gz")
     expected = read_trace(write(tmp_path / f"other_{name}", other), _MEASURED)
-    reopen = apart.forked
 
     def replace(*arguments: Any) -> Any:
         write(tmp_path / f"new_{name}", other).replace(path)
-        return reopen(*arguments)
+        return no_processes(*arguments)
 
     monkeypatch.setattr(apart, "forked", replace)
     trace = read_trace(path, _MEASURED, processes=3)
