@@ -130,19 +130,26 @@ class OperatorTimes:
         self.lost += operators.lost
 
     def _add_events(self, text: bytes, starts: Int64, stops: Int64, names: Int64) -> None:
+        """Add operators whose layout differs from the first one's, parsed one by one."""
+        rows = []
         for start, stop, name in zip(starts.tolist(), stops.tolist(), names.tolist(), strict=True):
-            self._add_event(text[start:stop], name)
+            times = self._times_of(text[start:stop])
+            if times is None:
+                self.lost += 1
+            else:
+                rows.append((*times, name))
+        if rows:
+            self._add(*zip(*rows, strict=True))
 
-    def _add_event(self, text: bytes, name: int) -> None:
+    def _times_of(self, text: bytes) -> tuple[int, int, int] | None:
+        """Start, duration and thread of an event; None where it lacks one of them."""
         try:
             event = self._decode(text)
         except FAILURES:
-            self.lost += 1
-            return
+            return None
         if event.ts is None or event.dur is None or not isinstance(event.tid, int):
-            self.lost += 1
-            return
-        self._add([_to_ns(event.ts)], [_to_ns(event.dur)], [event.tid], [name])
+            return None
+        return _to_ns(event.ts), _to_ns(event.dur), event.tid
 
     def _add_slices(self, texts: Sequence[bytes], names: Int64) -> None:
         """Add operators whose times have other lengths than the first one's, such as those behind the trace's zero."""
