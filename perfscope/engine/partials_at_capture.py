@@ -7,6 +7,7 @@ time, or not at all, is simply not there, and its trace is read when it is analy
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import resource
 import tempfile
@@ -39,6 +40,33 @@ _LONGEST_CPU_S = 300
 _LARGEST_MEMORY = 16 * GIB
 _LOCK_EVERY_S = 0.2
 _BY_NAME = {analyzer.name: analyzer for analyzer in BUILT_IN}
+
+
+def serve(words: Sequence[str]) -> None:
+    """Measure all traces of the queue of a host, and end.
+
+    Args:
+        words: The folder of the queue, and the number of an open file that holds its lock, which no other process has.
+    """
+    queue, lock = Path(words[0]), int(words[1])
+    while True:
+        for entry in _entries(queue):
+            queued_s = entry.stat().st_mtime
+            traces = entry.read_bytes().decode(errors="surrogateescape").split("\0")
+            entry.unlink()  # first: what ends this process is not met again
+            main(traces, queued_s + LONGEST_S - time.time())
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        if not _entries(queue):
+            return
+        try:  # who queued it may have found the lock taken a moment ago
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+
+
+def _entries(queue: Path) -> list[Path]:
+    """What is queued, the oldest first."""
+    return sorted(queue.glob("*.traces"))
 
 
 def main(traces: Sequence[str], longest_s: float = LONGEST_S) -> None:
@@ -111,8 +139,10 @@ def process_of(trace: str) -> str:
 
 
 def limit_resources() -> None:
-    """Let this process end where it takes too much of the host's processors or memory."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_LONGEST_CPU_S, _LONGEST_CPU_S))
+    """Let this process end where it takes too much of the host's processors, from now on, or of its memory."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    most_s = math.ceil(usage.ru_utime + usage.ru_stime) + _LONGEST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     resource.setrlimit(resource.RLIMIT_AS, (_LARGEST_MEMORY, _LARGEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -24,7 +24,7 @@ _LARGEST_HEADER = 256 * KIB
 _LARGEST_SECTION = 8 * MIB
 _LARGEST_IN_ALL = 32 * MIB
 _MOST_SECTIONS = 64
-_LEVEL = 9
+_LEVEL = 6
 
 _HEADER = msgspec.json.Decoder(Header)
 _TEXT = msgspec.msgpack.Encoder()

@@ -39,8 +39,9 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of its own, and no limits for the process of the tests."""
+    """A lock and a queue of its own, and no limits for the process of the tests."""
     (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(compress, "_TEMPORARY", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
 
@@ -125,20 +126,102 @@ def test_one_trace_is_measured_at_a_time_on_a_host(trace: Path, tmp_path: Path) 
     assert not partials_of(trace).exists()
 
 
-def test_nobody_waits_for_the_process_that_measures(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The processes that are started, which do nothing; each has its lock in the place of the lock's number."""
+    words_of_each: list[list[str]] = []
     monkeypatch.setenv("PERFSCOPE_MODULES", "/nowhere")
 
     class Started:
         def __init__(self, words: list[str], **options: object) -> None:
-            started.append(words)
+            words_of_each.append([*words[:-1], str(os.dup(int(words[-1])))])
             assert options["start_new_session"]
             assert options["stdout"] is options["stderr"] is subprocess.DEVNULL
 
     monkeypatch.setattr(subprocess, "Popen", Started)  # it has nothing else that could be called
+    return words_of_each
+
+
+def neighbour(trace: Path) -> Path:
+    """The trace of another rank of the host."""
+    return Path(shutil.copyfile(trace, trace.with_name("vm_18.1795.pt.trace.json")))
+
+
+def test_nobody_waits_for_the_process_that_measures(trace: Path, started: list[list[str]]) -> None:
+    compressed(trace)
     compress.start_measuring([str(trace)])
-    ((*_, last),) = started
-    assert last == str(trace)
+    ((*_, queue, lock),) = started
+    assert not partials_of(trace).exists()
+    partials_at_capture.serve([queue, lock])
+    assert partials_of(trace).exists()
+    assert [path.name for path in Path(queue).iterdir()] == ["lock"]
+
+
+def test_one_process_measures_the_traces_of_all_ranks_of_a_host(trace: Path, started: list[list[str]]) -> None:
+    other = neighbour(trace)
+    for path in (trace, other):
+        compressed(path)
+        compress.start_measuring([str(path)])
+    ((*_, queue, lock),) = started  # the second one found the lock taken
+    partials_at_capture.serve([queue, lock])
+    assert len(list(trace.parent.glob("*.partials"))) == 2
+    os.close(int(lock))
+    compress.start_measuring([str(trace)])
+    assert len(started) == 2
+
+
+def test_what_is_queued_while_the_process_ends_is_measured(
+    trace: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = neighbour(trace)
+    for path in (trace, other):
+        compressed(path)
+    compress.start_measuring([str(trace)])
+    ((*_, queue, lock),) = started
+    flock, ends = fcntl.flock, iter((True,))
+
+    def end(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN and next(ends, False):
+            compress.start_measuring([str(other)])  # a moment before
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", end)
+    partials_at_capture.serve([queue, lock])
+    assert len(started) == 1
+    assert len(list(trace.parent.glob("*.partials"))) == 2
+
+
+def test_what_waited_too_long_in_the_queue_is_not_measured(trace: Path, started: list[list[str]]) -> None:
+    compressed(trace)
+    compress.start_measuring([str(trace)])
+    ((*_, queue, lock),) = started
+    (entry,) = Path(queue).glob("*.traces")
+    os.utime(entry, (0, 0))
+    partials_at_capture.serve([queue, lock])
+    assert not partials_of(trace).exists()
+    assert not entry.exists()
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
+def test_a_queue_that_others_could_write_is_not_used(
+    trace: Path, started: list[list[str]], tmp_path: Path, kind: str
+) -> None:
+    queue = Path(compress.open_queue("/nowhere"))
+    queue.rmdir()
+    if kind == "open to others":
+        queue.mkdir()
+        queue.chmod(0o777)
+    elif kind == "a link":
+        (tmp_path / "elsewhere").mkdir(0o700)
+        queue.symlink_to(tmp_path / "elsewhere")
+    else:
+        queue.write_bytes(b"")
+    compress.start_measuring([str(trace)])
+    assert not started
+
+
+def test_other_installations_have_queues_of_their_own() -> None:
+    assert compress.open_queue("/a") != compress.open_queue("/b")
 
 
 def test_a_full_disk_leaves_the_trace_as_it_is(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
