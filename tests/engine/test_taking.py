@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from perfscope.merging.merge import Choice, merge
 from perfscope.page.build import build_page
 from perfscope.page.reading import analyze_for_page
 from perfscope.renderers import Format, render
+from perfscope.sources.partials import header
 from perfscope.sources.traces.files import find_traces
 from perfscope.wire.traces import partials_path
 from tests.conftest import ROOT
@@ -290,6 +292,26 @@ def test_a_window_that_cannot_be_matched_leaves_the_other_one_its_partials(tmp_p
     copy = copy_with_partials(FIXTURES / "findings" / "h200" / "saves", tmp_path)
     (partials,) = copy.rglob("*.partials")
     assert partials.parent.name == "traces"
+
+
+def test_a_trace_is_hashed_where_its_time_of_change_is_another_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+    whole = header.identify
+
+    def counted(location: str) -> header.Identity:
+        hashed.append(location)
+        return whole(location)
+
+    monkeypatch.setattr(header, "identify", counted)
+    plan = Plan(only=frozenset({"breakdown"}))
+    expected = texts(analyze([run], plan))
+    assert hashed == []
+    trace = find_traces([str(run / "traces")])[1]
+    os.utime(trace)  # as a copy has it
+    analysis = analyze([run], plan)
+    assert hashed == [trace]
+    assert texts(analysis) == expected
+    assert not analysis.notes
 
 
 def test_storing_again_writes_the_same_bytes(run: Path) -> None:

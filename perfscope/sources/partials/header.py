@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -25,12 +26,14 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         size: Its bytes.
         sha256: SHA-256 of them, in hexadecimal digits.
         ending: The last bytes, in hexadecimal digits; those of a gzip file hold a checksum of its content.
+        modified_ns: When it was last changed; 0 where that is not known, as of a file behind a URL.
     """
 
     name: str
     size: int
     sha256: str
     ending: str = ""
+    modified_ns: int = 0
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,17 +84,21 @@ def identify(location: str) -> Identity:
         OSError: It cannot be read.
     """
     digest, size, ending = hashlib.sha256(), 0, b""
+    modified_ns = _modified_ns(location)  # before it is read: who changes it meanwhile is noticed
     with open_trace(location) as file:
         block = memoryview(bytearray(_BLOCK_BYTES))
         while count := file.readinto(block):  # type: ignore[attr-defined]
             digest.update(block[:count])
             size += count
             ending = (ending + bytes(block[max(0, count - _ENDING_BYTES) : count]))[-_ENDING_BYTES:]
-    return Identity(file_name(location), size, digest.hexdigest(), ending.hex())
+    return Identity(file_name(location), size, digest.hexdigest(), ending.hex(), modified_ns)
 
 
 def is_still(identity: Identity, location: str) -> bool:
-    """Whether a trace is the one of an identity; of one at a URL only size and ending are compared.
+    """Whether a trace is the one of an identity.
+
+    All of it is read to compare its hash, but where nobody changed it since it was measured, by size, ending and time;
+    of one at a URL only size and ending are compared.
 
     Raises:
         SourceError: It cannot be opened.
@@ -104,4 +111,10 @@ def is_still(identity: Identity, location: str) -> bool:
         file.seek(max(0, size - _ENDING_BYTES))
         if file.read().hex() != identity.ending:
             return False
-    return is_url(location) or identify(location).sha256 == identity.sha256
+    if is_url(location) or identity.modified_ns == _modified_ns(location) != 0:
+        return True
+    return identify(location).sha256 == identity.sha256
+
+
+def _modified_ns(location: str) -> int:
+    return 0 if is_url(location) else Path(location).stat().st_mtime_ns
