@@ -89,7 +89,8 @@ class NormByHand(torch.nn.LayerNorm):
 
 
 def build(case, device):
-    model = (Logits if case.returns_logits else Gpt)(case.config).to(device, case.dtype)
+    with device:  # a processor takes many seconds for the random numbers of a large model
+        model = (Logits if case.returns_logits else Gpt)(case.config).to(case.dtype)
     if case.norm_by_hand:
         for module in model.modules():
             if isinstance(module, torch.nn.LayerNorm):
@@ -138,7 +139,8 @@ def shard_by_fsdp1(case, model, device):
 def train_deepspeed(case, device, turn):
     import deepspeed
 
-    model = Gpt(case.config)
+    with device:
+        model = Gpt(case.config)
     config = {
         "train_micro_batch_size_per_gpu": case.batch,
         "bf16": {"enabled": GPU},
@@ -194,7 +196,8 @@ def train_pipeline(case, device, turn):
 
     rank = dist.get_rank()
     config = dataclasses.replace(case.config, layers=len(case.stages) * case.stages[rank])
-    part = Part(config, rank, len(case.stages)).to(device, case.dtype)
+    with device:
+        part = Part(config, rank, len(case.stages)).to(case.dtype)
     schedule = Schedule1F1B(PipelineStage(part, rank, len(case.stages), device), case.microbatches, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, **case.optimizer)
     shape = case.microbatches * case.batch, config.seq_len
