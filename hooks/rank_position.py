@@ -10,6 +10,8 @@ from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.guard import hook_entry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from perfscope.hooks.rank_files import RankFiles
 
 
@@ -60,6 +62,12 @@ class RankPosition:
         """Tensor parallelism splits a module over a mesh of one dimension."""
         sharding.add_tensor_mesh(mesh)
         self.set_axis("tp", int(mesh.get_local_rank()), int(mesh.size()))
+
+    @hook_entry
+    def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
+        """The training thread waits for the work of these process groups: their ranks and descriptions."""
+        self._layout.set_groups(groups)
+        self._write_layout()
 
     def _write_layout(self) -> None:
         self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))

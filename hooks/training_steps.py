@@ -101,6 +101,11 @@ class TrainingSteps(TrainedModel):
             self._end_step("optimizer", optimizer, _NOTHING_STATED)
 
     @hook_entry
+    def set_reducer(self, group: object) -> None:
+        """DistributedDataParallel reduces gradients in a process group."""
+        self._exchanges.groups.add_reducer(group)
+
+    @hook_entry
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
         """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
         skipped = None if has_stepped is None else has_stepped and self._facts.optimizer_steps == 0
@@ -225,7 +230,7 @@ class TrainingSteps(TrainedModel):
             self._describe_model()
             self._counters.begin()
             PROBES.begin()
-            self._exchanges.begin(self._source.thread, self._counters.file)
+            self._exchanges.begin(self._source.thread, self._counters.file, self.set_groups)
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}
         self._rows.write(self.files.claim(), sizes, self.steps, **peaks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfscope.analyzers.late_ranks.axes import axes_of_groups, split_waits
 from perfscope.analyzers.late_ranks.device_pace import compare_devices, find_slow_devices
 from perfscope.analyzers.late_ranks.lateness import find_lateness
 from perfscope.analyzers.late_ranks.parts import split_steps
@@ -36,7 +37,9 @@ def analyze(run: Run) -> LateRanks:
     lateness = find_lateness(parts, counts_compute=counts_compute) if parts is not None else []
     slow = find_slow_devices(devices, tables)
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
-    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, _collectives_axis(run))
+    axis = _collectives_axis(run)
+    waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
+    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits)
 
 
 def _collectives_axis(run: Run) -> str | None:

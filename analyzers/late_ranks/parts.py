@@ -83,7 +83,7 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
     numbers = _common_steps(tables)
     if not len(numbers):
         return None
-    rows = [_find_rows(table.step, numbers) for table in tables]
+    rows = [find_rows(table.step, numbers) for table in tables]
     total_ns = np.stack([np.diff(table.end_ns, prepend=0)[row] for table, row in zip(tables, rows, strict=True)])
     parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in Part}
     for index, (table, row) in enumerate(zip(tables, rows, strict=True)):
@@ -122,7 +122,7 @@ def _common_steps(tables: Sequence[Steps]) -> Int64:
     return np.zeros(0, np.int64) if common is None else common
 
 
-def _find_rows(step: Int64, numbers: Int64) -> _Rows:
+def find_rows(step: Int64, numbers: Int64) -> _Rows:
     """Where some steps are, as a slice where they follow each other: a week's need no copy."""
     first = int(np.searchsorted(step, numbers[0]))
     rows = slice(first, first + len(numbers))

@@ -53,6 +53,7 @@ class LateRanks:
         counts_compute: Whether the ranks' own work was compared.
         has_stages: Whether the ranks are stages of a pipeline.
         collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
+        waits_by_axis: Where there are several, the waits of each rank in collectives whose axis is known.
     """
 
     parts: StepParts | None
@@ -61,6 +62,7 @@ class LateRanks:
     counts_compute: bool
     has_stages: bool
     collectives_axis: str | None = None
+    waits_by_axis: tuple[dict[str, int], ...] = ()
 
     @property
     def compared_ns(self) -> int:
@@ -121,7 +123,9 @@ class LateRanks:
         sent_ns = int(parts.transfers_ns[row].sum())
         collectives_ns = int(parts.parts_ns[Part.EXCHANGE][row].sum()) - sent_ns
         sender = "PP" if self.has_stages else "transfers"
-        return {self.collectives_axis or "collectives": collectives_ns, sender: sent_ns}
+        by_axis = self.waits_by_axis[row] if self.waits_by_axis else {}
+        collectives_ns -= sum(by_axis.values())
+        return {**by_axis, self.collectives_axis or "collectives": collectives_ns, sender: sent_ns}
 
     def sections(self) -> tuple[Section, ...]:
         """Who was late and why, what the steps of each rank are made of, and how fast the devices are."""
@@ -203,8 +207,12 @@ class LateRanks:
         rows.sort(key=lambda row: row[0] not in named)
         notes = ["Means of the compared steps on the host; the parts add up to the step."]
         waits = [self._by_axis(parts, row) for row in range(len(parts.ranks))]
-        means = {axis: sum(wait[axis] for wait in waits) / len(waits) / count / NS_PER_MS for axis in waits[0]}
-        if all(means.values()):
+        means = {
+            axis: sum(wait.get(axis, 0) for wait in waits) / len(waits) / count / NS_PER_MS
+            for axis in dict.fromkeys(axis for wait in waits for axis in wait)
+        }
+        means = {axis: mean for axis, mean in means.items() if mean}
+        if len(means) > 1:
             listed = ", ".join(f"{axis} {mean:.2f} ms" for axis, mean in means.items())
             notes.append(f"Waits for ranks by axis of parallelism, a mean of all ranks: {listed}.")
         return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)

@@ -10,10 +10,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
-    #: ``coordinates`` and ``sizes``, each by axis.
-    LayoutDocument: TypeAlias = dict[str, dict[str, int]]
+    #: ``coordinates`` and ``sizes``, each by axis; ``groups`` where the training thread waited for their work.
+    LayoutDocument: TypeAlias = dict[str, object]
 
 #: The axis of each usual name of a mesh dimension.
 _NAMES = {
@@ -51,6 +52,11 @@ class Layout:
         self._framework: LayoutDocument | None = None
         self._spanning: dict[str, tuple[int, int]] = {}
         self._axes: dict[str, tuple[int, int]] = {}
+        self._groups: tuple[Mapping[str, object], ...] = ()
+
+    def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
+        """Process groups: the ``ranks`` and the ``description`` of each."""
+        self._groups = tuple(groups)
 
     def set_framework_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
         """A framework states all of it: nothing else counts from now on."""
@@ -68,6 +74,15 @@ class Layout:
 
     def document(self, world_size: int) -> LayoutDocument | None:
         """The layout as it is written to the run; None where nothing is known."""
+        axes = self._find_axes(world_size)
+        if axes is None and not self._groups:
+            return None
+        return {
+            **(axes or {"coordinates": {}, "sizes": {}}),
+            **({"groups": [dict(group) for group in self._groups]} if self._groups else {}),
+        }
+
+    def _find_axes(self, world_size: int) -> LayoutDocument | None:
         if self._framework is not None:
             return self._framework
         axes = self._spanning or self._axes

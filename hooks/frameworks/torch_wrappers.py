@@ -40,6 +40,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
         yield
         capture.set_axis("dp", wrapper.process_group.rank(), wrapper.process_group.size())
         capture.set_ddp(wrapper)
+        capture.set_reducer(wrapper.process_group)
 
     _count_outermost(module.DistributedDataParallel, capture)
     wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})

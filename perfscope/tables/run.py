@@ -42,12 +42,24 @@ class Window(Struct, frozen=True):
     attempt: int = 0
 
 
+class ProcessGroup(Struct, frozen=True):
+    """A process group that a rank waited for.
+
+    Attributes:
+        ranks: Its ranks.
+        description: What torch calls it: ``mesh_tp``, ``default_pg``, ``undefined``.
+    """
+
+    ranks: tuple[int, ...]
+    description: str
+
+
 class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.RankRecord``.
 
     ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
     ``device_uuids`` are those of all devices that hold tensors of the process; ``visible_uuids`` are those of all
-    devices that it could have used, None where unknown.
+    devices that it could have used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``.
     """
 
     rank: int
@@ -61,6 +73,7 @@ class Rank(Struct, frozen=True):
     device_name: str | None
     notes: tuple[str, ...]
     parallel: Mapping[str, int]
+    groups: tuple[ProcessGroup, ...] = ()
 
 
 class Run(Struct, frozen=True, eq=False):

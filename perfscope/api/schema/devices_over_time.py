@@ -40,8 +40,8 @@ class HostStepsData(TypedDict):
         rank: The rank.
         total_ns: The time of the compared steps.
         parts_ns: The same by part; the parts add up to it.
-        exchange_by_axis_ns: The part ``exchange`` by axis of parallelism: collectives and transfers apart, by the names
-            of their axes where each serves one alone.
+        exchange_by_axis_ns: The part ``exchange`` by axis of parallelism: collectives by the axes of their process
+            groups, ``collectives`` where that is not known, and transfers.
         faults: Page faults in them.
     """
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.memory.reading import find_histories, read_histories
@@ -32,7 +34,7 @@ from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
-from perfscope.tables.run import Rank, Run, Window
+from perfscope.tables.run import ProcessGroup, Rank, Run, Window
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
@@ -214,6 +216,7 @@ def _read_rank(
         device_name=record.device_name,
         notes=notes,
         parallel=_coordinates(folder),
+        groups=_groups(folder),
     )
 
 
@@ -221,6 +224,15 @@ def _coordinates(folder: Path) -> dict[str, int]:
     """The rank's index on each axis of parallelism; empty where it recorded none."""
     coordinates = read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
     return {str(axis): int(index) for axis, index in coordinates.items()} if isinstance(coordinates, dict) else {}
+
+
+def _groups(folder: Path) -> tuple[ProcessGroup, ...]:
+    """The process groups that the rank waited for; none where they are not told apart."""
+    groups = read_object(folder / wire.PARALLEL_FILE, []).get("groups")
+    try:
+        return tuple(msgspec.convert(groups, list[ProcessGroup]))
+    except msgspec.ValidationError:
+        return ()
 
 
 def _to_window(rank: int, attempt: int, record: wire.WindowRecord) -> Window:

@@ -1,0 +1,98 @@
+"""Four ranks of two replicas of two tensor-parallel ranks, on processors: ``two_axes.py --out DIR --port N CASE...``.
+
+``tp`` makes rank 3 late in every step; ``clean`` is its twin. Data-parallel gradients are reduced by ``ddp``, whose
+backward pass waits without Python, or by FSDP 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
+from torch.nn.parallel import DistributedDataParallel
+
+from perfscope.hooks import attach
+
+LATE, RANKS, STEPS, DELAY_S = 3, 4, 24, 0.04
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+
+    def forward(self, states):
+        return self.down(torch.relu(self.up(states)))
+
+
+def run(name, out, rank, port):
+    strategy, cause = name.split(".")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    attach(str(out / name), steps="100000", nvml_hz=0)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Block(), Block())
+    for block in model:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    if strategy == "fsdp2":
+        fully_shard(model, mesh=mesh["dp"])
+    else:
+        _pre_dp_module_transform(model)  # DDP and tensor parallelism meet here only
+        model = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(STEPS if cause == "tp" else 10 * STEPS):
+        if cause == "tp" and rank == LATE:
+            time.sleep(DELAY_S)
+        model(torch.randn(16, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def start(name, out, rank, port):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (out / f"{name}.{rank}.log").open("w", buffering=1) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            run(name, out, rank, port)
+            code = 0
+    except Exception:  # noqa: BLE001 - the parent process reports it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("cases", nargs="+")
+    options = parser.parse_args()
+    for index, name in enumerate(options.cases):
+        children = [start(name, options.out, rank, options.port + index) for rank in range(RANKS)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(codes):
+            sys.exit("".join((options.out / f"{name}.{rank}.log").read_text() for rank in range(RANKS)))
+
+
+if __name__ == "__main__":
+    main()
