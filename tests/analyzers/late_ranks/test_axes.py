@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -55,7 +56,7 @@ def test_waits_of_several_groups_of_an_axis_add_up_and_never_exceed_the_exchange
         shares = [np.ma.MaskedArray(whole // part) for part in (2, 4, 8, 16)]
         named = {f"group{index}_ns": share for index, share in enumerate(shares)}
         tables.append(dataclasses.replace(table, host=dataclasses.replace(table.host, **named)))
-    result = analyze(dataclasses.replace(run, steps=tuple(tables)))
+    result = analyze(msgspec.structs.replace(run, steps=tuple(tables)))
     assert result.parts is not None
     for row, rank in enumerate(result.data()["ranks"]):  # type: ignore[call-overload, index, arg-type]
         exchange = result.parts.parts_ns[Part.EXCHANGE][row]
@@ -68,7 +69,7 @@ def test_waits_of_several_groups_of_an_axis_add_up_and_never_exceed_the_exchange
         for table in tables
         if table.host is not None
     ]
-    result = analyze(dataclasses.replace(run, steps=tuple(tables)))
+    result = analyze(msgspec.structs.replace(run, steps=tuple(tables)))
     for row, waits in enumerate(result.waits_by_axis):
         assert result.parts is not None
         assert waits == {"TP": int(result.parts.parts_ns[Part.EXCHANGE][row].sum()), "DP": 0}
