@@ -88,7 +88,9 @@ def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
     slow = []
     for index, row in enumerate(rows.tolist()):
         over = int(times[row]) - median
-        cause, cause_ns = max(((cause, int(each[index])) for cause, each in excess.items()), key=lambda pair: pair[1])
+        cause, cause_ns = max(
+            ((cause, int(column[index])) for cause, column in excess.items()), key=lambda pair: pair[1]
+        )
         is_explained = cause != UNEXPLAINED and 2 * cause_ns > over
         slow.append(
             SlowStep(

@@ -38,13 +38,13 @@ class ExchangeGroups:
     """The groups whose work one thread launched.
 
     Attributes:
-        reducer: The place of the group of DistributedDataParallel, which waits without Python; None where there is
+        reducer: The number of the group of DistributedDataParallel, which waits without Python; None where there is
             none, or are several.
     """
 
     def __init__(self) -> None:
         self.reducer: int | None = None
-        self._places: dict[str, int | None] = {}
+        self._numbers: dict[str, int | None] = {}
         self._facts: list[dict[str, object]] = []
         self._works: WeakKeyDictionary[object, int | None] = WeakKeyDictionary()
         self._reducers: list[Any] = []
@@ -52,10 +52,10 @@ class ExchangeGroups:
 
     def add_reducer(self, group: object) -> None:
         """DistributedDataParallel reduces gradients in this group."""
-        if all(group is not other for other in self._reducers):
+        if all(group is not reducer for reducer in self._reducers):
             self._reducers.append(group)
         if self._write is not None:
-            self._place_reducer()
+            self._find_reducer()
 
     def begin(self, c10d: Any, thread: int | None, write: Callable[[Sequence[dict[str, object]]], None]) -> None:
         """Learn the group of all work that a thread launches from now on.
@@ -66,7 +66,7 @@ class ExchangeGroups:
             write: Gets the ranks and the description of every group that is told apart, when there is another one.
         """
         self._write = write
-        self._place_reducer()
+        self._find_reducer()
         for name in _LAUNCHES:
             if hasattr(c10d.ProcessGroup, name):
                 self._wrap_launch(c10d.ProcessGroup, name, thread)
@@ -74,31 +74,31 @@ class ExchangeGroups:
         if functional is not None and hasattr(functional, "AsyncCollectiveTensor"):
             self._wrap_result(functional.AsyncCollectiveTensor, thread)
 
-    def place_of(self, work: object) -> int | None:
-        """The place of the group that a work belongs to; None where it is not known."""
+    def group_of(self, work: object) -> int | None:
+        """The number of the group that a work belongs to; None where it is not known."""
         return self._works.get(work)
 
-    def place_of_result(self, result: object) -> int | None:
-        """The place of the group whose functional collective gave a result; None where it is not known."""
-        place: int | None = getattr(result, "_perfscope_group", None)
-        return place
+    def group_of_result(self, result: object) -> int | None:
+        """The number of the group whose functional collective gave a result; None where it is not known."""
+        number: int | None = getattr(result, "_perfscope_group", None)
+        return number
 
-    def _place_reducer(self) -> None:
-        self.reducer = self._place(self._reducers[0]) if len(self._reducers) == 1 else None
+    def _find_reducer(self) -> None:
+        self.reducer = self._number(self._reducers[0]) if len(self._reducers) == 1 else None
 
-    def _place(self, group: Any) -> int | None:
-        """The place of a group among those that are told apart; None behind the last."""
+    def _number(self, group: Any) -> int | None:
+        """The number of a group among those that are told apart; None behind the last."""
         name = str(group.group_name)
-        if name not in self._places:
-            self._places[name] = None
+        if name not in self._numbers:
+            self._numbers[name] = None
             if len(self._facts) < MOST_GROUPS:
                 c10d = sys.modules["torch.distributed.distributed_c10d"]
-                self._places[name] = len(self._facts)
+                self._numbers[name] = len(self._facts)
                 ranks = [int(rank) for rank in c10d.get_process_group_ranks(group)]
                 self._facts.append({"ranks": ranks, "description": str(getattr(group, "group_desc", ""))})
                 if self._write is not None:
                     self._write(self._facts)
-        return self._places[name]
+        return self._numbers[name]
 
     def _wrap_launch(self, group_class: Any, name: str, thread: int | None) -> None:
         original = getattr(group_class, name)
@@ -106,7 +106,7 @@ class ExchangeGroups:
         def launch(group: Any, *args: object, **kwargs: object) -> Any:
             work = original(group, *args, **kwargs)
             if work is not None and _get_ident() == thread and not COMPILER.is_tracing():
-                call_safely(lambda: self._works.__setitem__(work, self._place(group)))
+                call_safely(lambda: self._works.__setitem__(work, self._number(group)))
             return work
 
         # A group that is written in Python asks for its own method by this name, and must not find this one in it.
@@ -135,10 +135,10 @@ class ExchangeGroups:
                 functional = sys.modules["torch.distributed._functional_collectives"]
                 c10d = sys.modules["torch.distributed.distributed_c10d"]
                 name = functional._resolve_group_name(names["group"], names.get("tag", ""))
-                result._perfscope_group = self._place(c10d._resolve_process_group(name))
+                result._perfscope_group = self._number(c10d._resolve_process_group(name))
                 return
             if frame.f_code.co_name == "__torch_dispatch__" and names:  # a view of a result that nobody waited for
-                places = [self.place_of_result(each) for each in names.get("args", ())]
-                result._perfscope_group = next((place for place in places if place is not None), None)
+                numbers = [self.group_of_result(argument) for argument in names.get("args", ())]
+                result._perfscope_group = next((number for number in numbers if number is not None), None)
                 return
             frame = frame.f_back

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     #: How long a backward pass took, its processor time, and the scheduler's text before and after it.
     Backward: TypeAlias = tuple[int, int, bytes, bytes]
     #: What a step's row carries of its waits: for collectives, for sends and receives, and its backward passes; then
-    #: those for each group, what of them was in backward passes, and the place of the group of the rest of these.
+    #: those for each group, what of them was in backward passes, and the number of the group of the rest of these.
     RawWaits: TypeAlias = tuple[int, int, Sequence[Backward], Sequence[int], int, int | None]
 
 _clock, _get_ident, _cpu = time.monotonic_ns, threading.get_ident, time.thread_time_ns
@@ -125,24 +125,24 @@ class ExchangeTimer:
             finally:
                 waited_ns = _clock() - began_ns
                 self._is_waiting = False
-                call_safely(lambda: self._add_collective(self.groups.place_of_result(result), waited_ns))
+                call_safely(lambda: self._add_collective(self.groups.group_of_result(result), waited_ns))
 
         setattr(result_class, name, wait)
 
     def _add(self, kind_of: Callable[[Any], int] | None, work: object, waited_ns: int) -> None:
         if kind_of is None or int(kind_of(work)) not in _TRANSFERS:
-            self._add_collective(self.groups.place_of(work), waited_ns)
+            self._add_collective(self.groups.group_of(work), waited_ns)
         elif not self._is_in_backward:
             self._transfer_ns += waited_ns
 
-    def _add_collective(self, place: int | None, waited_ns: int) -> None:
+    def _add_collective(self, number: int | None, waited_ns: int) -> None:
         """A collective was waited for; in a backward pass the pass itself counts, and this says only whose it was."""
         if self._is_in_backward:
             self._in_backwards_ns += waited_ns
         else:
             self._collective_ns += waited_ns
-        if place is not None:
-            self._group_ns[place] += waited_ns
+        if number is not None:
+            self._group_ns[number] += waited_ns
 
     def _wrap_backward(self, tensor_class: Any, thread: int | None, counters_file: int) -> None:
         original = tensor_class.backward

@@ -45,19 +45,19 @@ assert [outcome(Mine(0, 1)), outcome(Mine(0, 1)), outcome(Other(0, 1))] == befor
 tensor = torch.ones(2)
 work = dist.all_reduce(tensor, async_op=True)
 other = dist.all_reduce(tensor, group=pair, async_op=True)
-assert (groups.place_of(work), groups.place_of(other)) == (0, 1)
+assert (groups.group_of(work), groups.group_of(other)) == (0, 1)
 assert [fact["description"] for fact in written[-1]] == ["default_pg", "mesh_tp"], written
 assert [len(facts) for facts in written] == [1, 2]
 work.wait(), other.wait()
 
 result = functional.all_reduce(torch.ones(4), "sum", pair)
-assert groups.place_of_result(result) == 1
-assert groups.place_of_result(result.view(2, 2)) == 1  # nobody waited yet
-assert groups.place_of_result(functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)) == 0
+assert groups.group_of_result(result) == 1
+assert groups.group_of_result(result.view(2, 2)) == 1  # nobody waited yet
+assert groups.group_of_result(functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)) == 0
 assert result.tolist() == [1.0] * 4
 more = [dist.new_group([0]) for _ in range(3)]
-places = [groups.place_of(dist.all_reduce(tensor, group=group, async_op=True)) for group in more]
-assert places == [2, 3, None], places  # four are told apart
+numbers = [groups.group_of(dist.all_reduce(tensor, group=group, async_op=True)) for group in more]
+assert numbers == [2, 3, None], numbers  # four are told apart
 groups.add_reducer(pair)
 assert groups.reducer == 1
 groups.add_reducer(pair)
@@ -66,7 +66,7 @@ groups.add_reducer(dist.group.WORLD)
 assert groups.reducer is None  # of two, which one waits is not known
 
 inside = []
-thread = threading.Thread(target=lambda: inside.append(groups.place_of(dist.all_reduce(tensor, async_op=True))))
+thread = threading.Thread(target=lambda: inside.append(groups.group_of(dist.all_reduce(tensor, async_op=True))))
 thread.start(), thread.join()
 assert inside == [None]
 """
