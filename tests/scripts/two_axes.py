@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perfscope.hooks import attach
 
-LATE, RANKS, STEPS, DELAY_S = 3, 4, 24, 0.04
+LATE, RANKS, STEPS, DELAY_S = 3, 4, 24, 0.1
 
 
 class Block(torch.nn.Module):

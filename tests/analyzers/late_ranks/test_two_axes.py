@@ -45,8 +45,8 @@ def test_the_peers_of_a_late_rank_wait_for_it_in_the_axis_that_they_share(
     for rank, axis in peers.items():
         by_axis = waits(result, rank)
         other = {"DP": "TP", "TP": "DP"}[axis]
-        assert by_axis[axis] > 0.7 * cost_ns, by_axis
-        assert by_axis[axis] > 2 * by_axis.get(other, 0), by_axis
+        assert by_axis[axis] > 0.5 * cost_ns, by_axis
+        assert by_axis[axis] > by_axis.get(other, 0), by_axis
         assert by_axis["collectives"] < 0.2 * sum(by_axis.values()), by_axis
     assert sum(waits(result, 3).values()) < 0.5 * cost_ns
 
