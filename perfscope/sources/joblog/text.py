@@ -7,7 +7,10 @@ that log rotation left, and now and then a line of many megabytes. All of it is 
 from __future__ import annotations
 
 import codecs
+import os
 import re
+import select
+import stat
 from collections.abc import Callable, Iterator
 from gzip import BadGzipFile
 from io import FileIO
@@ -26,6 +29,8 @@ _ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
+_LONGEST_WAIT_MS = 10_000
+_ARCHIVES = ((0, b"PK\x03\x04"), (257, b"ustar"))
 _LONGEST_LINE = 16 * BLOCK
 _USUAL_LINE = 1 << 12
 _LONGEST_LINE_READ = 1 << 14
@@ -39,10 +44,21 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
         SourceError: The file cannot be read, is binary, or is a damaged gzip file.
     """
     try:
-        with path.open("rb") as raw:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as raw:
+            _wait_for_writer(path, raw.fileno())
             yield from _whole_lines(_read(path, raw, size))
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def _wait_for_writer(path: Path, descriptor: int) -> None:
+    """Wait until a pipe, opened without waiting, has something to read; other files have it at once."""
+    os.set_blocking(descriptor, True)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        pipe = select.poll()
+        pipe.register(descriptor, select.POLLIN)
+        if not pipe.poll(_LONGEST_WAIT_MS):
+            raise SourceError(path, f"is a pipe that nobody wrote to within {_LONGEST_WAIT_MS // 1000} s")
 
 
 def is_uncompressed_text(path: Path) -> bool:
@@ -102,6 +118,7 @@ def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
         yield from _inflate(path, raw, size)
         return
     decode = _choose_decoder(head)
+    _refuse_archive(path, head)
     if decode is _unchanged and is_binary(head):
         raise SourceError(path, "is a binary file, not a log", hint="name a log, or a folder of logs")
     head = head.removeprefix(codecs.BOM_UTF8)
@@ -124,6 +141,7 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
                 return
             if first:
                 decode = _choose_decoder(chunk)
+                _refuse_archive(path, chunk)
                 if decode is _unchanged and is_binary(chunk):
                     raise SourceError(path, "is a compressed binary file, not a log")
                 chunk = chunk.removeprefix(codecs.BOM_UTF8)
@@ -131,6 +149,12 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
             if not chunk:
                 return
             yield decode(chunk)
+
+
+def _refuse_archive(path: Path, head: bytes) -> None:
+    """An archive of logs holds their text, one behind the other, and would be read as one job."""
+    if any(head.startswith(magic, place) for place, magic in _ARCHIVES):
+        raise SourceError(path, "is an archive, not a log", hint="unpack it, and name the folder")
 
 
 def is_binary(head: bytes) -> bool:

@@ -7,9 +7,12 @@ import os
 import pickle
 import struct
 import sys
+import tarfile
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,7 +22,7 @@ import pytest
 
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.errors import SourceError
-from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.joblog import find_logs, read_log, text
 from tests.conftest import ROOT
 from tests.ratios import ROUNDS, assert_ratio
 from tests.sources.joblog.lines import megatron, seconds
@@ -48,6 +51,64 @@ def test_a_binary_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None
     path.write_bytes(BINARIES[name])
     with pytest.raises(SourceError, match=r"binary|damaged"):
         read_log(path)
+
+
+@pytest.mark.parametrize("name", ["logs.tar", "logs.tar.gz", "logs.zip"])
+def test_an_archive_of_logs_is_not_read_as_one_job(name: str, tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / f"run{number}.log").write_text("".join(megatron(n, 1000.0 * number) for n in range(1, 40)))
+    path = tmp_path / name
+    if name.endswith("zip"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(tmp_path / "run1.log")
+    else:
+        with tarfile.open(path, "w:gz" if name.endswith("gz") else "w") as tar:
+            tar.add(tmp_path / "run1.log")
+            tar.add(tmp_path / "run2.log")
+    with pytest.raises(SourceError, match="is an archive"):
+        read_log(path)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.log"
+    os.mkfifo(path)
+    lines = "".join(megatron(n, 1000.0) for n in range(1, 400)).encode()
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(path.write_bytes, lines)
+        assert len(seconds(read_log(path))) == 399
+        assert written.result() == len(lines)
+
+
+def test_a_pipe_that_nobody_writes_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_LONGEST_WAIT_MS", 10)
+    path = tmp_path / "pipe.log"
+    os.mkfifo(path)
+    with pytest.raises(SourceError, match="nobody wrote to"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda line: "(Trainer pid=1234, ip=10.0.0.1) " + line,
+        lambda line: "  0: " + line,
+        lambda line: line.rstrip("\n") + "   \n",
+        lambda line: line + "\n",
+        lambda line: "warnings.py:12: UserWarning: 3.5\n" + line,
+        lambda line: f'{{"log":"{line[:-1]}\\n","stream":"stdout"}}\n',
+        lambda line: "^[[32m" + line.rstrip("\n") + "^[[0m\n",
+    ],
+    ids=["ray", "padded", "blanks", "empty lines", "warnings", "docker", "colours of cat -v"],
+)
+@pytest.mark.parametrize("name", ["olmo", "fairseq-tpu"])
+def test_what_stands_around_lines_makes_no_other_figure(
+    alter: Callable[[str], str], name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    published, path = ROOT / "fixtures" / "published_logs" / f"{name}.log", tmp_path / "run.log"
+    path.write_text("".join(alter(line) for line in published.read_text().splitlines(keepends=True)))
+    figure, truth = (summarize_log(read_log(log)).times.median_s for log in (path, published))
+    is_rewritten = any(name in request.node.callspec.id for name in ("docker", "colours"))
+    assert figure == truth or (figure is None and name == "olmo" and is_rewritten)
 
 
 def test_binary_bytes_between_the_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ from perfscope.tables.joblog import Disturbance
 WORDS = "fairseq's words a batch / words a second"
 WALL = "fairseq's wall clock"
 
-_CELL = re.compile(
-    rb"(?<![\w_])\"?(loss|wps|wpb|bsz|num_updates|wall)\"?(?:=|: ) ?\"?([\d.eE+naif,-]{1,30}?)(?=[\", (}\]\n]|$)"
-)
+_CELL = re.compile(rb"(?<![\w_])\"?(loss|wps|wpb|bsz|num_updates|wall)\"?(?:=|: ) ?\"?([\d.eE+naif,-]{1,30})(?![\w.])")
 _ALIKE = 0.05
 
 

@@ -23,9 +23,13 @@ SOURCE = "1 / OLMo-core's BPS"
 
 _REACH = 4000
 #: Before the spaces of a figure stands what a launcher writes before every line.
+_PREFIX = rb"(?:\(\w{1,40} pid=\d+[^)\n]{0,40}\))?[^\n=]{0,40}?[ \t]{2,16}"
+_NO_HEADING = rb"(?![^\n]{0,300}\[step=)"
+#: Other lines may come between a step's figures: warnings, and those of another process.
+_BETWEEN = rb"(?:\n" + _NO_HEADING + rb"[^\n]{0,300}(?=\n)){0,2}?"
 _FIGURE = re.compile(
-    rb"^[^\n=]{0,40}? {2,8}(train/CE ?[lL]oss|train/CrossEntropyLoss|gpu_memory/GPU reserved mem \(GiB\)|"
-    rb"throughput/device/(?:TPS|BPS|tokens_per_second|batches_per_second))=([\d,.eE+-]{1,20})$",
+    rb"^" + _PREFIX + rb"(train/CE ?[lL]oss|train/CrossEntropyLoss|gpu_memory/GPU reserved mem \(GiB\)|"
+    rb"throughput/device/(?:TPS|BPS|tokens_per_second|batches_per_second))=([\d,.eE+-]{1,20})[ \t]*$",
     re.MULTILINE,
 )
 _SPEEDS = (b"throughput/device/BPS", b"throughput/device/batches_per_second")
@@ -61,8 +65,8 @@ FORMAT = Format(
         Rule(
             b"[step=",
             re.compile(
-                rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\]"
-                rb"(?P<figures>(?:\n[^\n=]{0,40}? {2,8}[^\n=]{1,120}=[^\n]{1,40})+)"
+                rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
+                rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)"
             ),
             _on_step,
             reach=_REACH,
