@@ -28,8 +28,6 @@ _SUSPECTED_RECORDS = 16
 _COMPARED_ROWS = 8
 _MOST_APART = 1.25  # the ranks of a job wait for each other in every iteration
 _FEWEST_UNLIKE = 3
-_OPTIONAL = ("wall_ns", "samples")
-_INTEGERS_OF_RECORDS = (*_OPTIONAL, "skipped", "nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +100,19 @@ class IterationSeries:
         number = record.iteration
         if number is not None and number > LARGEST_INTEGER:
             return False
-        for name in _INTEGERS_OF_RECORDS:
-            value = getattr(record, name)
-            if value is not None and not 0 < value <= LARGEST_INTEGER:
-                setattr(record, name, None if name in _OPTIONAL else 0)
+        if record.wall_ns is not None and not 0 < record.wall_ns <= LARGEST_INTEGER:
+            record.wall_ns = None
+        if record.samples is not None and not 0 < record.samples <= LARGEST_INTEGER:
+            record.samples = None
+        if not 0 <= record.skipped <= LARGEST_INTEGER:
+            record.skipped = 0
+        if not 0 <= record.nan <= LARGEST_INTEGER:
+            record.nan = 0
         if number is not None:
-            self._turns.setdefault(label, Turns()).add(number)
+            turns = self._turns.get(label)
+            if turns is None:
+                turns = self._turns[label] = Turns()
+            turns.add(number)
             if not self._restarting and self._is_copy(number, label):
                 self._on_copy(record, number)
                 return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from array import array
+from math import isfinite, isnan, nan
+from operator import attrgetter
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _FLOATS = (
     "loss",
     "loss_scale",
 )
+_floats_of = attrgetter(*_FLOATS)
 
 
 class RecordColumns:
@@ -52,9 +54,8 @@ class RecordColumns:
         integers["samples"].append(_or_absent(record.samples))
         integers["skipped"].append(record.skipped)
         integers["nan"].append(record.nan)
-        for name, values in self._floats.items():
-            value = getattr(record, name)
-            values.append(math.nan if value is None or not math.isfinite(value) else value)
+        for values, value in zip(self._floats.values(), _floats_of(record), strict=True):
+            values.append(value if value is not None and isfinite(value) else nan)
 
     def iterations_from(self, row: int) -> list[int]:
         """The numbers of the records from a row on; a negative row counts from the end."""
@@ -92,7 +93,7 @@ class RecordColumns:
 
     def median_samples_per_s(self) -> float | None:
         """Median throughput as the log states it; None without one."""
-        speeds = [value for value in self._floats["samples_per_s"] if not math.isnan(value)]
+        speeds = [value for value in self._floats["samples_per_s"] if not isnan(value)]
         return float(np.median(speeds)) if speeds else None
 
     def set_times_by_throughput(self, samples: int) -> None:

@@ -60,6 +60,8 @@ class Turns:
         """Add the number of the next record."""
         places = self._places
         current = places[-1] if places else None
+        if current is not None and number == current.last:
+            return  # another rank's, as most are where all print
         if current is None or not current.leads_to(number):
             place = next((place for place in places[:-1] if place.leads_to(number)), None)
             if place is not None and current is not None:
