@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
-from statistics import median
 
 import numpy as np
 from msgspec import Struct
@@ -184,7 +183,7 @@ class Iterations(Struct, frozen=True):
                     "iterations": len(members),
                     "prefill_tokens": _sum(answer.measured.iteration.prefill_tokens for answer in members),
                     "decode_tokens": _sum(answer.measured.iteration.decode_tokens for answer in members),
-                    "host_us_median": median(answer.measured.host_ns for answer in members) / NS_PER_US,
+                    "host_us_median": _median_host_ns(members) / NS_PER_US,
                     "device": _data(_parts(members)),
                     "flops": _sum(answer.flops for answer in members),
                 }
@@ -218,7 +217,7 @@ class Iterations(Struct, frozen=True):
                     len(members),
                     _sum(answer.measured.iteration.prefill_tokens for answer in members),
                     _sum(answer.measured.iteration.decode_tokens for answer in members),
-                    median(answer.measured.host_ns for answer in members) / NS_PER_MS,
+                    _median_host_ns(members) / NS_PER_MS,
                     *(parts.cells() if parts else (None,) * len(COLUMNS)),
                     in_unit(_sum(answer.flops for answer in members), TERA),
                 )
@@ -365,6 +364,10 @@ def _sum(values: Iterable[int | None]) -> int | None:
     """The sum; absent where a part of it is."""
     listed = list(values)
     return None if None in listed else sum(value for value in listed if value is not None)
+
+
+def _median_host_ns(members: Sequence[_Answer]) -> float:
+    return float(np.median([answer.measured.host_ns for answer in members]))
 
 
 def _parts(members: Sequence[_Answer]) -> Parts | None:

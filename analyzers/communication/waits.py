@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from math import fsum
 
 import numpy as np
 from msgspec import Struct, field
@@ -158,9 +158,9 @@ class Peers(Struct, frozen=True, eq=False):
         if self.paces:
             own, others = self.paces[row], (*self.paces[:row], *self.paces[row + 1 :])
             slower = (
-                1 / (own.relative_compute or 1.0) / fmean(1 / (other.relative_compute or 1.0) for other in others) - 1
+                1 / (own.relative_compute or 1.0) / _mean([1 / (pace.relative_compute or 1.0) for pace in others]) - 1
             )
-            more_work = own.relative_work / fmean(other.relative_work for other in others) - 1
+            more_work = own.relative_work / _mean([pace.relative_work for pace in others]) - 1
         return reason_of(self.parts_ns[row], np.delete(self.parts_ns, row, axis=0), slower, more_work, significant)
 
 
@@ -251,3 +251,7 @@ class Members:
 def number_or_none(rank: int) -> int | None:
     """A rank for JSON: null where its number is not known."""
     return rank if rank >= 0 else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)

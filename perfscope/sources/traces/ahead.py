@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 _T = TypeVar("_T")
 _DEPTH = 2
@@ -30,8 +31,7 @@ def paced(items: Iterator[_T], pace: Pace) -> AbstractContextManager[Iterator[_T
     return Ahead(items) if pace is Pace.AHEAD else nullcontext(items)
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
+class _Raised(Struct, frozen=True):
     """An exception of the producer."""
 
     error: BaseException

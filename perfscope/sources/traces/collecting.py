@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
+
+from msgspec import Struct
 
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
@@ -20,8 +21,7 @@ _LARGEST_EVENT_BYTES = 64 << 20
 _Plain = TypeVar("_Plain", Event, HostEvent)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What to read of a trace, and how it is written.
 
     Attributes:
@@ -35,8 +35,7 @@ class Request:
     fits: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """What was collected from a stretch of text that begins anywhere.
 
     Attributes:

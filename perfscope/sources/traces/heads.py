@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.sources.traces.layout import Layout
 from perfscope.tables.columns import Bool, Int64
@@ -17,8 +17,7 @@ _SPACE = ord(" ")
 Pattern: TypeAlias = tuple[tuple[int, np.uint64, np.uint64], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(Struct, frozen=True):
     """One row an event.
 
     Attributes:

@@ -8,7 +8,8 @@ as a whole.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_BRACE = re.compile(rb"\s*(?=\{)")
@@ -24,8 +25,7 @@ _LONGEST_DOUBLE = 12
 _DECIMALS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The fixed texts of one exporter.
 
     Attributes:

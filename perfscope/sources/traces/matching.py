@@ -8,10 +8,10 @@ exact or there is none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
@@ -37,8 +37,7 @@ class NoMatch(Exception):
         self.damage = damage
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MatchedStep:
+class MatchedStep(Struct, frozen=True, eq=False):
     """A step of the light window and the step with operators that ran the same.
 
     Attributes:

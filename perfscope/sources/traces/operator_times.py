@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.records import HostEvent
@@ -43,8 +43,7 @@ _DOT, _QUOTE = ord("."), ord('"')
 _ZEROS, _SIXES, _HIGH_HALVES, _LOW_HALVES = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x06, 0xF0, 0x0F))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimedOperators:
+class TimedOperators(Struct, frozen=True, eq=False):
     """What was collected of operators.
 
     Attributes:

@@ -8,9 +8,9 @@ matching steps, moved to where they were in the light window (``Timeline``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.sources.traces.matching import MatchedStep, match_steps
@@ -58,8 +58,7 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stretch:
+class _Stretch(Struct, frozen=True, eq=False):
     """Consecutive steps of the light window that match consecutive steps with operators.
 
     Attributes:

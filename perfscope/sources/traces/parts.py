@@ -7,10 +7,10 @@ checksum. So a file that is cut off, damaged, or compressed by somebody else has
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from isal import isal_zlib
+from msgspec import Struct
 
 from perfscope.constants import KIB
 from perfscope.sources.stores.location import is_url
@@ -28,8 +28,7 @@ class PartsDiffer(Exception):
     """A part is not what the index says: the file must be read as one stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A part of a compressed file.
 
     Attributes:

@@ -10,12 +10,12 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
@@ -78,8 +78,7 @@ class _Document(msgspec.Struct, rename={
     host: msgspec.Raw = _ABSENT
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
+class _Content(Struct, frozen=True):
     """The content of a file: its events as columns, its metadata, and its damage."""
 
     columns: Columns

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 _E = TypeVar("_E")  # the type of a decoded event
 _KEYS = b"ph|cat|name|pid|tid|ts|dur|args|id|s|bp"
@@ -27,8 +27,7 @@ _MOST_MENDED_BYTES = 2 << 20
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage(Generic[_E]):
+class Salvage(Struct, Generic[_E], frozen=True):
     """The events of a damaged text.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.sources.traces.callers import CallerFilter
 from perfscope.sources.traces.heads import HeadCutter, Heads
@@ -55,8 +56,7 @@ class DoesNotFit(Exception):
     """The text departs from its layout."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventTexts:
+class EventTexts(Struct, frozen=True):
     """The requested events of some blocks, as they are written.
 
     Attributes:

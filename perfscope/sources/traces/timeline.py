@@ -7,15 +7,14 @@ so that what began before a launch begins before it, and what was inside a range
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool, Int64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class Timeline(Struct, frozen=True, eq=False):
     """Moments of one window, in order, and the same moments of another one, in order, both in nanoseconds."""
 
     moments_ns: Int64
