@@ -7,6 +7,7 @@ typer ``app`` of such functions. It is imported when it is called (or when ``--h
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -118,7 +119,7 @@ class CommandGroup(TyperGroup):
         """Import one command's module and wrap its function."""
         if cmd_name not in COMMANDS:
             return None
-        with _numpy_without_threads():
+        with _quick_imports():
             module = import_module(f"perfscope.commands.{cmd_name}")
         if hasattr(module, "app"):  # a command with commands of its own
             group = typer.main.get_group(module.app)
@@ -139,6 +140,26 @@ class CommandGroup(TyperGroup):
         if isinstance(outcome, Outcome):
             end(outcome, quiet=bool(ctx.params.get("quiet")))
         return outcome
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Where a command is imported: leave out what only takes time."""
+    with _uncollected(), _numpy_without_threads():
+        yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage among modules and classes, neither now nor later: they stay until the process ends."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

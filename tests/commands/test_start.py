@@ -13,8 +13,10 @@ from perfscope import cli
 from tests.conftest import ROOT, run
 
 TRACE = next((ROOT / "fixtures" / "findings" / "h200" / "clean" / "traces").iterdir())
+#: 179 of ours are loaded today; what an input does not need is to be loaded by name, as analyzers are.
+MOST_MODULES = 185
 PROGRAM = """
-import dataclasses, json, os, sys
+import dataclasses, gc, json, os, sys
 os.environ.pop("OPENBLAS_NUM_THREADS", None)
 made, process_class = [], dataclasses._process_class
 def note(kind, *options):
@@ -27,6 +29,8 @@ try:
     main()
 finally:
     counted = {"modules": sorted(sys.modules), "dataclasses": made, "threads": len(os.listdir("/proc/self/task"))}
+    counted |= {"collections": [part["collections"] for part in gc.get_stats()], "frozen": gc.get_freeze_count()}
+    counted["collects"] = gc.isenabled()
     print(json.dumps(counted), file=sys.stderr)
 """
 
@@ -52,3 +56,28 @@ def test_what_a_command_starts_sees_the_threads_of_the_user(typed: str | None, m
     group = cli.CommandGroup(name="perfscope")
     assert group.get_command(None, "profile") is not None
     assert os.environ.get("OPENBLAS_NUM_THREADS") == typed
+
+
+def test_no_garbage_is_looked_for_among_modules(started: dict[str, Any]) -> None:
+    assert started["collects"]
+    assert started["frozen"] > 20_000  # all that NumPy, typer and perfscope consist of
+    assert started["collections"][2] <= 1
+
+
+def test_a_small_trace_loads_only_what_it_needs(started: dict[str, Any]) -> None:
+    loaded = set(started["modules"])
+    assert not loaded & {"pandas", "scipy", "torch", "numpy.ma", "pydantic", "rich", "multiprocessing", "statistics"}
+    ours = {name for name in loaded if name.startswith("perfscope.")}
+    assert len(ours) <= MOST_MODULES, sorted(ours)
+    for package in ("joblog", "memory", "models", "operations", "postmortem", "published", "scaling"):
+        assert not {name for name in ours if name.startswith(f"perfscope.sources.{package}")}
+    assert (
+        not {"perfscope.analyzers.wall_clock", "perfscope.analyzers.mfu", "perfscope.page", "perfscope.charts"} & ours
+    )
+
+
+def test_what_every_analysis_loads_makes_no_dataclasses(started: dict[str, Any]) -> None:
+    # Hooks and `perfscope tflops` load these, which load nothing that is not in the standard library for them.
+    apart = ("perfscope.wire", "perfscope.report", "perfscope.renderers", "perfscope.outcome")
+    ours = [name for name in started["dataclasses"] if name.startswith("perfscope.") and not name.startswith(apart)]
+    assert ours == ["perfscope.sources.traces.scan.Scanner"]
