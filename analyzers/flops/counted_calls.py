@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.flops.operator_rules import count_flops, needs_engine
+from perfscope.analyzers.flops.operator_rules import count_flops, count_gradients, needs_engine
 from perfscope.analyzers.shared.iterations import find_iterations
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.product_launches import find_launches
@@ -53,7 +53,12 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     calls, launches = products.calls, find_launches(trace, products)
     runs = launches.runs
     own = _count_own(trace, products)
-    tree = CallTree(own, calls.parent)
+    of_forward = np.array([product.of_forward for product in products.products], np.bool_)
+    for row in np.flatnonzero(of_forward[calls.product]).tolist():
+        kernels = int(launches.multiplying_kernels[row])
+        count = count_gradients(products.products[calls.product[row]], kernels)
+        own[row] = _UNKNOWN if count is None else count
+    tree = CallTree(own, calls.part_of)
     total_ns = tree.add_up(launches.kernel_ns)
     # A call around others that count may itself launch kernels of which nothing is known.
     is_between = tree.is_around & (own == _UNKNOWN) & (launches.multiplying_ns > 0)
@@ -105,7 +110,7 @@ class CallFlops(Struct, frozen=True, eq=False):
 def count_each(trace: Trace, products: Products) -> CallFlops:
     """The operations of each call, whether it ran or was recorded."""
     own = _count_own(trace, products)
-    tree = CallTree(own, products.calls.parent)
+    tree = CallTree(own, products.calls.part_of)
     is_engine = np.array([needs_engine(product.operator) for product in products.products], np.bool_)
     of_engine = is_engine[products.calls.product]
     return CallFlops(np.where(tree.counts, own, 0), tree.is_open & of_engine, tree.is_open & ~of_engine)

@@ -43,6 +43,19 @@ def count_flops(product: Product, attended_twice: int | None = None) -> int | No
     return next((rule(product) for pattern, rule in _RULES if pattern.search(product.operator)), None)
 
 
+def count_gradients(product: Product, kernels: int) -> int | None:
+    """Operations of a backward pass that launched so many kernels that multiply; None where they do not follow.
+
+    Half as many kernels as there are gradients of inputs and weights compute those of one kind alone: the first layer
+    needs none of its input, a frozen one none of its weight.
+    """
+    flops = count_flops(product)
+    gradients = next((count for pattern, count in _GRADIENTS if pattern.search(product.operator)), 0)
+    if flops is None or not product.of_forward or not gradients or 2 * kernels != gradients:
+        return flops
+    return flops // 2
+
+
 def needs_engine(operator: str) -> bool:
     """Whether an operator's operations follow from what an engine's annotation states."""
     return bool(_ENGINE.search(operator))
@@ -125,6 +138,18 @@ def _count_mlp(product: Product) -> int | None:
     if not first or first[-1:] != inward[-1:] or outward[:1] != first[-1:]:
         return None
     return 2 * prod(first[:-1]) * (prod(inward) + prod(outward))
+
+
+def _count_backward(product: Product) -> int | None:
+    """The backward pass of a function: each product of its forward pass has a gradient of both of its inputs.
+
+    Its own inputs are those of the gradient alone.
+    """
+    if not product.of_forward:
+        return None
+    forward = Product(product.operator.removesuffix("Backward"), product.shapes, product.elements, product.values)
+    flops = count_flops(forward)
+    return None if flops is None else 2 * flops
 
 
 def _matrices(product: Product) -> list[_Shape]:
@@ -260,6 +285,8 @@ _ENGINE = re.compile(
     r"unified_attention|mha_batch_prefill|paged_attention|\bpa_\w+|_vllm_fa\d_C::|sglang\w*::\w*attention|"
     r"sglang\w*::mha|flash_attn_3::fwd"
 )
+#: How many products a backward pass has.
+_GRADIENTS = ((re.compile(r"^_(?:LayerNorm)?LinearBackward$"), 2), (re.compile(r"^_LayerNormMLPBackward$"), 4))
 _CONVOLUTIONS = {
     "convolution": _Convolution(3, 4, 5, 6),
     "convolution_overrideable": _Convolution(3, 4, 5, 6),
@@ -287,7 +314,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
     (re.compile(r"^convolution_backward"), _count_convolution_backward),
     (re.compile(r"convolution"), _count_convolution),
     (re.compile(r"^\w*mm\w*$"), _count_product),
-    (re.compile(r"FuncBackward$"), lambda _: None),  # its inputs are those of the gradient alone
+    (re.compile(r"(?:Func|Linear|MLP)Backward$"), _count_backward),
     (re.compile(r"attention|attn|Attn|fmha|mha_(?:fwd|bwd)$|sage_fwd|^flash_attn_3::"), _count_attention),
     (re.compile(r"fused_experts|fused_moe"), _count_experts),
     (re.compile(r"ck_moe_stage[12]$"), _count_stage_of_experts),

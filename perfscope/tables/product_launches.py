@@ -73,6 +73,7 @@ def find_launches(trace: Trace, products: Products) -> Launches:
     return Launches(
         kernel_ns=kernel_ns,
         multiplying_ns=multiplying_ns,
+        multiplying_kernels=_sum_by(call, multiplies[inside].astype(np.int64), len(calls)),
         runs=runs,
         is_recorded=is_recorded,
         replayed_ns=own_ns,

@@ -17,12 +17,14 @@ class Product(Struct, frozen=True):
         shapes: The shapes of its inputs, empty for an input that is no tensor; none where they are not stated.
         elements: The types of its inputs' elements, as the profiler names them; none where they are not stated.
         values: Its inputs that are numbers, as they are written; none where they are not stated, or not needed.
+        of_forward: It is a backward pass, and these are the inputs of its forward pass.
     """
 
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     elements: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
+    of_forward: bool = False
 
 
 class ProductCalls(Struct, frozen=True, eq=False):
@@ -33,6 +35,8 @@ class ProductCalls(Struct, frozen=True, eq=False):
         parent: The row of the innermost call around it, or ABSENT.
         start_ns, end_ns: When it began and ended, on the trace's clock.
         thread: The thread, or ABSENT where it has no number.
+        whole: The row of the call that it is a part of, or ABSENT: ``parent``, but for forward passes that are repeated
+            inside a backward pass, whose products they are not; absent where there are none.
     """
 
     product: Int64
@@ -40,6 +44,12 @@ class ProductCalls(Struct, frozen=True, eq=False):
     start_ns: Int64
     end_ns: Int64
     thread: Int64
+    whole: Int64 | None = None
+
+    @property
+    def part_of(self) -> Int64:
+        """``whole``, or ``parent`` where that is absent."""
+        return self.parent if self.whole is None else self.whole
 
     def __len__(self) -> int:
         return len(self.product)
@@ -51,6 +61,7 @@ class Launches(Struct, frozen=True, eq=False):
     Attributes:
         kernel_ns: Device time of the computing kernels that each call launched, those of calls inside it left out.
         multiplying_ns: The part of it in kernels whose names say that they multiply.
+        multiplying_kernels: How many of these each call launched.
         runs: How often each call ran: once, or as often as the graph was launched that recorded it; negative where the
             trace does not tell how often that was.
         is_recorded: Which calls a graph recorded.
@@ -62,6 +73,7 @@ class Launches(Struct, frozen=True, eq=False):
 
     kernel_ns: Int64
     multiplying_ns: Int64
+    multiplying_kernels: Int64
     runs: Int64
     is_recorded: Bool
     replayed_ns: int

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from perfscope.constants import NS_PER_US
+from perfscope.sources.traces.backward_functions import link_backward, numbers_count
 from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products
@@ -35,6 +36,7 @@ _TEXT = re.compile(rb'"([^"]*)"')
 _START = re.compile(rb'"ts":\s*"?([\d.]+)')
 _DURATION = re.compile(rb'"dur":\s*"?([\d.]+)')
 _THREAD = re.compile(rb'"tid":\s*"?([^",}\s]+)')
+_SEQUENCE = re.compile(rb'"Sequence number":\s*(\d+)')
 #: The three of them behind the name, in the order in which most exporters write them.
 _IN_ORDER = re.compile(
     rb'\s*,\s*"pid":[^",{}]+,\s*' + _THREAD.pattern + rb'"?\s*,\s*' + _START.pattern + rb'"?\s*,\s*' + _DURATION.pattern
@@ -47,13 +49,14 @@ _CATEGORIES = ("cpu_op", "Operator")
 
 
 class _Args(msgspec.Struct, gc=False, rename={
-    "dims": "Input Dims", "elements": "Input type", "values": "Concrete Inputs",
+    "dims": "Input Dims", "elements": "Input type", "values": "Concrete Inputs", "sequence": "Sequence number",
 }):  # fmt: skip
     """The arguments of an operator that are needed here."""
 
     dims: msgspec.Raw = msgspec.Raw(b"")
     elements: msgspec.Raw = msgspec.Raw(b"")
     values: msgspec.Raw = msgspec.Raw(b"")
+    sequence: int | None = None
 
 
 class _Inputs(NamedTuple):
@@ -85,14 +88,16 @@ class _Operator:
     Attributes:
         meaning: What its name says.
         needs_values: Whether the inputs that are numbers count.
+        needs_sequence: Whether its number in autograd counts.
         numbers: The number of each of its products, by its inputs as they are written.
     """
 
-    __slots__ = ("meaning", "needs_values", "numbers")
+    __slots__ = ("meaning", "needs_sequence", "needs_values", "numbers")
 
     def __init__(self, meaning: Meaning) -> None:
         self.meaning = meaning
         self.needs_values = needs_values(meaning.product)
+        self.needs_sequence = numbers_count(meaning.product)
         self.numbers: dict[bytes, int] = {}
 
 
@@ -151,7 +156,9 @@ class ProductFinder:
                 self._note_pass(operator.meaning, start_us)
                 if product:
                     number = self._calls.number(product, inputs)
-                    self._calls.add(number, str(event.tid).encode(), start_us, start_us + _number(event.dur))
+                    sequence = args.sequence if operator.needs_sequence and args.sequence is not None else ABSENT
+                    end_us = start_us + _number(event.dur)
+                    self._calls.add(number, str(event.tid).encode(), start_us, end_us, sequence)
 
     def _operator(self, name: bytes) -> _Operator | None:
         """What is known of an operator; None where its name has no meaning."""
@@ -177,7 +184,9 @@ class ProductFinder:
         self._note_pass(operator.meaning, start_us)
         if operator.meaning.product:
             number = self._number_of(operator, text, begin, stop)
-            self._calls.add(number, thread, start_us, start_us + float(duration or 0.0))
+            written = _search(_SEQUENCE, text, begin, stop) if operator.needs_sequence else b""
+            sequence = int(written) if written else ABSENT
+            self._calls.add(number, thread, start_us, start_us + float(duration or 0.0), sequence)
 
     def _number_of(self, operator: _Operator, text: bytes, begin: int, end: int) -> int:
         """The number of a product; most calls have the inputs of an earlier one."""
@@ -212,12 +221,18 @@ class ProductFinder:
             return None
         names = list(self._passes)
         order = np.argsort(np.frombuffer(self._pass_starts, np.float64), kind="stable").tolist()
-        return Products(
-            products=tuple(
+        calls, sequence = self._calls.table()
+        products, calls = link_backward(
+            [
                 Product(operator, _shapes(inputs.dims), _texts(inputs.elements), _texts(inputs.values))
                 for operator, inputs in self._calls.numbers
-            ),
-            calls=self._calls.table(),
+            ],
+            calls,
+            sequence,
+        )
+        return Products(
+            products=products,
+            calls=calls,
             in_order=tuple(names[self._pass_names[row]] for row in order),
         )
 
@@ -232,15 +247,16 @@ class _Calls:
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, _Inputs], int] = {}
         self._threads: dict[bytes, int] = {}
-        self._number, self._thread = array("q"), array("q")
+        self._number, self._thread, self._sequence = array("q"), array("q"), array("q")
         self._start_us, self._end_us = array("d"), array("d")
 
     def number(self, operator: str, inputs: _Inputs) -> int:
         """The number of a product."""
         return self.numbers.setdefault((operator, inputs), len(self.numbers))
 
-    def add(self, number: int, thread: bytes, start_us: float, end_us: float) -> None:
-        """Add a call."""
+    def add(self, number: int, thread: bytes, start_us: float, end_us: float, sequence: int) -> None:
+        """Add a call, with its number in autograd or ABSENT."""
+        self._sequence.append(sequence)
         self._number.append(number)
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
         self._start_us.append(start_us)
@@ -252,23 +268,28 @@ class _Calls:
         threads = [self._threads.setdefault(thread, len(self._threads)) for thread in following._threads]
         self._number.extend(numbers[number] for number in following._number)
         self._thread.extend(threads[thread] for thread in following._thread)
+        self._sequence.extend(following._sequence)
         self._start_us.extend(following._start_us)
         self._end_us.extend(following._end_us)
 
-    def table(self) -> ProductCalls:
-        """The calls by thread and start; of those that begin together, the one that ends last stands first."""
+    def table(self) -> tuple[ProductCalls, Int64]:
+        """The calls by thread and start, and their numbers in autograd.
+
+        Of those that begin together, the one that ends last stands first.
+        """
         number, thread = (np.frombuffer(column, np.int64) for column in (self._number, self._thread))
         start_us, end_us = (np.frombuffer(column, np.float64) for column in (self._start_us, self._end_us))
         order = np.lexsort((-end_us, start_us, thread))
         number, thread, start_us, end_us = number[order], thread[order], start_us[order], end_us[order]
         ids = np.array([_thread(written) for written in self._threads], np.int64)
-        return ProductCalls(
+        calls = ProductCalls(
             product=number,
             parent=self._find_parents(number, thread, start_us, end_us),
             start_ns=_to_ns(start_us),
             end_ns=_to_ns(end_us),
             thread=ids[thread] if len(thread) else thread,
         )
+        return calls, np.frombuffer(self._sequence, np.int64)[order]
 
     def _find_parents(self, number: Int64, thread: Int64, start_us: Float64, end_us: Float64) -> Int64:
         """For each call the row of the innermost one around it, or ABSENT.
