@@ -145,7 +145,7 @@ def test_an_event_behind_a_border_and_nested_objects_is_not_lost(
     events = [kernel("k", 0, 5), span("gpu_user_annotation", "{", 7, 9, args=nested), copy("last", 10, 15, bytes=7)]
     path = write(tmp_path / "rank0.json", events, one_line)
     for size in range(40, 120):
-        monkeypatch.setattr(inflate, "_READ_BYTES", size)
+        monkeypatch.setattr(inflate, "READ_BYTES", size)
         monkeypatch.setattr(trace, "_HEAD_BYTES", size)
         assert len(read_trace(path).device) == 2, size
 
