@@ -27,8 +27,13 @@ BAR_LINES = re.compile(rb"[^\n%]{0,160}%\|[^\n]*+(?:\n++[^\n%]{0,160}%\|[^\n]*+)
 #: How far such lines may reach.
 BAR_REACH = 1 << 20
 
+#: What srun -l, docker compose, kubectl and ts write before a line; a name of a bar ends with a colon.
+_FRONT = (
+    rb"(?:[ \t]{1,8}\d{1,6}: |[\w.-]{1,60}-\d{1,6} {1,8}\| |\[pod/[\w./-]{1,200}\] "
+    rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
+)
 _BAR = re.compile(
-    rb"^" + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1) + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
+    rb"^" + _FRONT + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1) + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
     rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<",
     re.MULTILINE,
 )

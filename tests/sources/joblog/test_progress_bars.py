@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.sources.joblog import read_log
+from tests.conftest import ROOT
 from tests.ratios import assert_ratio
 from tests.sources.joblog.lines import read, seconds
 
@@ -99,3 +100,19 @@ def test_many_megabytes_of_bars_take_no_longer_than_a_split_of_their_lines(tmp_p
     assert path.stat().st_size > 9_000_000
     log = assert_ratio(partial(read_log, path), lambda: [line.split() for line in path.read_text().split("\r")], 30)
     assert log.framework == "hf-trainer"
+
+
+@pytest.mark.parametrize(
+    "front", ["  3: ", "trainer-1  | ", "[pod/trainer-0/main] ", "2024-05-22T08:03:27.373Z stderr F ", "[rank0]:", ""]
+)
+def test_a_bar_is_read_behind_what_a_launcher_writes(tmp_path: Path, front: str) -> None:
+    text = (ROOT / "fixtures" / "published_logs" / "axolotl-bars.log").read_text()
+    log = read(tmp_path, *(front + line for line in text.splitlines(keepends=True)))
+    assert [time for time in seconds(log) if time is not None] == [4.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["Loading checkpoint shards", "Evaluating 3", "step-7", "Epoch 1 |", "2024-05-22"])
+def test_a_name_in_front_of_a_bar_is_no_launcher(tmp_path: Path, name: str) -> None:
+    bars = [f"{name}: {10 * n}%|##   | {n}/9 [00:{4 * n:02d}<00:30,  4.00s/it]\n" for n in range(1, 9)]
+    log = read(tmp_path, "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n", *bars)
+    assert seconds(log) == []
