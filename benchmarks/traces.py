@@ -10,8 +10,11 @@ that cannot be installed is named. Without ``--trace`` a synthetic one is made.
 The limits: HTA's load and four analyses at least 25 times perfscope's time and 3 times its memory, TraceLens' report 45
 times, gunzip with simdjson's bare parse at least 1/1.3; with kernels by operator at most twice that. The trace in one
 process, and as perfscope's compressor writes it, are measured beside the original; the memory is that of the largest
-process. The limits are for
-wall times; processor times are printed beside them, because other work on the machine changes them less.
+process. The limits are for wall times; processor times are printed beside them, because other work on the machine
+changes them less.
+
+``--earlier COMMAND``, the command ``perfscope`` of another commit, shows what an analysis costs since then: in one
+process at most 1.05 times its processor time. ``benchmarks.startup`` measures what the analysis of a small trace costs.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ simdjson.Parser().parse(igzip.open(sys.argv[1]).read())
 TRACELENS = "git+https://github.com/AMD-AGI/TraceLens@171dd74721ca1ec45709e5805b68ae1f65e27811"
 OURS, WITH_OPERATORS = "perfscope", "perfscope, kernels by operator too"
 ALONE, IN_PARTS = "perfscope, in one process", "perfscope, the trace as its own compressor writes it"
+EARLIER = "perfscope of an earlier commit, in one process"
 PARSE, HTA_NAME, TRACELENS_NAME = (
     "gunzip (isal) and simdjson's bare parse",
     "HTA 0.5.0: load and four analyses",
@@ -60,6 +64,7 @@ PROMISES = (
     (TRACELENS_NAME, OURS, "wall_s", "TraceLens' time over perfscope's", 45.0),
     (OURS, PARSE, "wall_s", "perfscope's time over gunzip and simdjson", -1.3),
     (WITH_OPERATORS, PARSE, "wall_s", "the same, with kernels by operator", -2.0),
+    (ALONE, EARLIER, "cpu_s", "perfscope's processor time over an earlier commit's", -1.05),
     (HTA_NAME, OURS, "peak_mb", "HTA's peak memory over perfscope's", 3.0),
 )
 
@@ -87,6 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--slow", type=float, default=10.0, help="processor seconds that make a tool a slow one")
     parser.add_argument("--slow-rounds", type=int, default=2, help="how often a slow one runs")
     parser.add_argument("--peers", default="simdjson,hta,tracelens", help="which of them")
+    parser.add_argument("--earlier", type=Path, metavar="COMMAND", help="the command perfscope of an earlier commit")
     parser.add_argument("--tracelens", default=TRACELENS, help="what pip installs it from: a URL or a folder")
     parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
     parser.add_argument("--write", type=Path, help="a file for the answer")
@@ -137,6 +143,9 @@ def _tools(options: argparse.Namespace, trace: Path) -> list[Tool]:
         "tracelens": lambda: _tracelens(options.folder, trace, options.tracelens),
     }
     chosen = [peers[name]() for name in options.peers.split(",") if name]
+    if options.earlier:  # which must not find the modules of this commit
+        command = ["env", "--unset=PYTHONPATH", str(options.earlier), *ours[3:], "--workers", "1", str(trace)]
+        chosen.insert(0, Tool(EARLIER, command))
     return [
         Tool(OURS, [*ours, str(trace)]),
         Tool(WITH_OPERATORS, [*ours, "--operators", str(trace)]),
