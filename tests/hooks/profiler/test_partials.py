@@ -220,6 +220,17 @@ def test_a_queue_that_others_could_write_is_not_used(
     assert not started
 
 
+def test_what_no_process_could_measure_does_not_stay_in_the_queue(trace: Path, started: list[list[str]]) -> None:
+    compress.start_measuring([str(trace)])
+    ((*_, queue, lock),) = started
+    (entry,) = Path(queue).glob("*.traces")
+    os.utime(entry, (0, 0))
+    os.close(int(lock))
+    compress.start_measuring([str(trace)])
+    (left,) = Path(queue).glob("*.traces")
+    assert left != entry
+
+
 def test_other_installations_have_queues_of_their_own() -> None:
     assert compress.open_queue("/a") != compress.open_queue("/b")
 
