@@ -182,8 +182,8 @@ def enqueue(queue: str, paths: list[str]) -> None:
         OSError: The queue cannot be written.
     """
     for entry in os.scandir(queue):
-        if entry.name != _LOCK and time.time() - entry.stat().st_mtime > _LONGEST_S:
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # it was taken
+            if entry.name != _LOCK and time.time() - entry.stat().st_mtime > _LONGEST_S:
                 os.unlink(entry.path)
     name = os.path.join(queue, f"{time.time_ns()}.{os.getpid()}")
     with open(f"{name}.tmp", "w", encoding="utf-8", errors="surrogateescape") as file:
