@@ -17,7 +17,7 @@ PUBLISHED = load(EXCERPTS)
 OF_OTHERS = load(FOREIGN)
 FEWEST = 46
 #: Their lines are tested with lines of this project's own runs and with lines written by hand.
-WITHOUT_EXCERPT = {"gluon-nlp", "oneflow"}
+WITHOUT_EXCERPT = {"gluon-nlp"}
 #: Formats whose logs bear the name of one of several programs.
 NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory"}
 

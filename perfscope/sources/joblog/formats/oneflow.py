@@ -1,7 +1,7 @@
 """OneFlow's benchmarks: BERT, image classification, wide and deep.
 
 BERT and CNN lines end in the time since 1970; their own throughput is a mean over an interval that starts at the first
-line. Steps are timed by those stamps, as the benchmark's own script does. Wide and deep prints a latency, whose first
+line. Steps are timed by those stamps, as the benchmark's own script does; the lines of 2020 have none. Wide and deep prints a latency, whose first
 value is warm-up.
 """
 
@@ -35,13 +35,17 @@ class _State(FormatState):
 
 
 def _on_stamped_step(state: _State, line: LineMatch) -> None:
-    seconds, _, fraction = line["stamp"].partition(b".")
-    stamp_ns = int(seconds) * NS_PER_S + int(fraction[:_DIGITS_OF_NS].ljust(_DIGITS_OF_NS, b"0"))
+    stamp_ns = _to_ns(line["stamp"]) if line["stamp"] else None
     step = int(line["step"])
     if "epoch" in line.match.re.groupindex:
         step = state.epochs.add(int(line["epoch"]), step)
     record = Record(iteration=step, loss=parse_number(line["loss"]), samples_per_s=parse_number(line["speed"]))
     state.clock.add(state.log, line, record, stamp_ns)
+
+
+def _to_ns(stamp: bytes) -> int:
+    seconds, _, fraction = stamp.partition(b".")
+    return int(seconds) * NS_PER_S + int(fraction[:_DIGITS_OF_NS].ljust(_DIGITS_OF_NS, b"0"))
 
 
 def _on_latency(state: FormatState, line: LineMatch) -> None:
@@ -75,7 +79,7 @@ _RULES: tuple[Rule[_State], ...] = (
         b"samples/s: ",
         re.compile(
             rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
-            rb"samples/s: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
+            rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?"
         ),
         _on_stamped_step,
         begin=(b"epoch ",),
