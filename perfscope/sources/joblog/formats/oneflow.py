@@ -1,8 +1,8 @@
 """OneFlow's benchmarks: BERT, image classification, wide and deep.
 
 BERT and CNN lines end in the time since 1970; their own throughput is a mean over an interval that starts at the first
-line. Steps are timed by those stamps, as the benchmark's own script does; the lines of 2020 have none. Wide and deep prints a latency, whose first
-value is warm-up.
+line. Steps are timed by those stamps, as the benchmark's own script does; the lines of 2020 have none. Wide and deep
+prints a latency, whose first value is warm-up.
 """
 
 from __future__ import annotations
