@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfscope.analyzers.checkpoints.parts import Share, count_elements, parts_of, sum_copies
+from perfscope.analyzers.checkpoints.parts import Share, count_by_size, count_elements, parts_of, sum_copies
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role
 
 _TOLERANCE = 0.03
+#: Bytes of elements that quantization leaves.
+_WIDE = (2, 4, 8)
 _TWICE = (1.9, 2.1)
 _BLOATED = 1.5
 _UNEVEN = 2.0
@@ -52,7 +54,7 @@ def check_sizes(
     for share in shares:
         if not parameters or not share.expected:
             continue
-        expected = share.expected * parameters
+        expected = share.expected * parameters + _left_wide(checkpoint, share)
         ratio = (share.size_bytes - copies.get(share.part, 0) - overhead) / expected
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
@@ -65,6 +67,14 @@ def check_sizes(
             Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
         )
     return findings
+
+
+def _left_wide(checkpoint: Checkpoint, share: Share) -> int:
+    """What quantized weights take beyond a byte a parameter: embeddings and norms that were left as they are."""
+    if share.part != "weights" or share.expected != 1:
+        return 0
+    elements = count_by_size(checkpoint, Role.WEIGHTS)
+    return sum((size - 1) * elements.get(size, 0) for size in _WIDE)
 
 
 def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:

@@ -147,13 +147,13 @@ def _expect(
     """Expected bytes per parameter of weights and of the optimizer, by the parts that the checkpoint has."""
     if per_parameter is not None:
         return per_parameter.weights, per_parameter.optimizer
-    dtypes = _dtype_sizes(checkpoint, Role.WEIGHTS)
+    dtypes = count_by_size(checkpoint, Role.WEIGHTS)
     weights = max(dtypes, key=lambda size: dtypes[size], default=2)
     if checkpoint.layout in _WITHOUT_WEIGHTS:
         return 0, 12
     if count_elements(checkpoint, Role.MOMENTS):
         masters = 4 if count_elements(checkpoint, Role.MASTER) else 0
-        moments = _dtype_sizes(checkpoint, Role.MOMENTS)
+        moments = count_by_size(checkpoint, Role.MOMENTS)
         kinds = max(
             1, round(count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS)))
         )
@@ -162,8 +162,8 @@ def _expect(
     return weights, optimizer
 
 
-def _dtype_sizes(checkpoint: Checkpoint, role: Role) -> dict[int, int]:
-    """Number of elements of a role by element size in bytes."""
+def count_by_size(checkpoint: Checkpoint, role: Role) -> dict[int, int]:
+    """The number of elements of a role by element size in bytes."""
     sizes: dict[int, int] = {}
     for file in checkpoint.files:
         for group in file.contents or ():

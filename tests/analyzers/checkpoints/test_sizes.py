@@ -11,7 +11,7 @@ from perfscope.analyzers.checkpoints.plan import Optimizer, Precision, bytes_per
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.tables.checkpoint import Layout, Role
 from tests.commands.report_cli import run
-from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, parts, sizes_of
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, parts, sizes_of, write_safetensors
 
 PARAMETERS = 64 * 16 + (16 * 32 + 32) + (32 * 16 + 16)  # the model of the DeepSpeed fixtures
 H200_PARAMETERS = 812_445_696
@@ -129,3 +129,18 @@ class TestSizesOnly:
         assert answer.code == 4
         assert answer.data["results"]["checkpoint"]["bytes_per_parameter"] == 14
         assert "zeros only" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("embedding", "expected"), [("BF16", {"weights_only"}), ("F32", {"weights_only"}), ("I8", {"weights_only"})]
+)
+def test_what_quantization_left_as_it_was_is_no_redundancy(embedding: str, expected: set[str], tmp_path: Path) -> None:
+    tensors = {"embedding.weight": (embedding, [100, 16]), "up.weight": ("I8", [256, 16])}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert kinds(sizes_of(tmp_path)) == expected
+
+
+def test_wide_weights_beside_others_are_still_told(tmp_path: Path) -> None:
+    tensors = {"embedding.weight": ("F32", [100, 16]), "up.weight": ("BF16", [256, 16])}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert kinds(sizes_of(tmp_path)) == {"weights_only", "larger"}
