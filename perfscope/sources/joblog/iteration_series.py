@@ -9,7 +9,7 @@ restart at first. Then numbers repeat, or go back again soon, and the suspected 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from perfscope.sources.joblog.bulk import Numbers
@@ -80,6 +80,7 @@ class IterationSeries:
         self._unlike_copies = 0
         self._columns = RecordColumns()
         self._folded = FoldedTimes()
+        self._latest_folded: deque[tuple[int | None, int | None, int | None]] = deque(maxlen=_COMPARED_ROWS)
 
     def __len__(self) -> int:
         return len(self._columns) + self._folded.records
@@ -119,6 +120,7 @@ class IterationSeries:
         begins = self._on_number(number, label)
         if self.is_full:
             self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
+            self._latest_folded.append((number, record.wall_ns, record.samples))
         else:
             self._columns.append(record, self.attempt, self._disturbance)
         self._disturbance = 0
@@ -127,6 +129,8 @@ class IterationSeries:
     def add_many(self, iterations: Numbers, wall_ns: Int64, samples: int | None) -> None:
         """Append many undisturbed records at once, which are folded: their numbers ascend in equal steps."""
         self._folded.add_many(wall_ns, samples)
+        latest = zip(iterations[-_COMPARED_ROWS:], wall_ns[-_COMPARED_ROWS:].tolist(), strict=True)
+        self._latest_folded.extend((int(number), time_ns, None) for number, time_ns in latest)
         self.last = int(iterations[-1])
         numbers = self._numbers.get(None)
         processes = (numbers.processes if numbers else None) or 1  # their numbers grow one by one
@@ -227,7 +231,7 @@ class IterationSeries:
     def _on_copy(self, record: Record, number: int) -> None:
         """Count a repeated record, and whether it can be one of the same iteration of the same job."""
         self.copies += 1
-        original = self._columns.find_latest(number, _COMPARED_ROWS)
+        original = self._find_latest(number)
         if original is None or record.wall_ns is None:
             return
         wall_ns, samples = original
@@ -235,6 +239,12 @@ class IterationSeries:
         low, high = sorted((record.wall_ns, wall_ns or record.wall_ns))
         self._compared_copies += 1
         self._unlike_copies += is_other_batch or high > _MOST_APART * low
+
+    def _find_latest(self, number: int) -> tuple[int | None, int | None] | None:
+        """Time and samples of the record of an iteration among the last ones; None where there is none."""
+        if not self._latest_folded:
+            return self._columns.find_latest(number, _COMPARED_ROWS)
+        return next(((wall_ns, samples) for latest, wall_ns, samples in self._latest_folded if latest == number), None)
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
         """Undo a suspected restart if the numbers of its label do not continue as those of a single process would."""

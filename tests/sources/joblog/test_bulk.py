@@ -105,6 +105,15 @@ def test_a_second_job_in_a_long_log_is_seen(tmp_path: Path, monkeypatch: pytest.
     assert fast.mixture == slow.mixture
 
 
+def test_a_second_job_that_begins_late_in_a_long_log_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.log"
+    lines = [megatron(n, "100.0") + (megatron(n, "300.0") if n > 600 else TIMERS) for n in range(1, 900)]
+    path.write_text("".join(lines))
+    slow, fast = both(path, monkeypatch)
+    assert slow.mixture is not None
+    assert fast.mixture == slow.mixture
+
+
 def test_a_growing_batch_is_summed_by_the_samples_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, consumed, lines = tmp_path / "long.log", 0, []
     for n in range(1, 601):
