@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfscope.sources.traces import operator_times
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.activity import join_spans
+from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from tests.conftest import ROOT
 from tests.ratios import assert_ratio
@@ -135,3 +137,18 @@ def test_operators_from_the_zero_of_a_trace_on_cost_no_more_than_later_ones(tmp_
     trace = assert_ratio(early, late, 12)
     assert trace.in_operators is not None
     assert len(trace.in_operators.start_ns) == 8_000
+
+
+def test_operators_of_another_layout_are_joined_once_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = []
+
+    def count(tables: Sequence[ThreadSpans]) -> ThreadSpans:
+        joined.append(len(tables))
+        return join_spans(tables)
+
+    monkeypatch.setattr(operator_times, "join_spans", count)
+    path = next((ROOT / "fixtures" / "findings" / "h200" / "clean" / "traces").iterdir())
+    spans = read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES).in_operators
+    assert spans is not None
+    assert len(spans) > 300
+    assert 1 < len(joined) < 20
