@@ -22,7 +22,7 @@ PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
 
 @cache
 def _measured(name: str) -> dict[str, Any]:
-    document = json.loads(bubble(paths=[FIXTURES / name], format=Format.JSON).output())
+    document = json.loads(bubble(paths=[str(FIXTURES / name)], format=Format.JSON).output())
     found: dict[str, Any] = document["pipeline_bubble"]
     return found
 
@@ -104,7 +104,7 @@ def test_section_and_useful_time_agree_with_a_reading_by_hand(name: str) -> None
 
 
 def test_measured_times_tell_what_would_change_the_bubble() -> None:
-    document = json.loads(bubble(paths=[FIXTURES / SETS[0]], format=Format.JSON).output())
+    document = json.loads(bubble(paths=[str(FIXTURES / SETS[0])], format=Format.JSON).output())
     given = {one["change"]: one for one in document["alternatives"]}
     assert given["as it is"]["speedup"] == 1
     assert given["16 micro-batches"]["fraction_of_total"] < given["as it is"]["fraction_of_total"]
@@ -112,7 +112,7 @@ def test_measured_times_tell_what_would_change_the_bubble() -> None:
 
 
 def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one(tmp_path: Path) -> None:
-    text = bubble(paths=[FIXTURES / SETS[0]], output=tmp_path / "steps.svg").output()
+    text = bubble(paths=[str(FIXTURES / SETS[0])], output=tmp_path / "steps.svg").output()
     assert "measured, step" in text
     assert "equal stages, no transfers" in text
     drawn = (tmp_path / "steps.svg").read_text("utf-8")
@@ -140,7 +140,9 @@ def _without_marks(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", MARKED)
 def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: Path) -> None:
     marked = _measured(name)
-    bare = json.loads(bubble(paths=[_without_marks(name, tmp_path)], format=Format.JSON).output())["pipeline_bubble"]
+    bare = json.loads(bubble(paths=[str(_without_marks(name, tmp_path))], format=Format.JSON).output())[
+        "pipeline_bubble"
+    ]
     schedule, microbatches, chunks = MARKED[name]
     for found in (marked, bare):
         assert (found["schedule"], found["microbatches"], found["virtual_stages"]) == (schedule, microbatches, chunks)
@@ -152,7 +154,7 @@ def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: P
 
 def test_an_interleaved_picture_numbers_micro_batches_by_the_schedule(tmp_path: Path) -> None:
     """Four micro-batches through two chunks: eight forward passes a stage, numbered 0 to 3 twice."""
-    text = bubble(paths=[_without_marks("megatron_pp2_interleaved_m4", tmp_path)]).output()
+    text = bubble(paths=[str(_without_marks("megatron_pp2_interleaved_m4", tmp_path))]).output()
     measured = text.partition("measured, step")[2].splitlines()[1:3]
     drawn = set("".join(line.partition("|")[2] for line in measured))
     assert drawn == set("0123abcd.|")
