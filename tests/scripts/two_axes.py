@@ -1,4 +1,4 @@
-"""Four ranks of two replicas of two tensor-parallel ranks, on processors: ``two_axes.py --out DIR --port N CASE...``.
+"""Four ranks of two replicas of two tensor-parallel ranks, on processors: ``two_axes.py --out DIR CASE...``.
 
 ``tp`` makes rank 3 late in every step; ``clean`` is its twin. Data-parallel gradients are reduced by ``ddp``, whose
 backward pass waits without Python, or by FSDP 2.
@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -36,12 +37,14 @@ class Block(torch.nn.Module):
         return self.down(torch.relu(self.up(states)))
 
 
-def run(name, out, rank, port):
+def run(name, out, rank):
     strategy, cause = name.split(".")
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
     attach(str(out / name), steps="100000", nvml_hz=0)
-    dist.init_process_group("gloo")
+    # They meet by a file: no other training can be at the same port.
+    meeting = f"file://{out.resolve()}/{name}.store"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
     model = torch.nn.Sequential(Block(), Block())
@@ -63,7 +66,7 @@ def run(name, out, rank, port):
     dist.destroy_process_group()
 
 
-def start(name, out, rank, port):
+def start(name, out, rank):
     pid = os.fork()
     if pid:
         return pid
@@ -72,7 +75,7 @@ def start(name, out, rank, port):
         with (out / f"{name}.{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            run(name, out, rank, port)
+            run(name, out, rank)
             code = 0
     except Exception:  # noqa: BLE001 - the parent process reports it
         traceback.print_exc()
@@ -84,11 +87,10 @@ def start(name, out, rank, port):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
-    for index, name in enumerate(options.cases):
-        children = [start(name, options.out, rank, options.port + index) for rank in range(RANKS)]
+    for name in options.cases:
+        children = [start(name, options.out, rank) for rank in range(RANKS)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         if any(codes):
             sys.exit("".join((options.out / f"{name}.{rank}.log").read_text() for rank in range(RANKS)))

@@ -14,14 +14,14 @@ from perfscope.analyzers.late_ranks.result import LateRanks
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("axes")]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LateRanks]:
     out = tmp_path_factory.mktemp("axes")
     cases = ("ddp.tp", "fsdp2.tp", "ddp.clean")
-    command = [sys.executable, str(SCRIPTS / "two_axes.py"), "--out", str(out), "--port", "29310", *cases]
+    command = [sys.executable, str(SCRIPTS / "two_axes.py"), "--out", str(out), *cases]
     ended = subprocess.run(command, cwd=out, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return {case: analyze(read_run(out / case)) for case in cases}
