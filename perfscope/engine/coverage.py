@@ -54,6 +54,11 @@ class TraceSummary(Struct, frozen=True):
     is_cut: bool = False
     records_graphs: bool = False
 
+    @property
+    def lost_device_events(self) -> bool:
+        """Whether it is of a device, and was cut off or damaged before the device's events."""
+        return self.is_of_device and self.is_cut and not self.device_events
+
 
 def summarize(trace: Trace) -> TraceSummary:
     """Summarize one trace."""
@@ -148,7 +153,7 @@ def _without_kernels(summaries: Sequence[TraceSummary]) -> list[str]:
     """Launches whose kernels the profiler lost, which is what happens when two profilers want the same GPU."""
     cause = "another profiler (DCGM, Nsight, a second torch.profiler) may hold the GPU's counters"
     problems = []
-    cut = [summary for summary in summaries if summary.is_of_device and summary.is_cut and not summary.device_events]
+    cut = [summary for summary in summaries if summary.lost_device_events]
     if cut:
         what = "1 trace of a GPU is" if len(cut) == 1 else f"{len(cut)} traces of a GPU are"
         problems.append(f"{what} cut off or damaged before the GPU events: {_enumerate(_names(cut))}")

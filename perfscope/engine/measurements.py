@@ -30,6 +30,7 @@ class Measurements(Struct):
         windows: Which windows they are of.
         taking: What came of the partials that stand beside the traces.
         on_demand: The partials of analyzers whose own results nobody wants.
+        lost_device_events: Whether every trace is of a GPU, and was cut off before its events.
     """
 
     partials: dict[str, list[Partial]] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Measurements(Struct):
     windows: WindowUse = field(default_factory=WindowUse)
     taking: Taking = field(default_factory=Taking)
     on_demand: dict[str, OnDemand] = field(default_factory=dict)
+    lost_device_events: bool = False
 
     def later(self, name: str) -> Callable[[], Sequence[Partial]]:
         """What gives the partials of an analyzer where they are asked for."""
@@ -140,6 +142,7 @@ def _assemble(
             is_paired=any(files.operators is not None for files in windows.files),
             notes=windows.notes,
         ),
+        lost_device_events=bool(summaries) and all(summary.lost_device_events for summary in summaries),
     )
 
 

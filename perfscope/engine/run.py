@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 #: Why nothing is said about devices where there were none.
 _NO_GPU = "training ran without a GPU"
+_CUT_OFF = "every trace is cut off or damaged before its GPU events"
 
 #: Of more traces no results are derived that need large partials: they would fill the memory.
 _MOST_TRACES = 64
@@ -189,8 +190,12 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
             if isinstance(missing, NotApplicable) and analyzer.name not in plan.only:
                 inapplicable.append(Skipped(analyzer.name, missing.problem))
                 continue
-            is_known = isinstance(missing, NoDevice) and _trained_without_gpu(run)
-            skipped.append(Skipped(analyzer.name, _NO_GPU if is_known else missing.problem))
+            reason = missing.problem
+            if isinstance(missing, NoDevice) and _trained_without_gpu(run):
+                reason = _NO_GPU
+            elif isinstance(missing, NoDevice) and measurements.lost_device_events:
+                reason = _CUT_OFF
+            skipped.append(Skipped(analyzer.name, reason))
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
     results = _with_derived(others, plan.only, measurements) | besides

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.engine.coverage import find_problems, summarize
+from perfscope.engine.run import analyze
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, distributed, kernel, kineto, write
 
@@ -62,6 +63,9 @@ def test_a_gpu_trace_that_is_cut_before_its_kernels_is_no_run_on_a_cpu(tmp_path:
     trace = read_trace(path)
     (line,) = find_problems([summarize(trace)])
     assert line == "1 trace of a GPU is cut off or damaged before the GPU events: rank 0"
+    skipped = {skip.analyzer: skip.reason for skip in analyze([path]).skipped}
+    assert skipped["breakdown"] == "every trace is cut off or damaged before its GPU events"
+    assert skipped["kernels"] == skipped["breakdown"]
 
 
 def test_a_trace_of_the_recording_of_a_graph_has_no_gpu_events_to_lose(tmp_path: Path) -> None:
