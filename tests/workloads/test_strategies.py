@@ -88,6 +88,14 @@ def test_recomputation_and_bf16_change_no_loss_beyond_their_rounding(
         assert series == pytest.approx(gpt["single"], rel=2e-2), name
 
 
+def test_in_bf16_equal_strategies_agree_more_closely_than_bf16_with_fp32(tmp_path: Path) -> None:
+    """DeepSpeed without ZeRO makes a step of Adam before the first one, which is undone: it cost 2e-3."""
+    names = ["ddp", "zero-ddp", "fsdp2", "fsdp2-keep", "deepspeed", "zero-0", "zero-1", "zero-2", "zero-3"]
+    losses = losses_of(tmp_path, names, *GPT, "--precision", "bf16")
+    for name, series in losses.items():
+        assert series == pytest.approx(losses["ddp"], rel=5e-4), name
+
+
 def test_optimizers_may_update_parameters_together_as_they_do_on_gpus(
     tmp_path: Path, gpt: dict[str, list[float]]
 ) -> None:

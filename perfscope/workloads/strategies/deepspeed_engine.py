@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 
 from perfscope.workloads.tasks.job import Job, Training
@@ -31,6 +32,15 @@ def engine_config(job: Job, stage: int | None, *, offload: bool) -> dict[str, An
     return settings
 
 
+def forget_first_step(optimizer: FP16_UnfusedOptimizer) -> None:
+    """Undo the step of Adam that DeepSpeed makes on zero gradients where bf16 weights are updated without ZeRO.
+
+    It would count: the first true update would be a quarter smaller, and every loss behind it another one.
+    """
+    optimizer.optimizer.state.clear()
+    optimizer.refresh_fp32_params()
+
+
 def build(job: Job, stage: int | None = None, *, offload: bool = False) -> Training:
     """Train on this rank's share of the batch."""
     deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
@@ -39,6 +49,9 @@ def build(job: Job, stage: int | None = None, *, offload: bool = False) -> Train
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=job.optimizer(model.parameters()), config=engine_config(job, stage, offload=offload)
     )
+
+    if isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+        forget_first_step(engine.optimizer)
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         if job.is_bf16 and inputs.is_floating_point():
