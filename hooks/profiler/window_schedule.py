@@ -285,7 +285,7 @@ class WindowSchedule:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
         if config.modules and not steps.is_light:
-            self._ranges.start()
+            self._ranges.start(records_shapes=config.shapes or config.flops)
         if self._memory is not None and steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
 
