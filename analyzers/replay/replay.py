@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
+from perfscope.errors import MissingInput
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, distinct
 
@@ -253,7 +254,7 @@ class _Order(Struct):
                 if self.waits[follower] == 0:
                     ready.append(follower)
         if len(order) < len(self.waits):
-            raise ValueError("the matched operations of the ranks wait for each other in a circle")
+            raise MissingInput("no order of its events is possible: what they wait for goes in a circle")
         return order
 
 

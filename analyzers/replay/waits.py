@@ -7,6 +7,9 @@ for what was launched on that stream before. Elsewhere a trace does not state wh
   last events that were launched before it on every other stream, those left out that ended after it began.
 - A call that waits for the device waits for the events launched before it that ended before it did.
 - A launch waits where the queue of the device is full: for the event whose end freed a place in it.
+
+Where several threads use a stream, a call may wait for an event behind one whose launch began later: its own launch was
+held up. Calls are replayed in the order of their start, so such a wait is left out: the call takes as long as it did.
 """
 
 from __future__ import annotations
@@ -69,12 +72,12 @@ def find_waits(trace: Trace, calls: Int64, kind: Int8, last: LastLaunched) -> tu
         whose end it waited for.
     """
     if trace.waits is None or not len(trace.waits):
-        return _infer_stream_waits(kind, last), _infer_host_waits(trace, calls, kind, last)
+        return _infer_stream_waits(kind, last), last.in_order(_infer_host_waits(trace, calls, kind, last))
     stated = _StatedWaits(trace, calls, last)
     other = np.where(stated.is_stated, CallKind.LAUNCH, kind).astype(np.int8)
     return (
         _join(stated.stream_waits(), _infer_stream_waits(other, last)),
-        _join(stated.host_waits(), _infer_host_waits(trace, calls, other, last)),
+        last.in_order(_join(stated.host_waits(), _infer_host_waits(trace, calls, other, last))),
     )
 
 
@@ -174,6 +177,13 @@ class LastLaunched:
     def is_before(self, source: int, target: int) -> bool:
         """Whether an event may have waited for another one, by their measured times."""
         return bool(self.end_ns[source] <= self.start_ns[target] + _CLOCK_TOLERANCE_NS)
+
+    def in_order(self, host_waits: Pairs) -> Pairs:
+        """The pairs of a call and an event of which nothing up to the event was launched behind the call."""
+        call, event = host_waits
+        latest = np.concatenate([*self.launched_by, self.launch[:0]])
+        is_in_order = latest[event] <= call
+        return call[is_in_order], event[is_in_order]
 
     def before(self, calls: Int64) -> list[Int64]:
         """For each stream the last event launched before each of these calls, or ABSENT."""

@@ -34,8 +34,7 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
         PerfscopeError: Its run or its results cannot be read.
     """
     ranks = _read_ranks(place.result, variant, settings)
-    analysis = run_perfscope("analyze", str(place.run_dir))
-    results = analysis.get("results", {})
+    results, doubts = _analyze(place.run_dir)
     step_ns = _find_steps(place.run_dir, settings)
     samples = settings.batch_of(variant)
     losses = _mean_losses(ranks)
@@ -63,7 +62,7 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
         save_ns=max((rank["save_ns"] for rank in ranks if rank["save_ns"]), default=None) if save_bytes else None,
         save_bytes=save_bytes or None,
         findings=_find_findings(results),
-        notes=tuple(_doubt(losses, step_ns, settings)),
+        notes=(*doubts, *_doubt(losses, step_ns, settings)),
     )
 
 
@@ -85,10 +84,26 @@ def run_perfscope(*words: str) -> Tree:
     try:
         document: Tree = json.loads(ended.stdout)
     except ValueError:
-        lines = [line.removeprefix("perfscope: ") for line in ended.stderr.splitlines() if line.strip()]
-        silent = f"perfscope {words[0]} printed nothing and ended with exit code {ended.returncode}"
-        raise PerfscopeError(lines[0] if lines else silent) from None
+        raise PerfscopeError(_explain(words[0], ended.stderr, ended.returncode)) from None
     return document
+
+
+def _explain(command: str, errors: str, exit_code: int) -> str:
+    """Why a command of perfscope printed no JSON: its message, or the error at the end of a traceback."""
+    lines = [line.removeprefix("perfscope: ") for line in errors.splitlines() if line.strip()]
+    if not lines:
+        return f"perfscope {command} printed nothing and ended with exit code {exit_code}"
+    if "Traceback" in lines[0]:
+        return f"perfscope {command} failed: {lines[-1]}"
+    return lines[0]
+
+
+def _analyze(run_dir: Path) -> tuple[Tree, tuple[str, ...]]:
+    """The results of the analysis, and a note where there are none: what has trained is measured all the same."""
+    try:
+        return run_perfscope("analyze", str(run_dir)).get("results", {}), ()
+    except PerfscopeError as error:
+        return {}, (f"not analyzed: {error}".replace(str(run_dir), "the run"),)
 
 
 def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree]:

@@ -12,6 +12,7 @@ from perfscope.analyzers.replay.critical_path import find_critical_path, shares_
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.replay import Replay, measured_times
 from perfscope.analyzers.replay.steps import measured_ends, span_of_steps
+from perfscope.errors import MissingInput
 from perfscope.tables.trace import ABSENT, Work
 from tests.analyzers.replay.jobs import random_job, real_job, replay_slowly
 
@@ -130,5 +131,5 @@ def test_operations_that_wait_for_each_other_in_a_circle_are_refused() -> None:
         replace(first, members=(first.members[0], second.members[1], *first.members[2:])),
         replace(second, members=(second.members[0], first.members[1], *second.members[2:])),
     )
-    with pytest.raises(ValueError, match="circle"):
+    with pytest.raises(MissingInput, match="circle"):
         Replay(JobGraph(job.ranks, job.offset_ns, (*crossed, *others), ()))

@@ -1,0 +1,62 @@
+"""What is kept of a training whose analysis fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.bench import measuring
+from perfscope.bench.launching import Place
+from perfscope.errors import PerfscopeError
+from tests.bench.examples import MACHINE, SETTINGS, variant
+from tests.conftest import ROOT
+
+TRACEBACK = """\
+╭───────────────────── Traceback (most recent call last) ──────────────────────╮
+│ /opt/perfscope/analyzers/replay/replay.py:256 in sort                         │
+╰──────────────────────────────────────────────────────────────────────────────╯
+ValueError: the operations are ill
+"""
+
+
+def crash(monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
+    ended = subprocess.CompletedProcess[str]([], 1, stdout="", stderr=errors)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        (TRACEBACK, "perfscope analyze failed: ValueError: the operations are ill"),
+        ("perfscope: x holds no run\nhint: name another\n", "x holds no run"),
+        ("", "perfscope analyze printed nothing and ended with exit code 1"),
+    ],
+)
+def test_a_command_that_prints_nothing_is_explained_by_its_error(
+    monkeypatch: pytest.MonkeyPatch, errors: str, reason: str
+) -> None:
+    crash(monkeypatch, errors)
+    with pytest.raises(PerfscopeError) as refused:
+        measuring.run_perfscope("analyze", "run")
+    assert str(refused.value) == reason
+
+
+def test_a_training_whose_analysis_fails_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash(monkeypatch, TRACEBACK)
+    place = replace(Place.below(tmp_path, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
+    place.result.mkdir(parents=True)
+    for rank in (0, 1):
+        result = {"losses": [2.0, 1.0], "hits": [], "answers": [], "memory": [{"bytes": 7}], "save_ns": None}
+        (place.result / f"rank-{rank:05}.json").write_text(json.dumps(result))
+    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place)
+    assert measured.reason is None
+    assert measured.step_ns
+    assert (measured.first_loss, measured.last_loss, measured.memory_bytes) == (2.0, 1.0, (7, 7))
+    assert measured.notes[0] == "not analyzed: perfscope analyze failed: ValueError: the operations are ill"
+    assert measured.shares == {}
