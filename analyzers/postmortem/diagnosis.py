@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.failures import FailureKind, find_first_failure
-from perfscope.analyzers.postmortem.matching import Absence, Difference, Matching, Unfinished, match_calls
-from perfscope.analyzers.postmortem.places import Activity, Place, locate, own_line
-from perfscope.analyzers.postmortem.signatures import History, Token, signature_of
+from perfscope.analyzers.postmortem.matching import (
+    Absence,
+    Difference,
+    Matching,
+    Unfinished,
+    find_first_open,
+    match_calls,
+)
+from perfscope.analyzers.postmortem.places import Activity, Place, is_same_place, locate, own_line
+from perfscope.analyzers.postmortem.signatures import History, Shift, Token, signature_of
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
 from perfscope.units import format_ranges
 
@@ -97,7 +104,9 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         or case.find_lost_connection()
     )
     if answer is None:
-        has_ended = all(_has_ended_well(state) for state in evidence.ranks.values())
+        are_dumps_alone = not any(state.host for state in evidence.ranks.values())
+        is_open = are_dumps_alone and bool(find_first_open(evidence.ranks))
+        has_ended = not is_open and all(_has_ended_well(state) for state in evidence.ranks.values())
         text = (
             "the training ended by itself, and no rank stalled"
             if has_ended
@@ -199,6 +208,9 @@ class _Case:
         actual = Token(wrong.group, signature_of(wrong))
         history = self.histories[rank]
         index = history.index_of(wrong) or 0
+        shift = history.explain_shift(index)
+        if shift is not None:
+            return Reason.ORDER if shift is Shift.EXCHANGED else Reason.SKIPPED
         later = history.tokens[index + 1 : index + 5]
         is_usual = actual in history.tokens[:index]
         for token in expected:
@@ -227,7 +239,21 @@ class _Case:
                 )
                 line = spot.line if spot is not None else own_line(call.frames)
                 return self._answer(Reason.DEVICE, event.not_started, text, line=line, event=event)
-        return None
+        return self._find_idle_device()
+
+    def _find_idle_device(self) -> Diagnosis | None:
+        """Some devices have not begun the first call that is not over, and those of others wait in theirs."""
+        first = find_first_open(self.ranks)
+        idle = tuple(rank for rank, call in first.items() if call.is_started is False and not self._busy((rank,)))
+        if not idle or not any(call.is_started for call in first.values()):
+            return None
+        call, spot = first[idle[0]], self.places.get(idle[0])
+        text = (
+            f"the device of {_ranks(idle)} has not begun {call.operation}, and the others wait in what they have "
+            "begun: an earlier kernel there does not end"
+        )
+        line = spot.line if spot is not None else own_line(call.frames)
+        return self._answer(Reason.DEVICE, idle, text, line=line)
 
     def find_absent(self) -> Diagnosis | None:
         """Ranks have not come to a collective that others wait in."""
@@ -246,20 +272,33 @@ class _Case:
         ]
         for absence, ranks in waiting_elsewhere:
             if ranks and len(ranks) < self.evidence.world_size:
-                spot = self.places[ranks[0]]
-                text = (
-                    f"{_ranks(ranks)} went on to {spot} without {signature_of(next(iter(absence.calls.values())))}, "
-                    f"collective {absence.sequence} of group {absence.group}, in which the others wait"
-                )
-                reason = self._reason_elsewhere(ranks[0])
-                return self._answer(reason, ranks, text, line=spot.line if spot else None, event=absence)
+                return self._explain_elsewhere(absence, ranks)
         return None
 
-    def _reason_elsewhere(self, rank: int) -> Reason:
-        spot = self.places[rank]
+    def _explain_elsewhere(self, absence: Absence, ranks: tuple[int, ...]) -> Diagnosis:
+        spot, call = self.places[ranks[0]], next(iter(absence.calls.values()))
+        what = f"{signature_of(call)}, collective {absence.sequence} of group {absence.group}, in which the others wait"
+        reason, text = Reason.SKIPPED, f"{_ranks(ranks)} went on to {spot} without {what}"
         if spot is not None and spot.activity is Activity.DEVICE:
-            return Reason.DEVICE
-        return Reason.SKIPPED
+            reason = Reason.DEVICE
+        elif self._stands_in(ranks[0], call):
+            reason = Reason.GROUP
+            text = f"{_ranks(ranks)} at {spot and spot.line}: the call there waits in another group than that of {what}"
+        return self._answer(reason, ranks, text, line=spot.line if spot else None, event=absence)
+
+    def _stands_in(self, rank: int, call: CollectiveCall) -> bool:
+        """Whether a rank stands where it has always made such a call, which its recorder does not hold this time.
+
+        A call in a group that NCCL has not used yet waits for the other ranks of that group before it is recorded.
+        """
+        stack, history = self.ranks[rank].stack, self.histories.get(rank)
+        if stack is None or history is None:
+            return False
+        token = Token(call.group, signature_of(call))
+        return any(
+            token == usual and is_same_place(stack.frames, earlier.frames)
+            for usual, earlier in zip(history.tokens, history.calls, strict=True)
+        )
 
     def _busy(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those of some ranks that wait for nobody: they run, or their process has ended."""

@@ -135,3 +135,14 @@ def _members(ranks: Mapping[int, RankState], group: str, calls: Mapping[int, obj
         if state.dump is not None and group in state.dump.members:
             return state.dump.members[group]
     return range(world_size) if group in _DEFAULT_GROUPS else sorted(calls)
+
+
+def find_first_open(ranks: Mapping[int, RankState]) -> dict[int, CollectiveCall]:
+    """By rank, the first of its calls, sends and receives included, that is not over."""
+    first = {}
+    for rank, state in sorted(ranks.items()):
+        calls = state.dump.calls if state.dump is not None else ()
+        call = next((call for call in calls if not call.is_completed), None)
+        if call is not None:
+            first[rank] = call
+    return first

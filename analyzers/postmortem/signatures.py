@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -14,6 +15,8 @@ _UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coale
 #: Calls that are compared with what came before them.
 _LONGEST_CONTEXT = 16
 _RECENT = 256
+#: Fewer calls behind one that was left out do not show that.
+_FEWEST_SHIFTED = 2
 
 
 class Signature(NamedTuple):
@@ -48,11 +51,41 @@ class Token(NamedTuple):
         return f"{self.signature} in group {self.group}"
 
 
+class Shift(Enum):
+    """How calls differ from those that were expected."""
+
+    EXCHANGED = auto()
+    LEFT_OUT = auto()
+
+
+def explain_shift(actual: Sequence[Token], expected: Sequence[Token]) -> Shift | None:
+    """Whether calls are the expected ones but for two that changed places, or for the first ones, which were left out.
+
+    None where neither explains at least two calls, and all of those that can be compared.
+
+    >>> a, b, c = (Token(name, Signature(name, None, None)) for name in "abc")
+    >>> explain_shift([b, a, c], [a, b, c, a]), explain_shift([b, c, a], [a, b, c, a]), explain_shift([b], [a, b])
+    (<Shift.EXCHANGED: 1>, <Shift.LEFT_OUT: 2>, None)
+    """
+    shared = min(len(actual), len(expected))
+    for other in range(1, shared):
+        swapped = list(expected[:shared])
+        swapped[0], swapped[other] = swapped[other], swapped[0]
+        if swapped == list(actual[:shared]):
+            return Shift.EXCHANGED
+    for left_out in range(1, shared + 1):
+        rest = expected[left_out : left_out + len(actual)]
+        if len(rest) >= _FEWEST_SHIFTED and list(rest) == list(actual[: len(rest)]):
+            return Shift.LEFT_OUT
+    return None
+
+
 class History:
     """The calls of one rank in their order: what it calls after what."""
 
     def __init__(self, calls: Sequence[CollectiveCall]) -> None:
         self.calls = [call for call in calls if not call.is_p2p]
+        self._moves = _to_moves(calls)
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -62,12 +95,25 @@ class History:
     def expected_at(self, index: int) -> set[Token]:
         """What came earlier after the longest stretch of calls that ends before a position; empty without one."""
         tokens = self.tokens
-        for length in range(min(_LONGEST_CONTEXT, index), 0, -1):
-            context = tokens[index - length : index]
-            following = {tokens[end] for end in range(length, index) if tokens[end - length : end] == context}
-            if following:
-                return following
-        return set()
+        return {tokens[end] for end in _find_same_places(tokens, index)}
+
+    def explain_shift(self, index: int) -> Shift | None:
+        """How a call that did not come before in its place, and those behind it, differ from what came there before."""
+        moves = self._moves.tokens
+        position = self._moves.positions[index]
+        if position and moves[position - 1] == _TRANSFERS and self._is_new(position - 1):
+            position -= 1  # what is missing is missing before the sends and receives that precede the call
+        places = _find_same_places(moves, position)
+        if not places:
+            return None
+        actual, since = moves[position:], moves[places[0] : position]
+        repeats = 2 + len(actual) // len(since)  # what followed there goes on as what came since
+        return explain_shift(actual, since * repeats)
+
+    def _is_new(self, position: int) -> bool:
+        moves = self._moves.tokens
+        places = _find_same_places(moves, position)
+        return bool(places) and moves[position] not in {moves[end] for end in places}
 
     def find_deviation(self) -> int | None:
         """The position of the last calls' first one that did not come before in its place; None without one.
@@ -95,3 +141,35 @@ class History:
             if token == self.tokens[index]
         }
         return not places or self.calls[index].frames in places
+
+
+#: Sends and receives between two collectives, whose order need not be the same in each step.
+_TRANSFERS = Token("", Signature("sends and receives", None, None))
+
+
+class _Moves(NamedTuple):
+    """Collectives and the sends and receives between them; ``positions`` are those of the collectives."""
+
+    tokens: list[Token]
+    positions: list[int]
+
+
+def _to_moves(calls: Sequence[CollectiveCall]) -> _Moves:
+    moves = _Moves([], [])
+    for call in calls:
+        if not call.is_p2p:
+            moves.positions.append(len(moves.tokens))
+            moves.tokens.append(Token(call.group, signature_of(call)))
+        elif not moves.tokens or moves.tokens[-1] != _TRANSFERS:
+            moves.tokens.append(_TRANSFERS)
+    return moves
+
+
+def _find_same_places(tokens: Sequence[Token], index: int) -> list[int]:
+    """The earlier positions behind the longest stretch of tokens that also ends before a position."""
+    for length in range(min(_LONGEST_CONTEXT, index), 0, -1):
+        context = tokens[index - length : index]
+        places = [end for end in range(length, index) if tokens[end - length : end] == context]
+        if places:
+            return places
+    return []

@@ -182,7 +182,9 @@ def _merge_dumps(dumps: Sequence[RecorderDump | None]) -> RecorderDump | None:
     parts = [dump for dump in dumps if dump is not None]
     if len(parts) < 2:  # noqa: PLR2004 - nothing to merge
         return parts[0] if parts else None
-    calls = {(call.group, call.is_p2p, call.sequence, call.operation): call for dump in parts for call in dump.calls}
+    calls = {
+        (call.created_ns, call.group, call.sequence, call.operation): call for dump in parts for call in dump.calls
+    }
     members = {name: ranks for dump in parts for name, ranks in dump.members.items()}
     ordered = sorted(calls.values(), key=lambda call: call.created_ns)
     return RecorderDump(tuple(ordered), members, parts[-1].version)

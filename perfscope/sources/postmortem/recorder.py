@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope.errors import SourceError
@@ -22,6 +23,7 @@ _LISTS = ("torch.jit._pickle.build_intlist", "torch.jit._pickle.build_doublelist
 _COMPLETED = "completed"
 _STARTED = ("started", _COMPLETED)
 _OF_NCCL = "nccl"
+_BATCH = "coalesced"
 
 
 def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
@@ -44,11 +46,7 @@ def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
     entries = document.get("entries") if isinstance(document, Mapping) else None
     if not isinstance(document, Mapping) or not isinstance(entries, Sequence):
         raise SourceError(path, "is no dump of the Flight Recorder: it has no entries")
-    calls, unreadable = [], 0
-    for entry in entries:
-        call = _to_call(entry)
-        calls += [call] if call is not None else []
-        unreadable += call is None
+    calls, unreadable = _to_calls(entries)
     damage = [f"{path.name}: {unreadable} of {len(entries)} entries cannot be read"] if unreadable else []
     calls.sort(key=lambda call: call.created_ns)
     return RecorderDump(tuple(calls), _members(document), _text(document.get("version"))), damage
@@ -81,6 +79,42 @@ def _plain(value: object, depth: int) -> object:
             raise ValueError(f"it would call {function or 'a function'}")
         case _:
             raise ValueError("it holds something else than plain values")
+
+
+def _to_calls(entries: Sequence[object]) -> tuple[list[CollectiveCall], int]:
+    """The calls of a dump, and how many entries cannot be read.
+
+    Behind the sends and receives of a batch NCCL's recorder writes an entry ``coalesced``, which has the number of the
+    collective before it and the batch's own number of sends and receives. It is no collective, but alone knows whether
+    the batch has begun and is over: its state becomes that of the batch's calls.
+    """
+    calls: list[CollectiveCall] = []
+    unreadable = 0
+    for entry in entries:
+        call = _to_call(entry)
+        if call is None or not isinstance(entry, Mapping):
+            unreadable += 1
+        elif call.operation != _BATCH:
+            calls.append(call)
+        else:
+            number = entry.get("p2p_seq_id")
+            before = next((earlier for earlier in reversed(calls) if earlier.group == call.group), None)
+            if before is not None and before.is_p2p and before.sequence == number:
+                _set_state(calls, before, call)
+            elif before is not None or not number:  # else what the batch sent is forgotten already
+                calls.append(call)
+    return calls, unreadable
+
+
+def _set_state(calls: list[CollectiveCall], last: CollectiveCall, batch: CollectiveCall) -> None:
+    """Give the calls of a batch, which end with ``last``, the batch's state."""
+    for index in range(len(calls) - 1, -1, -1):
+        call = calls[index]
+        if call.group != last.group:
+            continue
+        if not call.is_p2p or call.sequence != last.sequence:
+            break
+        calls[index] = replace(call, is_started=batch.is_started, is_completed=batch.is_completed)
 
 
 def _to_call(entry: object) -> CollectiveCall | None:

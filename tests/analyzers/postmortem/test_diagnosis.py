@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_buffers_that_have_wrapped_are_matched_by_number(fault: str, tmp_path: P
     assert (diagnosis.reason, diagnosis.ranks) == (REASONS[fault], (1,)), diagnosis.text
 
 
+@pytest.mark.parametrize("later", [1, 2, 3, 5])
+@pytest.mark.parametrize(("fault", "reason"), [("skip", Reason.SKIPPED), ("order", Reason.ORDER)])
+def test_calls_that_went_on_meanwhile_tell_one_that_was_left_out_from_two_that_changed_places(
+    fault: str, reason: Reason, later: int, tmp_path: Path
+) -> None:
+    whole = [*calls(), *calls()[: len(STEP) + later]]
+    faulty = [*changed(fault), *calls()[: len(STEP) + later]]
+    diagnosis = diagnose_dumps(tmp_path, {0: number(whole), 1: number(faulty)})
+    assert (diagnosis.reason, diagnosis.ranks) == (reason, (1,)), diagnosis.text
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_one_of_two_calls_that_take_turns_is_missing(left_out: int, tmp_path: Path) -> None:
+    turns = [{"size": size} for _ in range(8) for size in (1, 4)]
+    faulty = [call for index, call in enumerate(turns) if index != 10 + left_out]
+    diagnosis = diagnose_dumps(tmp_path, {0: number(turns), 1: number(faulty)})
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.SKIPPED, (1,)), diagnosis.text
+
+
 def test_two_ranks_that_differ_without_a_history_are_both_named(tmp_path: Path) -> None:
     diagnosis = diagnose_dumps(tmp_path, {0: number(calls()[:1]), 1: number(calls()[1:2])})
     assert diagnosis.reason is Reason.UNKNOWN
@@ -108,6 +128,49 @@ def test_a_device_that_has_not_begun_what_others_wait_in_hangs(tmp_path: Path) -
     entries = {rank: number(calls(), state="scheduled" if rank == 2 else "started") for rank in range(4)}
     diagnosis = diagnose_dumps(tmp_path, entries)
     assert (diagnosis.reason, diagnosis.ranks) == (Reason.DEVICE, (2,))
+
+
+def sends(rank: int, state: str, others: str = "completed") -> list[dict[str, Any]]:
+    """Steps of a stage: a batch that sends or receives, then a collective; ``state`` is that of the last batch."""
+    operation = ("send 0->1", "recv 1<-0")[rank]
+    entries = []
+    for step in range(1, STEPS + 1):
+        now = state if step == STEPS else others
+        transfer = entry(step, operation, p2p=True, state="scheduled", created_ns=10**18 + step * 100)
+        whole = {**entry(step - 1, "coalesced", state=now, created_ns=10**18 + step * 100 + 1), "p2p_seq_id": step}
+        over = "scheduled" if step == STEPS else "completed"
+        entries += [transfer, whole, entry(step, state=over, created_ns=10**18 + step * 100 + 2)]
+    return entries
+
+
+def test_a_device_that_does_not_begin_a_send_which_another_stage_waits_for_hangs(tmp_path: Path) -> None:
+    diagnosis = diagnose_dumps(tmp_path, {0: sends(0, "scheduled"), 1: sends(1, "started")})
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.DEVICE, (0,)), diagnosis.text
+    assert "send 0->1" in diagnosis.text
+
+
+@pytest.mark.parametrize("state", ["scheduled", "started"])
+def test_no_device_is_named_where_all_have_begun_or_none(state: str, tmp_path: Path) -> None:
+    diagnosis = diagnose_dumps(tmp_path, {0: sends(0, state), 1: sends(1, state)})
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.UNKNOWN, ()), diagnosis.text
+
+
+@pytest.mark.parametrize(("line", "reason"), [(30, Reason.GROUP), (31, Reason.SKIPPED)])
+def test_a_call_that_no_recorder_holds_waits_in_another_group_where_it_is_the_usual_one(
+    line: int, reason: Reason, tmp_path: Path
+) -> None:
+    evidence = read_post_mortem(write_dumps(tmp_path, {0: number(calls()[:-1], "completed"), 1: number(calls())}))
+    dump = evidence.ranks[1].dump
+    assert dump is not None
+    usual = dump.calls[-1].frames
+    stack = ThreadStack("0x1", (*usual[:-1], CodeLine(usual[-1].file, line, usual[-1].function)))
+    waits = CodeLine("/lib/torch/cuda/__init__.py", 1162, "synchronize")
+    ranks = {
+        0: replace(evidence.ranks[0], stack=stack, noticed_ns=1),
+        1: replace(evidence.ranks[1], stack=ThreadStack("0x1", (waits, usual[-1])), noticed_ns=1),
+    }
+    diagnosis = diagnose(replace(evidence, ranks=ranks))
+    assert (diagnosis.reason, diagnosis.ranks, diagnosis.waiting) == (reason, (0,), (1,)), diagnosis.text
 
 
 def test_uneven_exchanges_are_no_difference(tmp_path: Path) -> None:

@@ -89,6 +89,43 @@ def test_gloo_states_no_states_and_an_entry_that_is_over_is_retired(tmp_path: Pa
     assert [(call.is_started, call.is_completed) for call in dump.calls] == [(None, True), (None, False)]
 
 
+def batch(number: int, *operations: str, state: str, after: int = 7) -> list[dict[str, Any]]:
+    """What NCCL's recorder holds of a batch of sends and receives: the batch itself has the number of a collective."""
+    calls = [entry(number, name, p2p=True, state="scheduled") for name in operations]
+    whole = {**entry(after, "coalesced", state=state), "p2p_seq_id": number, "input_sizes": [], "input_dtypes": []}
+    return [{**call, "time_created_ns": 10**18 + number * 10 + index} for index, call in enumerate([*calls, whole])]
+
+
+def test_the_state_of_a_batch_is_that_of_its_sends_and_receives_and_the_batch_is_no_collective(tmp_path: Path) -> None:
+    entries = [*batch(1, "send 0->1", "send 0->1", state="completed"), *batch(2, "recv 0<-1", state="started")]
+    folder = write_dumps(tmp_path, {0: [*entries, entry(8, state="scheduled")]})
+    dump, damage = read_dump(folder / "nccl_trace_rank_0")
+    assert damage == []
+    assert [(call.operation, call.sequence, call.is_started, call.is_completed) for call in dump.calls] == [
+        ("send 0->1", 1, True, True),
+        ("send 0->1", 1, True, True),
+        ("recv 0<-1", 2, True, False),
+        ("all_reduce", 8, False, False),
+    ]
+
+
+def test_a_batch_whose_beginning_is_forgotten_is_no_collective_either(tmp_path: Path) -> None:
+    entries = [*batch(1, "send 0->1", state="completed"), *batch(2, "recv 0<-1", state="completed"), entry(8)]
+    dump, _ = read_dump(write_dumps(tmp_path, {0: entries[1:]}) / "nccl_trace_rank_0")
+    assert [call.operation for call in dump.calls] == ["recv 0<-1", "all_reduce"]
+
+
+def test_collectives_that_are_launched_together_stay_a_collective(tmp_path: Path) -> None:
+    entries = [entry(1), *batch(3, "send 0->1", state="completed"), entry(8), entry(9, "coalesced", state="started")]
+    entries[-1] |= {"p2p_seq_id": 3}
+    dump, _ = read_dump(write_dumps(tmp_path, {0: entries}) / "nccl_trace_rank_0")
+    assert [(call.operation, call.sequence) for call in dump.calls if not call.is_p2p] == [
+        ("all_reduce", 1),
+        ("all_reduce", 8),
+        ("coalesced", 9),
+    ]
+
+
 def test_a_folder_of_dumps_with_one_that_is_damaged_gives_the_others(tmp_path: Path) -> None:
     folder = write_dumps(tmp_path, {0: ENTRIES, 1: ENTRIES, 2: ENTRIES})
     whole = (folder / "nccl_trace_rank_1").read_bytes()
