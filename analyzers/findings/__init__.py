@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from perfscope.analyzers.findings.devices import describe_own_limit
 from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.findings.ranking import SMALLEST_SHARE, rank_findings
@@ -41,10 +42,12 @@ class Findings(Struct, frozen=True):
     Attributes:
         findings: The one that regains most first.
         step_us: A step of the run.
+        limit: What limits the run, and nobody can change; empty where nothing does.
     """
 
     findings: tuple[Finding, ...]
     step_us: float
+    limit: str = ""
 
     def data(self) -> Json:
         """The value of ``results.findings``."""
@@ -60,6 +63,8 @@ class Findings(Struct, frozen=True):
             lines = [
                 f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} % of a step."
             ]
+        if self.limit and len(lines) < _MOST_LINES:
+            lines.append(self.limit)
         return (Section("Findings", notes=tuple(lines)),)
 
 
@@ -92,4 +97,4 @@ def derive(results: Mapping[str, HasData], graphs: Callable[[], Sequence[object]
     training = Training(facts, Replays(graphs, undisturbed_ns))
     if not training.step_us:
         return None
-    return Findings(rank_findings(training, all_rules()), training.step_us)
+    return Findings(rank_findings(training, all_rules()), training.step_us, describe_own_limit(training))

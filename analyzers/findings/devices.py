@@ -15,6 +15,8 @@ _POWER_CAP = "software power cap"
 _OWN_LIMIT = 0.97
 #: Fewer throttled steps are an accident.
 _FEWEST_STEPS = 0.1
+#: In so many steps a limit is no accident, and with so much less of the clock it is worth a line.
+_MOSTLY, _WORTH_A_LINE = 0.5, 0.1
 _FREE = 0.5
 #: What a step pays once, however large its batch is, as a share of it.
 _LARGEST_FIXED = 0.2
@@ -65,6 +67,31 @@ def _throttled(training: Training, row: str) -> Cause | None:
     ranks = facts.value(f"{row}/ranks")
     of_ranks = tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, (list, tuple)) else ()
     return Cause(cost_us, (0.0, cost_us), of_ranks, (evidence,), advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def describe_own_limit(training: Training) -> str:
+    """That a GPU reaches its own power limit, which no setting raises; empty where none does in most steps."""
+    facts = training.facts
+    slowest, text = 1.0, ""
+    for row in facts.rows("/throttling"):
+        gpu = _same_gpu(training, row)
+        limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
+        clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
+        covered = facts.amount(f"{row}/known_steps")
+        steps = sum(
+            len(facts.rows(f"{cause}/steps"))
+            for cause in facts.rows(f"{row}/causes")
+            if facts.text(f"{cause}/cause") == _POWER_CAP
+        )
+        if not limit or limit < _OWN_LIMIT * own or not highest or not covered or steps < _MOSTLY * covered:
+            continue
+        if 0 < clock / highest < min(slowest, 1 - _WORTH_A_LINE):
+            slowest = clock / highest
+            text = (
+                f"A GPU's own power limit of {limit:.0f} W holds its clock at {clock:.0f} of {highest:.0f} MHz in "
+                f"{percent(min(steps / covered, 1.0)):.0f} % of the steps, which no setting regains."
+            )
+    return text
 
 
 def _same_gpu(training: Training, row: str) -> str:

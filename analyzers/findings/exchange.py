@@ -14,6 +14,9 @@ from perfscope.report import percent
 #: What DDP does on the host where the option is on: its search, and the node that copies what the model returns.
 _SEARCH = re.compile(r"^torch\.distributed\.ddp\.reducer::search_unused_parameters$|^_DDPSink(?:Backward)?$")
 _GLOO = "gloo:all_reduce"
+_ON_DEVICE = "Device -> Device"
+#: What ZeRO calls the options of its overlap, and the value with which nothing overlaps.
+_OPTIONS_OF_ZERO = (("overlap_comm", "overlap_comm", False), ("prefetch_bucket_size", "stage3_prefetch_bucket_size", 0))
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALL_BYTES = MEGA
 _MOST_SMALL = 16
@@ -158,7 +161,8 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
     share = sum(facts.amount(f"{row}/duration_us") for row in rows) / times if times else 0.0
     searches = [row for row in facts.rows("/host/operators") if _SEARCH.search(facts.text(f"{row}/name"))]
     search_us = sum(facts.amount(f"{row}/total_us") for row in searches) / _steps_of_ranks(training)
-    cost_us = max(share * rank.communication, search_us)
+    copy, copy_us = _longest_copy(training)
+    cost_us = max(share * rank.communication + copy_us, search_us)
     evidence = [
         Evidence(
             f"`find_unused_parameters` is on for {tensors:.0f} parameters.",
@@ -168,6 +172,9 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
     if searches:
         text = f"The search, and the copies of what the model returns, take {search_us / US_PER_MS:.2f} ms of a step."
         evidence.append(Evidence(text, tuple(f"{row}/total_us" for row in searches)))
+    if copy_us:
+        text = f"DDP copies what the model returns: the longest copy on the device takes {copy_us / US_PER_MS:.2f} ms."
+        evidence.append(Evidence(text, (f"{copy}/max_us",)))
     advice = "Where every parameter gets a gradient, try " + option(
         training,
         {
@@ -176,9 +183,21 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
             TORCH: "`DistributedDataParallel(find_unused_parameters=False)`, or `static_graph=True`.",
         },
     )
-    is_seen = search_us > share * rank.communication
+    is_seen = search_us > share * rank.communication + copy_us
     confidence, low_us = (Confidence.MEDIUM, cost_us / 2) if is_seen else (Confidence.LOW, 0.0)
     return Cause(cost_us, (low_us, cost_us), (), tuple(evidence), advice, confidence, Basis.BOUND)
+
+
+def _longest_copy(training: Training) -> tuple[str, float]:
+    """Where the longest copy on the device is, and its exposed part; traces do not name what it copies."""
+    facts = training.facts
+    rows = {row: facts.amount(f"{row}/max_us") for row in facts.rows("/kernels/names") if _is_copy(training, row)}
+    row = max(rows, key=lambda row: rows[row], default="")
+    return row, min(rows.get(row, 0.0), training.exposed_copies_us(_ON_DEVICE))
+
+
+def _is_copy(training: Training, row: str) -> bool:
+    return training.facts.text(f"{row}/work") == "copy" and _ON_DEVICE in training.facts.text(f"{row}/name")
 
 
 def find_exposed_communication(training: Training) -> Cause | None:
@@ -207,11 +226,24 @@ def find_exposed_communication(training: Training) -> Cause | None:
         f"Communication, mostly of the axis {axis}, is exposed for {cost_us / US_PER_MS:.2f} ms of a step.{sentence}",
         (f"{row}/marked/exposed_us", f"{rank.pointer}/exposed_communication_us"),
     )
+    settings = _settings_against_overlap(training)
     advice = _overlap_advice(training, axis)
     return Cause(
-        cost_us, (0.0, cost_us), (rank.rank,), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND,
+        cost_us, (0.0, cost_us), (rank.rank,), (evidence, *settings), advice, Confidence.MEDIUM, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
+
+
+def _settings_against_overlap(training: Training) -> list[Evidence]:
+    """Options of ZeRO that are set so that nothing overlaps."""
+    facts, engine = training.facts, "/setup/ranks/0/engine/zero_optimization"
+    if facts.number(f"{engine}.stage") is None:
+        return []
+    return [
+        Evidence(f"`{option_name}` of `zero_optimization` is {str(value).lower()}.", (f"{engine}.{setting}",))
+        for setting, option_name, value in _OPTIONS_OF_ZERO
+        if facts.value(f"{engine}.{setting}") == value
+    ]
 
 
 def _overlap_advice(training: Training, axis: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import gc
-import os
 import time
 from pathlib import Path
 
@@ -21,6 +21,7 @@ MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257
 DEEP = GptConfig(layers=8, hidden=4096, heads=32, vocabulary=8192, seq_len=513)
 WIDE = GptConfig(layers=2, hidden=8192, heads=64, vocabulary=8192, seq_len=513)
 TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
+MANY_LOGITS = GptConfig(layers=1, hidden=256, heads=4, vocabulary=65536, seq_len=1025)
 WIDE_OUTPUT = GptConfig(layers=1, hidden=32, heads=4, vocabulary=8192, seq_len=65)
 ON_CPU = GptConfig(layers=2, hidden=96, heads=4, vocabulary=256, seq_len=65)
 
@@ -52,6 +53,7 @@ class Case:
     returns_logits: bool = False  # whether the loss is computed outside of the model
     cross_entropy: bool = False  # of these logits as they are, in place of their mean square
     norm_by_hand: bool = False
+    all_zeros: bool = False  # whether all parameters are 0, and stay so
     save_every: int = 0
     ddp: dict | None = None
     no_sync: bool = True
@@ -127,18 +129,17 @@ def empty_cache(*_):
 
 
 def outgrow_cache(step, *_):
-    """Ask for more than any cached block, on a device without room for both: the allocator empties its cache."""
+    """Ask for more than any cached block, on a device without room for all: the allocator empties its cache.
+
+    What trains takes parts of the blocks, which then cannot be freed: where that is too much, the step goes on without.
+    """
     gib = 1 << 30
     if step == FIRST_OUTGROWN:
-        limit = torch.cuda.max_memory_reserved() + 3 * gib
+        limit = torch.cuda.max_memory_reserved() + 4 * gib
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties().total_memory)
     if step >= FIRST_OUTGROWN:
-        torch.empty(2 * gib + step * (16 << 20), dtype=torch.uint8, device="cuda")
-
-
-def narrow_network(case):
-    """Collectives use few multiprocessors, and take as long as over a slower network."""
-    os.environ["NCCL_MAX_CTAS"] = "4"
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(2 * gib + step * (16 << 20), dtype=torch.uint8, device="cuda")
 
 
 def reduce_each(model):
@@ -158,9 +159,15 @@ def reduce_flat(model):
 
 FIRST_OUTGROWN = 3
 SMALL = {"batch": 4}
-GATHERED = {"config": DEEP, "ranks": 2, "batch": 4, "prepare": narrow_network}
+#: Large batches: the device, and not the host or the network, is what these trainings wait for.
+GATHERED = {"config": DEEP, "ranks": 2, "batch": 20, "steps": 26, "windows": "14-15"}
+FED_BY_ZERO = GATHERED | {"batch": 32}
+LOGITS = {"config": MANY_LOGITS, "ranks": 2, "batch": 24, "returns_logits": True}
+POWERFUL = {"config": WIDE, "batch": 16, "steps": 50, "windows": "38-39"}
 NEVER = "1000"
 BY_OPERATORS = {"batch": 8, "shapes": True, "modules": True}
+#: Where nothing is gathered ahead, and what is gathered is gathered between the products.
+NO_PREFETCH = {"stage": 3, "stage3_prefetch_bucket_size": 0, "overlap_comm": False}
 CASES = {
     "clean": Case(),
     "clean_small": Case(**SMALL),
@@ -194,15 +201,15 @@ CASES = {
     "ddp_no_no_sync": Case(ranks=2, ddp={}, batch=4, accumulation=4, no_sync=False),
     "ddp_clean_small": Case(ranks=2, ddp={}, **SMALL),
     "ddp_tiny_buckets": Case(ranks=2, ddp={"bucket_cap_mb": 0.05}, **SMALL),
-    "ddp_clean_logits": Case(MIDDLE, ranks=2, batch=8, ddp={}, returns_logits=True),
-    "ddp_find_unused": Case(MIDDLE, ranks=2, batch=8, ddp={"find_unused_parameters": True}, returns_logits=True),
+    "ddp_clean_logits": Case(**LOGITS, ddp={}),
+    "ddp_find_unused": Case(**LOGITS, ddp={"find_unused_parameters": True}),
     "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
     "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
     "fsdp": Case(ranks=2, fsdp=True, batch=1),
     "fsdp1_clean": Case(**GATHERED, fsdp1={"backward_prefetch": "BACKWARD_PRE", "forward_prefetch": True}),
     "fsdp1_no_prefetch": Case(**GATHERED, fsdp1={"backward_prefetch": None, "forward_prefetch": False}),
-    "zero3_clean": Case(**GATHERED, zero={"stage": 3}),
-    "zero3_no_prefetch": Case(**GATHERED, zero={"stage": 3, "stage3_prefetch_bucket_size": 0}),
+    "zero3_clean": Case(**FED_BY_ZERO, zero={"stage": 3}),
+    "zero3_no_prefetch": Case(**FED_BY_ZERO, zero=NO_PREFETCH),
     "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
     "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
     "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
@@ -210,7 +217,8 @@ CASES = {
     "straggler_stall": Case(ranks=2, ddp={}, slow_rank={"in_block": stall_device(3000)}),
     "memory_unused": Case(WIDE, batch=1),
     "allocator_retries": Case(**SMALL, in_step=outgrow_cache),
-    "power": Case(WIDE, batch=16, steps=90, windows="70-71"),  # products so large that the limit of power is reached
+    "power": Case(**POWERFUL),  # products so large that the limit of power is reached
+    "power_of_zeros": Case(**POWERFUL, all_zeros=True),  # the same products of zeros, which take less power
     "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
     "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
     "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),

@@ -88,13 +88,20 @@ class NormByHand(torch.nn.LayerNorm):
         return scaled.to(states.dtype) * self.weight + self.bias
 
 
-def build(case, device):
-    with device:  # a processor takes many seconds for the random numbers of a large model
-        model = (Logits if case.returns_logits else Gpt)(case.config).to(case.dtype)
+def change_parts(case, model):
+    if case.all_zeros:
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
     if case.norm_by_hand:
         for module in model.modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.__class__ = NormByHand
+
+
+def build(case, device):
+    with device:  # a processor takes many seconds for the random numbers of a large model
+        model = (Logits if case.returns_logits else Gpt)(case.config).to(case.dtype)
+    change_parts(case, model)
     for block in model.blocks:
         forward = block.forward
 
@@ -144,7 +151,7 @@ def train_deepspeed(case, device, turn):
     config = {
         "train_micro_batch_size_per_gpu": case.batch,
         "bf16": {"enabled": GPU},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, **case.optimizer}},
         "zero_optimization": case.zero,
         "steps_per_print": 10**9,
     }
