@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfscope.bench.settings import Variant, choose_strategies, expand_matrix
@@ -57,27 +57,29 @@ def read_matrix(path: Path) -> dict[str, object]:
     return document
 
 
-def expand_rows(document: Mapping[str, object], precision: str) -> tuple[Variant, ...]:
-    """The rows of a matrix file, each once; ``precision`` is for tables that name none.
+def expand_rows(tables: object, typed: Mapping[str, Sequence[object]], precision: str) -> tuple[Variant, ...]:
+    """The rows of tables, each once.
+
+    Args:
+        tables: Those of ``[[rows]]``.
+        typed: Values that were typed, which replace those of every table.
+        precision: For tables that name none.
 
     Raises:
         UsageError: A strategy, a precision or an option is unknown.
     """
-    tables = document["rows"]
     assert isinstance(tables, list)
-    variants = [variant for table in tables for variant in _expand_table(table, precision)]
+    variants = [variant for table in tables for variant in _expand_table({**table, **typed}, precision)]
     return tuple(dict.fromkeys(variants))
 
 
-def _expand_table(table: Mapping[str, list[object]], precision: str) -> tuple[Variant, ...]:
-    strategies = choose_strategies([str(name) for name in table.get("strategies", ["all"])])
-    nprocs = parse_nprocs([str(number) for number in table.get("nproc", [1])])
-    precisions = [str(name) for name in table.get("precision", [precision])]
+def _expand_table(table: Mapping[str, Sequence[object]], precision: str) -> tuple[Variant, ...]:
+    words = {key: [str(value) for value in values] for key, values in table.items()}
     return expand_matrix(
-        strategies,
-        nprocs,
-        parse_precisions(precisions),
-        parse_options([str(o) for o in table.get("options", ["plain"])]),
+        choose_strategies(words.get("strategies", ["all"])),
+        parse_nprocs(words.get("nproc", ["1"])),
+        parse_precisions(words.get("precision", [precision])),
+        parse_options(words.get("options", ["plain"])),
     )
 
 

@@ -90,13 +90,23 @@ def test_a_matrix_file_lists_rows_each_once(tmp_path: Path) -> None:
     )
     document = read_matrix(path)
     assert document["batch-size"] == 8
-    assert [row.key for row in expand_rows(document, "fp32")] == [
+    assert [row.key for row in expand_rows(document["rows"], {}, "fp32")] == [
         "single-1-fp32",
         "ddp-1-fp32",
         "ddp-2-fp32",
         "ddp-2-bf16",
         "ddp-2-bf16-recompute",
         "ddp-2-fp32-recompute",
+    ]
+
+
+def test_what_was_typed_replaces_what_the_tables_say() -> None:
+    tables: list[object] = [{"strategies": ["single"], "precision": ["fp32"]}, {"strategies": ["ddp"], "nproc": [1, 4]}]
+    assert [row.key for row in expand_rows(tables, {"precision": ["bf16"]}, "fp32")] == [
+        *("single-1-bf16", "ddp-1-bf16", "ddp-4-bf16"),
+    ]
+    assert [row.key for row in expand_rows(tables, {"nproc": ["2"], "options": ["recompute"]}, "bf16")] == [
+        *("single-1-fp32-recompute", "ddp-2-bf16-recompute"),
     ]
 
 
@@ -123,7 +133,7 @@ def test_unknown_words_in_rows_are_named(tmp_path: Path) -> None:
     for line, word in (("options = ['fast']", "fast"), ("precision = ['fp8']", "fp8"), ("strategies = ['x']", "'x'")):
         document = read_matrix(matrix_file(tmp_path, f"[[rows]]\n{line}"))
         with pytest.raises(UsageError, match=word):
-            expand_rows(document, "fp32")
+            expand_rows(document["rows"], {}, "fp32")
 
 
 def test_the_settings_are_plain_json(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_its_matrix_file_can_be_read(tmp_path: Path) -> None:
     path.write_text(GUIDE.partition("```toml\n")[2].partition("```")[0])
     document = read_matrix(path)
     assert document["weak"] is True
-    assert len(expand_rows(document, "bf16")) == 1 + 3 + 2 + 4
+    assert len(expand_rows(document["rows"], {}, "bf16")) == 1 + 3 + 2 + 4
 
 
 def test_the_tables_of_a_folder_are_printed(

@@ -46,7 +46,7 @@ def bench(
     """Train a model by many strategies under `perfscope profile`, and compare them in one table."""
     fit_bytes = None if running.fit is None else round(running.fit * GB)
     if results is not None:
-        strategies = choose_strategies(matrix.strategies.split(","))
+        strategies = choose_strategies((matrix.strategies or "all").split(","))
         chosen = [measurement for measurement in read_rows(results) if measurement.variant.strategy in strategies]
         return Outcome(to_report(read_settings(results), chosen, fit_bytes), format)
     choice = choose_matrix(matrix, settings, running)

@@ -10,15 +10,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.bench.matrix_file import (
-    OPTION_SETS,
-    expand_rows,
-    parse_nprocs,
-    parse_options,
-    parse_precisions,
-    read_matrix,
-)
-from perfscope.bench.settings import Settings, Variant, choose_strategies, expand_matrix
+from perfscope.bench.matrix_file import OPTION_SETS, expand_rows, read_matrix
+from perfscope.bench.settings import Settings, Variant
 from perfscope.commands.options.common import require_positive
 from perfscope.errors import UsageError
 
@@ -35,6 +28,7 @@ _DEFAULTS: dict[str, object] = {
 }
 _BATCH = {"cuda": 64, "cpu": 16}
 _IMAGE_SIZE = {"cuda": 28, "cpu": 16}
+_NPROCS = ["1", "2"]
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
 
@@ -50,23 +44,29 @@ class MatrixOptions:
     """Which rows there are."""
 
     strategies: Annotated[
-        str, typer.Option(help="Strategies, such as single,ddp,fsdp2, or all.", rich_help_panel=_ROWS)
-    ] = "all"
+        str | None,
+        typer.Option(help="Strategies, such as single,ddp,fsdp2, or all.", show_default="all", rich_help_panel=_ROWS),
+    ] = None
     nproc: Annotated[
-        str,
-        typer.Option(help="Numbers of devices, such as 1,2,4: GPUs, or processes on CPUs.", rich_help_panel=_ROWS),
-    ] = "1,2"
+        str | None,
+        typer.Option(
+            help="Numbers of devices, such as 1,2,4: GPUs, or processes on CPUs.",
+            show_default="1,2",
+            rich_help_panel=_ROWS,
+        ),
+    ] = None
     precision: Annotated[
         str | None,
         typer.Option(help="Precisions: fp32,bf16.", show_default="bf16 on GPUs, fp32 on CPUs", rich_help_panel=_ROWS),
     ] = None
     options: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"Variants of each strategy: {','.join(OPTION_SETS)}; recompute is activation checkpointing.",
+            show_default="plain",
             rich_help_panel=_ROWS,
         ),
-    ] = "plain"
+    ] = None
     matrix: Annotated[
         Path | None,
         typer.Option(
@@ -277,15 +277,11 @@ def choose_matrix(matrix: MatrixOptions, typed: SettingOptions, running: RunOpti
 
 
 def _list_rows(matrix: MatrixOptions, document: dict[str, object], precision: str) -> tuple[Variant, ...]:
-    if document:
-        return expand_rows(document, precision)
-    precisions = (matrix.precision or precision).split(",")
-    return expand_matrix(
-        choose_strategies(matrix.strategies.split(",")),
-        parse_nprocs(matrix.nproc.split(",")),
-        parse_precisions(precisions),
-        parse_options(matrix.options.split(",")),
-    )
+    """The rows of the matrix file, whose tables lack what was typed or have it replaced; else of what was typed."""
+    words = {name: getattr(matrix, name) for name in ("strategies", "nproc", "precision", "options")}
+    typed = {name: value.split(",") for name, value in words.items() if value is not None}
+    tables = document.get("rows", [{"nproc": _NPROCS}])
+    return expand_rows(tables, typed, precision)
 
 
 def _list_typed(typed: SettingOptions, running: RunOptions) -> dict[str, object]:
