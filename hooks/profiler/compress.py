@@ -28,7 +28,10 @@ _PATH_VARIABLE = "PERFSCOPE_MODULES"
 _MEASURE = "import os, sys; sys.path[:] = os.environ[{variable!r}].split(os.pathsep); {call}(sys.argv[1:])"
 _CALL = "from perfscope.engine.partials_at_capture import serve; serve"
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+#: A folder that holds one of them is a place of installed packages, whatever its name (``pip install --target``).
+_PACKAGES = ("isal", "msgspec", "numpy")
 
+_SESSION_PRIORITY = "/proc/self/autogroup"
 _TEMPORARY = "/tmp"
 _LOCK = "lock"
 _LONGEST_S = 3600
@@ -140,9 +143,14 @@ def write_parts(source: BinaryIO, target: BinaryIO, part_bytes: int = _PART_BYTE
 def _list_folders() -> list[str]:
     """The folders of Python and of installed packages that this process imports from, and the one of perfscope."""
     ours = os.path.dirname(os.path.dirname(sys.modules["perfscope"].__path__[0] + os.sep))
+    return [*dict.fromkeys((*(os.path.abspath(path) for path in sys.path if _is_of_packages(path)), ours))]
+
+
+def _is_of_packages(path: str) -> bool:
     prefixes = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix, sys.base_exec_prefix})
-    installed = [path for path in sys.path if os.path.basename(path) in _PACKAGE_FOLDERS or path.startswith(prefixes)]
-    return [*dict.fromkeys((*installed, ours))]
+    if os.path.basename(path) in _PACKAGE_FOLDERS or path.startswith(prefixes):
+        return True
+    return any(os.path.isfile(os.path.join(path, package, "__init__.py")) for package in _PACKAGES)
 
 
 def start_measuring(paths: list[str]) -> None:
@@ -200,15 +208,27 @@ def _start_measuring(queue: str, lock: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            # It stays in the session of this process, whose priority is that of both.
             pass_fds=[lock],
             # Threads of numerical libraries would start on every processor.
             env={_PATH_VARIABLE: os.environ[_PATH_VARIABLE], "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
 
 
-if __name__ == "__main__":
+def become_idle() -> None:
+    """Take a processor where nobody else wants it, from now on.
+
+    Where Linux shares processors among sessions first (``sched_autogroup``), a priority counts inside a session alone:
+    one such process would take as much of a processor as all ranks together.
+    """
     os.nice(19)
+    if os.getsid(0) == os.getpid():  # else it is the session of whoever started it by hand
+        with contextlib.suppress(OSError), open(_SESSION_PRIORITY, "w", encoding="ascii") as file:
+            file.write("19")
+
+
+if __name__ == "__main__":
+    become_idle()
     for trace in sys.argv[1:]:
         with contextlib.suppress(OSError):
             compress(trace)

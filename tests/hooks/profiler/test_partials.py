@@ -100,6 +100,13 @@ def test_the_modules_of_the_training_script_are_not_imported(monkeypatch: pytest
     assert folders[-1] == str(ROOT)
 
 
+def test_packages_are_found_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "packages" / "msgspec").mkdir(parents=True)
+    (tmp_path / "packages" / "msgspec" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    assert compress._list_folders()[0] == str(tmp_path / "packages")
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"traceEvents": [{"ph": "X", "na', os.urandom(4096)])
 def test_a_trace_that_cannot_be_read_has_no_partials(trace: Path, text: bytes) -> None:
     trace.write_bytes(text)
@@ -135,7 +142,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     class Started:
         def __init__(self, words: list[str], **options: object) -> None:
             words_of_each.append([*words[:-1], str(os.dup(int(words[-1])))])
-            assert options["start_new_session"]
+            assert "start_new_session" not in options  # it has the priority of the compressor's session
             assert options["stdout"] is options["stderr"] is subprocess.DEVNULL
 
     monkeypatch.setattr(subprocess, "Popen", Started)  # it has nothing else that could be called
