@@ -45,7 +45,7 @@ class Loss(StrEnum):
 
     ``plain`` is PyTorch's cross-entropy in fp32: the logits, their log-probabilities in fp32, and two gradients.
     ``fused`` keeps one fp32 copy (Korthikanti et al. 2022, section 4.3). ``compiled`` keeps the 16-bit logits,
-    because torch.compile fuses what follows them. ``chunked`` never stores all logits.
+    because torch.compile fuses what follows them. ``chunked`` has the logits of an eighth of the tokens at a time.
     """
 
     PLAIN = "plain"
@@ -57,6 +57,7 @@ class Loss(StrEnum):
 #: Defaults of DeepSpeed's ZeRO 3.
 _MOST_LIVE_PARAMETERS, _REDUCED_ELEMENTS = 10**9, 5 * 10**8
 _GATHERED_LAYERS = 2
+_CHUNKS = 8
 _OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
 
 
@@ -163,6 +164,7 @@ class Memory:
         weights, gradients, optimizer, activations: The parts; weights with the copies that the backward pass needs.
         cast: The copies among the weights, which are gone when the optimizer steps.
         gathered: What ZeRO 3 gathers of the weights at once, with its buckets of gradients.
+        buckets: What DistributedDataParallel sends gradients in; they stay when the gradients are freed.
         stepping: Temporary tensors of the optimizer's step.
         is_plain_loop: Whether gradients are freed before the forward pass.
     """
@@ -174,13 +176,14 @@ class Memory:
     activations: int
     cast: int = 0
     gathered: int = 0
+    buckets: int = 0
     stepping: int = 0
     is_plain_loop: bool = False
 
     @property
     def total(self) -> int:
         """The peak: of a plain loop without accumulation the activations are gone when all gradients are there."""
-        together = self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+        together = self.weights + self.gradients + self.optimizer + self.activations + self.gathered + self.buckets
         if not self.is_plain_loop or (self.layout.micro_batches or 1) > 1:
             return together
         stepping = together - self.activations - self.gathered - self.cast + self.stepping
@@ -260,10 +263,16 @@ def _estimate_states(
         activations=0,
         cast=copies,
         gathered=ceil(scale * _gathered_bytes(model, precision, parameters)) if is_gathered else 0,
+        buckets=state_bytes(GRADIENTS, precision.gradients) if _has_ddp(layout, precision) else 0,
         # torch's foreach optimizers make one tensor of each gradient's size
         stepping=state_bytes(GRADIENTS, precision.gradients),
         is_plain_loop=precision.is_plain_loop,
     )
+
+
+def _has_ddp(layout: Layout, precision: Precision) -> bool:
+    """Whether DistributedDataParallel exchanges the gradients of a plain loop, whose optimizer may be sharded."""
+    return precision.is_plain_loop and layout.data * layout.context > 1 and layout.zero < _SHARDED_FROM[GRADIENTS]
 
 
 def _gathered_bytes(model: Transformer, precision: Precision, parameters: _ParametersPerGpu) -> float:
@@ -365,7 +374,7 @@ def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Lay
         Loss.PLAIN: kept_logits + 3 * 4,
         Loss.COMPILED: element_bytes,
         Loss.FUSED: 4,
-        Loss.CHUNKED: 0,
+        Loss.CHUNKED: (element_bytes + 3 * 4) / _CHUNKS,
     }[layout.loss]
     logits = bytes_per_logit * vocabulary_rows(model)
     return ceil(tokens * (2 * element_bytes * model.hidden + logits) / layout.tensor)

@@ -45,6 +45,7 @@ def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
         "optimizer_bytes": memory.optimizer,
         "activations_bytes": memory.activations,
         "gathered_bytes": memory.gathered,
+        "buckets_bytes": memory.buckets,
         "total_bytes": memory.total,
         "fits": _fits(memory, peak),
     }
@@ -102,6 +103,8 @@ def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
         )
     if any(memory.gathered for memory in estimates):
         notes.append("Total: with the weights that ZeRO 3 gathers at once, and its buckets of gradients.")
+    if any(memory.buckets for memory in estimates):
+        notes.append("Total: with the buckets in which DistributedDataParallel sends the gradients.")
     context = estimates[0].layout.context
     if context > 1:
         notes.append(f"Each sequence is split over {context} context-parallel ranks.")

@@ -12,6 +12,7 @@ from perfscope.analyzers.planning.memory import (
     Loss,
     Optimizer,
     activation_bytes,
+    autocast_precision,
     estimate_memory,
     full_precision,
     mixed_precision,
@@ -87,15 +88,15 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
 
 
 def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> None:
-    model = preset("gpt3-1.3b")
+    model = preset("gpt3-1.3b")._replace(vocabulary=1024)
     sbh = 2048 * model.hidden
     kept = {
         form: activation_bytes(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
         for form in (Checkpointing.NONE, Checkpointing.FULL)
     }
-    norm_and_its_product = 4 * sbh  # gone before a layer is recomputed
+    head = 4 * sbh + 14 * 2048 * 1024 // 8  # the norm, its product, an eighth of the logits
     assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
-        sbh * 34 * (model.layers - 1) + norm_and_its_product - sbh * 2 * model.layers
+        sbh * 34 * (model.layers - 1) + head - sbh * 2 * model.layers
     )
 
 
@@ -108,7 +109,27 @@ def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
         for loss in Loss
     }
     logits = 8192 * 128256
-    assert head == {Loss.PLAIN: 14 * logits, Loss.COMPILED: 2 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: 0}
+    chunk = 14 * logits // 8
+    parts = {Loss.PLAIN: 14 * logits, Loss.COMPILED: 2 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: chunk}
+    assert head == {loss: part - chunk for loss, part in parts.items()}
+
+
+def test_ddp_holds_buckets_of_the_size_of_all_gradients_beside_the_activations() -> None:
+    model = preset("gpt2")
+    totals = {
+        data: estimate_memory(
+            model,
+            layout(data=data),
+            parameters=total_parameters(model),
+            seq_len=1024,
+            precision=autocast_precision(Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for data in (1, 2)
+    }
+    assert totals[1].buckets == 0
+    assert totals[2].buckets == 4 * total_parameters(model)
+    assert totals[2].total - totals[1].total == totals[2].buckets
 
 
 def test_the_fuller_end_of_a_pipeline_counts() -> None:

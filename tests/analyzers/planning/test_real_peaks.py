@@ -33,10 +33,6 @@ with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
     TRAININGS = {row["training"]: row for row in csv.DictReader(file)}
 
 
-#: DeepSpeed held 2.6 GB more between steps than its parts that are known, of a model of 1.3 billion parameters.
-LIMITS = {"zero3-1.3B": 0.12}
-
-
 def estimate(row: dict[str, str]) -> Memory:
     hidden = int(row["hidden"])
     model = Transformer(
@@ -75,4 +71,4 @@ def estimate(row: dict[str, str]) -> Memory:
 @pytest.mark.parametrize("training", TRAININGS)
 def test_an_estimate_is_within_5_percent_of_the_peak_of_a_real_training(training: str) -> None:
     row = TRAININGS[training]
-    assert estimate(row).total == pytest.approx(int(row["peak_bytes"]), rel=LIMITS.get(training, 0.05))
+    assert estimate(row).total == pytest.approx(int(row["peak_bytes"]), rel=0.05)
