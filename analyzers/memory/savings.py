@@ -89,12 +89,17 @@ def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) ->
             deltas += _recompute_layer(lifetimes, rows)
         saved = present - _peak_with(lifetimes, deltas)
         yield Saving(
-            f"recompute each of the {_count_layers(purposes, stack)} layers of `{stack}` in the backward pass "
-            "(activation checkpointing)",
+            f"recompute each of the {_count_layers(purposes, stack)} layers of {_name_stack(stack)} "
+            "in the backward pass (activation checkpointing)",
             saved,
             "their forward pass runs once more: up to a third more operations",
             _FORWARD_SHARE * _share_of_forward(lifetimes, purposes, layers),
         )
+
+
+def _name_stack(stack: str) -> str:
+    """The container of layers; the model itself has no path."""
+    return f"`{stack}`" if stack else "the model"
 
 
 def _count_layers(purposes: Purposes, stack: str) -> int:
