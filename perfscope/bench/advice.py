@@ -89,12 +89,10 @@ def explain(row: Row, first: Row) -> str:
         parts.append(f"computation hides {percent(overlap):.0f} % of its communication")
     memory, first_memory = row.largest_memory_bytes, first.largest_memory_bytes
     if memory is not None and first_memory and row is not first:
-        change = memory / first_memory - 1
-        parts.append(
-            f"its fullest device needs {memory / GB:.2f} GB, {abs(change):.0%} {'more' if change > 0 else 'less'}"
-        )
-    findings = [finding for training in row.trainings for finding in training.findings][:1]
-    return "; ".join([*parts, *findings]) or "nothing but computation was seen"
+        change = f"{memory / first_memory - 1:+.0%}"
+        words = f"{change[1:]} {'more' if change[0] == '+' else 'less'}" if change[1:] != "0%" else "as much"
+        parts.append(f"its fullest device needs {memory / GB:.2f} GB, {words}")
+    return "; ".join([*parts, *row.findings[:1]]) or "nothing but computation was seen"
 
 
 def advice_lines(advice: Advice, rows: Sequence[Row], names: dict[str, str]) -> Iterator[str]:

@@ -13,6 +13,19 @@ from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds,
 #: Devices whose memory differs by less share one figure.
 _SAME_MEMORY = 0.02
 _NO_LETTERS = ""
+_FEWEST_COMPARED = 2
+_MOST_COSTS = 3
+
+
+#: Why a figure of where the time goes may be absent, by its column.
+_WHY_ABSENT = {
+    "Compute (%)": "No shares: the trace of the profiled step shows no GPU.",
+    "Overlap (%)": "No overlap: no communication ran on a GPU.",
+    "Bubble (%)": "No bubble: no micro-batches pass between processes.",
+    "J/sample": "No energy: NVML sampled none, or not every rank marks steps, as in an RPC pipeline.",
+    "mJ/token": "No energy of a token: no energy, or the samples are not sequences of tokens.",
+    "Checkpoint (GB)": "No checkpoint: `--no-saves`.",
+}
 
 
 def name_rows(rows: Sequence[Row]) -> dict[str, str]:
@@ -51,6 +64,8 @@ def comparison_section(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) 
         "Memory: the peak of the processes' memory." if is_cpu else "Memory: the peak of tensors in the allocator.",
         "Change: of the fullest device's memory against the first row. Loss, accuracy: mean of the last quarter.",
     ]
+    if any(row.mean("util_percent") is not None for row in rows):
+        notes.append("Utilisation: NVML's mean between the first and the last step, the profiled one's pause included.")
     return Section("Strategies", columns, tuple(_compared(row, first) for row in rows), tuple(notes))
 
 
@@ -73,11 +88,33 @@ def time_section(rows: Sequence[Row]) -> Section:
         Column("Checkpoint (s)", 2),
     )
     body = tuple(_timed(row, names[row.variant.key]) for row in measured)
-    notes = (
+    note = (
         "Compute, exposed communication, exposed copies and idle are shares of the profiled step on GPUs. Overlap is "
-        "the share of communication that computation hides, bubble the idle share of a pipeline's stages.",
+        "the share of communication that computation hides, bubble the idle share of a pipeline's stages."
     )
-    return Section("Where the time goes", columns, body, notes)
+    absent = {column.heading for place, column in enumerate(columns) if any(line[place] is None for line in body)}
+    reasons = (reason for heading, reason in _WHY_ABSENT.items() if heading in absent)
+    return Section("Where the time goes", columns, body, (note, *reasons))
+
+
+def costs_section(rows: Sequence[Row]) -> Section | None:
+    """What costs a step of each row the most, beside how much slower it is; None where nothing is known."""
+    measured = [row for row in rows if row.trainings]
+    if len(measured) < _FEWEST_COMPARED or not any(row.findings for row in measured):
+        return None
+    names = name_rows(rows)
+    fastest = max(row.samples_per_s or 0.0 for row in measured)
+    body = tuple(
+        (
+            names[row.variant.key],
+            fastest / row.samples_per_s if row.samples_per_s else None,
+            "; ".join(row.findings[:_MOST_COSTS]) or None,
+        )
+        for row in measured
+    )
+    columns = (Column("Row"), Column("Times the fastest row's time", 2), Column("Findings, the costliest first"))
+    note = "Time: of a sample. A finding is what a step would take less without it; n/a: there is none."
+    return Section("What costs each row the most", columns, body, (note,))
 
 
 def tflops_section(rows: Sequence[Row]) -> Section | None:
@@ -97,8 +134,13 @@ def tflops_section(rows: Sequence[Row]) -> Section | None:
         )
         for row in measured
     )
-    note = "`products` counts the model's own matrix products and convolutions, without recomputation."
-    return Section("TFLOPs per device by convention", columns, body, (note,))
+    notes = ["`products` counts the model's own matrix products and convolutions, without recomputation."]
+    if any(None in line for line in body):
+        notes.append(
+            "The other conventions, and MFU by `megatron_core`, are for a GPT whose shapes the run records: no CNN, no "
+            "layers that tensor parallelism splits, no RPC; and MFU for GPUs."
+        )
+    return Section("TFLOPs per device by convention", columns, body, tuple(notes))
 
 
 def ranking_section(rows: Sequence[Row]) -> Section | None:
@@ -234,6 +276,7 @@ def _row_data(row: Row, first: Row | None) -> Json:
         "joules_per_sample": row.joules_per_sample,
         "joules_per_token": row.joules_per_token,
         "measurements": [training.data() for training in row.trainings],
+        "findings": list(row.findings),
         "notes": list(row.notes),
     }
 
@@ -290,4 +333,5 @@ def sections_of(rows: Sequence[Row], first: Row | None, advice: Advice, *, is_cp
         return
     yield advice_section(advice, rows)
     yield time_section(rows)
-    yield from filter(None, (tflops_section(rows), ranking_section(rows), prediction_section(rows)))
+    others = (costs_section(rows), tflops_section(rows), ranking_section(rows), prediction_section(rows))
+    yield from filter(None, others)

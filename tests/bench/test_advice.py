@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from perfscope.bench.advice import advice_lines, advise, find_front
+from perfscope.bench.advice import advice_lines, advise, explain, find_front
 from perfscope.bench.rows import Row, sum_up
 from perfscope.bench.tables import name_rows
 from tests.bench.examples import measurement, variant
@@ -65,3 +65,8 @@ def test_the_reason_names_what_the_step_waits_for() -> None:
         "10 % of its step is an idle GPU; computation hides 25 % of its communication; "
         "its fullest device needs 44.00 GB, 10% more."
     )
+
+
+def test_the_reason_says_how_memory_differs_from_the_first_row() -> None:
+    rows = [row("single", 20, 40), row("ddp", 15, 30), row("fsdp2", 14, 40.1)]
+    assert [explain(each, rows[0]).rpartition(", ")[2] for each in rows[1:]] == ["25% less", "as much"]

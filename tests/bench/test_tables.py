@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ from perfscope.bench.measurement import Measurement
 from perfscope.bench.prediction import Predictor
 from perfscope.bench.rows import sum_up
 from perfscope.bench.scaling import scaling_sections
-from perfscope.bench.tables import comparison_section, prediction_section, ranking_section, tflops_section, time_section
+from perfscope.bench.tables import (
+    comparison_section,
+    costs_section,
+    prediction_section,
+    ranking_section,
+    tflops_section,
+    time_section,
+)
 from tests.bench.examples import measurement, variant
 from tests.conftest import ROOT
 
@@ -52,6 +60,29 @@ def test_energy_bubble_and_checkpoint_have_their_columns() -> None:
     assert cells(section, "ddp x 2")["Checkpoint (GB)"] == pytest.approx(1.0)
     assert cells(section, "mp x 2")["Bubble (%)"] == pytest.approx(40.0)
     assert len(section.rows) == 3
+
+
+def test_what_is_absent_has_its_reason() -> None:
+    whole = replace(
+        SINGLE, shares={"compute": 1.0}, overlap=0.5, bubble=0.0, save_bytes=1, save_ns=1, tflops={"palm": 1.0}, mfu=0.1
+    )
+    assert len(time_section(sum_up([whole])).notes) == 1
+    assert "No overlap: no communication ran on a GPU." in time_section(sum_up([whole, DDP])).notes
+    alone, both = tflops_section(sum_up([whole])), tflops_section(sum_up([whole, DDP]))
+    assert alone is not None
+    assert both is not None
+    assert (len(alone.notes), len(both.notes)) == (1, 2)
+
+
+def test_every_row_has_what_costs_it_the_most() -> None:
+    findings = ("late host: 30 % of a step", "bubble: 20 % of a step", "copies: 3 % of a step", "more: 2 % of a step")
+    section = costs_section(sum_up([replace(SINGLE, findings=findings), DDP, FAILED]))
+    assert section is not None
+    assert section.rows == (
+        ("single x 1", 2.0, "late host: 30 % of a step; bubble: 20 % of a step; copies: 3 % of a step"),
+        ("ddp x 2", 1.0, None),
+    )
+    assert costs_section(sum_up([SINGLE, DDP])) is None
 
 
 def test_tflops_have_a_column_a_convention() -> None:

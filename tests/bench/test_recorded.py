@@ -1,0 +1,49 @@
+"""What was recorded on GPUs: strategies that train the same weights agree on the loss, and no figure is impossible."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.running import read_rows
+from tests.conftest import ROOT
+
+FOLDERS = ("h200_gpt2", "h200_gpt2_two", "h200_resnet50")
+#: GPT-2's learning rate is high: behind the eighth step the loss leaps once, which makes more of every rounding.
+FIRST_STEPS = 8
+#: In bf16 frameworks round at different places.
+ROUNDING = 5e-4
+
+
+def rows_of(folder: str) -> list[Measurement]:
+    return [row for row in read_rows(ROOT / "fixtures" / "bench" / folder) if row.reason is None]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_equal_strategies_agree_on_the_loss(folder: str) -> None:
+    series = defaultdict(list)
+    for row in rows_of(folder):
+        if row.variant.facts.equals is not None:
+            series[row.variant.facts.equals, row.variant.nproc].append(row)
+    assert any(len(rows) > 1 for rows in series.values())
+    for rows in series.values():
+        first = rows[0].losses[:FIRST_STEPS]
+        for row in rows[1:]:
+            assert row.losses[:FIRST_STEPS] == pytest.approx(first, rel=ROUNDING), (row.name, rows[0].name)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_figures_are_possible(folder: str) -> None:
+    for row in rows_of(folder):
+        assert row.losses[-1] < row.losses[0], row.name
+        assert sum(row.shares.values()) == pytest.approx(1), row.name
+        assert 0 < row.variant.nproc == len(row.memory_bytes), row.name
+        for share in (row.overlap, row.bubble, row.mfu):
+            assert share is None or 0 <= share < 1, row.name
+
+
+def test_the_folders_are_all_that_were_recorded_on_gpus() -> None:
+    assert {path.name for path in Path(ROOT / "fixtures" / "bench").glob("h200*")} == set(FOLDERS)
