@@ -30,6 +30,8 @@ def select_window(ranks: Sequence[RankGraph]) -> tuple[list[RankGraph], list[str
     named = [graph for graph in ranks if graph.rank is not None]
     has_windows = any(count > 1 for count in Counter((graph.rank, graph.marks) for graph in named).values())
     if has_windows and len(named) == len(ranks):
+        if len({graph.path for graph in named}) < len(named):
+            raise MissingInput("one process drives several devices, which no replay joins")
         repeated = next(key for key, count in Counter((g.rank, g.marks) for g in named).items() if count > 1)
         raise MissingInput(f"two traces are of the same steps of rank {repeated[0]}: name one run")
     windows: dict[tuple[int, ...], list[RankGraph]] = {}

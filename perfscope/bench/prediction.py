@@ -7,6 +7,7 @@ from dataclasses import replace
 from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.measuring import Tree, run_perfscope
+from perfscope.bench.settings import order_variants
 from perfscope.constants import US_PER_S
 from perfscope.errors import PerfscopeError
 
@@ -22,8 +23,9 @@ class Predictor:
         self._tflops: dict[str, float] = {}
 
     def start_from(self, measurements: list[Measurement]) -> None:
-        """Take the speed from rows that were measured before."""
-        for measurement in measurements:
+        """Take the speed from rows that were measured before, whatever the order of their files."""
+        order = {variant: number for number, variant in enumerate(order_variants(row.variant for row in measurements))}
+        for measurement in sorted(measurements, key=lambda row: (order[row.variant], row.repetition)):
             self._remember(measurement)
 
     def __call__(self, measurement: Measurement, place: Place) -> Measurement:

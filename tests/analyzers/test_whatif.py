@@ -184,6 +184,8 @@ def test_ranks_of_different_runs_are_refused() -> None:
         answer([(first,), (replace(second, world_size=4),)], ())
     with pytest.raises(MissingInput, match="two traces are of the same steps of rank 0"):
         answer([(first,), (replace(second, rank=0),)], ())
+    with pytest.raises(MissingInput, match="one process drives several devices"):
+        answer([(first,), (replace(first, end_ns=first.end_ns),)], ())
     with pytest.raises(MissingInput, match="recorded 3600 s apart"):
         answer([(first,), (replace(second, base_ns=second.base_ns + 3600 * 10**9),)], ())
 

@@ -141,6 +141,22 @@ def test_plan_and_whatif_predict_a_row_from_its_run(tmp_path: Path) -> None:
     assert cells(section, "zero-1 x 4")["plan: memory (GB)"] == pytest.approx(17.66, abs=0.01)
 
 
+def test_a_sweep_that_goes_on_predicts_from_the_first_row_of_the_table() -> None:
+    """Whatever the order of the files, in which 1f1b is before single."""
+    run_dir = ROOT / "fixtures" / "runs" / "h200_zero1"
+    place = Place(run_dir, run_dir, run_dir, run_dir / "log", run_dir / "gate")
+    slow, fast = (
+        measurement(variant(name, nproc), 10.0, tflops={"bigscience": tflops})
+        for name, nproc, tflops in (("1f1b", 2, 50.0), ("single", 1, 100.0))
+    )
+    steps = []
+    for earlier in ([slow, fast], [fast]):
+        predictor = Predictor()
+        predictor.start_from(earlier)
+        steps.append(predictor(DDP, place).predictions["plan_step_s"])
+    assert steps[0] == steps[1] is not None
+
+
 def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path, tmp_path, tmp_path / "log", tmp_path / "gate")
     predicted = Predictor()(DDP, place)
