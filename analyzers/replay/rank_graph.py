@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from perfscope.analyzers.communication.calls import GroupCalls, calls_by_group, rows_by_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.analyzers.replay.blocks import count_blocks
+from perfscope.analyzers.replay.gathering import find_gathering
 from perfscope.analyzers.replay.stacks import find_stacks
 from perfscope.analyzers.replay.waits import (
     STREAM_WAIT_CALLS,
@@ -24,13 +25,11 @@ from perfscope.analyzers.replay.waits import (
     find_waits,
     is_named,
 )
-from perfscope.analyzers.shared.intervals import covered, union
+from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
 
-#: The ranges of FSDP2 in which it gathers parameters, and copies them out.
-_GATHERING = "FSDP::all_gather"
 _KERNEL_LAUNCHES = frozenset(
     ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 )
@@ -69,8 +68,10 @@ class RankGraph(Struct, frozen=True, eq=False):
         world_size: Ranks of the job; absent where nothing states it.
         lost_events: Launches of kernels in marked steps whose kernel is not in the trace.
         first_mark_ns: When the first marked step began; absent without marks.
-        gather_ns: For each call the time before it in which the backward pass gathered parameters; empty without FSDP2.
-        is_gathering: For each call whether it was made for that, likewise.
+        gather_ns: For each call the time before it in which the backward pass gathered parameters.
+        is_gathering: For each call whether it was made for that.
+        has_operators: Whether operators were read: without them nobody knows when ZeRO-3's host gathers.
+        device_name: The GPU; ``""`` where the trace does not state one.
     """
 
     path: str
@@ -108,6 +109,8 @@ class RankGraph(Struct, frozen=True, eq=False):
     first_mark_ns: int | None = None
     gather_ns: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     is_gathering: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
+    has_operators: bool = False
+    device_name: str = ""
 
     @property
     def origin_ns(self) -> int:
@@ -149,7 +152,7 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
     by_group = rows_by_group(trace, device)
     stacks, stack = _stacks(trace, launched)
     step = step_numbers(trace)
-    gather_ns, is_gathering = _gathering(trace, calls)
+    gather_ns, is_gathering = find_gathering(trace, calls)
     return RankGraph(
         path=trace.path,
         rank=trace.rank,
@@ -186,6 +189,8 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         first_mark_ns=int(trace.steps.start_ns[0]) if len(trace.steps) else None,
         gather_ns=gather_ns,
         is_gathering=is_gathering,
+        has_operators=len(trace.operators) > 0,
+        device_name=trace.devices[device] if 0 <= device < len(trace.devices) else "",
     )
 
 
@@ -202,17 +207,6 @@ def _count_lost(trace: Trace) -> int:
     launches[trace.launch[trace.launch != ABSENT]] = False
     rows = np.flatnonzero(launches)
     return int((span_at(trace.steps, trace.calls.start_ns[rows]) != ABSENT).sum())
-
-
-def _gathering(trace: Trace, calls: Int64) -> tuple[Int64, Bool]:
-    """For each call the host's time before it, and whether it was made, to gather parameters in the backward pass."""
-    is_gather = np.array([name.startswith(_GATHERING) for name in trace.names], np.bool_)
-    main = trace.steps.thread[:1]
-    spans = trace.annotations.take(is_gather[trace.annotations.name] & ~np.isin(trace.annotations.thread, main))
-    gathering = union(spans.start_ns, spans.end_ns)
-    start_ns, end_ns = trace.calls.start_ns[calls], trace.calls.end_ns[calls]
-    before_ns = np.minimum(np.concatenate([start_ns[:1], end_ns[:-1]]), start_ns)
-    return gathering.measure_within(before_ns, start_ns), gathering.measure_within(start_ns, end_ns) > 0
 
 
 def _stacks(trace: Trace, launched: Int64) -> tuple[tuple[tuple[str, ...], ...], Int64]:

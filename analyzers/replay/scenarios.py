@@ -75,7 +75,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 #: Scenarios that need the operators of the host, with what joins them with their backward passes.
-_OF_OPERATORS = ("faster-operator", "faster-module")
+_OF_OPERATORS = ("faster-operator", "faster-module", "resharding-off")
 
 
 def needs_operators(texts: Iterable[str]) -> bool:
