@@ -71,7 +71,7 @@ def keep_parameters(measured: Measured, _value: str) -> Changed:
     ranks = [_without_gathering(graph, times) for graph, times in zip(measured.job.ranks, changed.ranks, strict=True)]
     sentences = [_describe_contention(measured.contention), "All parameters fit into the memory of the device."]
     if not any(graph.gather_ns.any() for graph in measured.job.ranks):
-        sentences.append(_HOST_KEPT if measured.job.ranks[0].has_operators else _HOST_UNREAD)
+        sentences.append(_HOST_KEPT if measured.job.ranks[0].stacks else _HOST_UNREAD)
     return Changed(changed.with_ranks(ranks), tuple(sentences))
 
 

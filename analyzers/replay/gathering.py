@@ -15,7 +15,7 @@ from perfscope.tables.trace import HostSpans, Trace
 #: The ranges of FSDP2 in which it gathers parameters, and copies them out.
 _FSDP = "FSDP::all_gather"
 #: The nodes of DeepSpeed that run ahead of a module's backward pass.
-_DEEPSPEED = "PreBackwardFunction"
+_DEEPSPEED, _NODE = "PreBackwardFunction", "Backward"
 _TRANSFER, _GATHER = "nccl:", "gather"
 
 
@@ -39,7 +39,7 @@ def find_gathering(trace: Trace, calls: Int64) -> tuple[Int64, Bool]:
 
 def _in_nodes(trace: Trace) -> Intervals:
     """When DeepSpeed's nodes gathered: those with a gather, less what they take without one."""
-    is_node = np.array([name.startswith(_DEEPSPEED) for name in trace.names], np.bool_)
+    is_node = np.array([name.startswith(_DEEPSPEED) and name.endswith(_NODE) for name in trace.names], np.bool_)
     nodes = trace.operators.take(is_node[trace.operators.name])
     gathers = _gathers(trace)
     begun = np.searchsorted(gathers.start_ns, np.stack([nodes.start_ns, nodes.end_ns]))

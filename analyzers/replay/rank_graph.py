@@ -70,7 +70,6 @@ class RankGraph(Struct, frozen=True, eq=False):
         first_mark_ns: When the first marked step began; absent without marks.
         gather_ns: For each call the time before it in which the backward pass gathered parameters.
         is_gathering: For each call whether it was made for that.
-        has_operators: Whether operators were read: without them nobody knows when ZeRO-3's host gathers.
         device_name: The GPU; ``""`` where the trace does not state one.
     """
 
@@ -109,7 +108,6 @@ class RankGraph(Struct, frozen=True, eq=False):
     first_mark_ns: int | None = None
     gather_ns: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     is_gathering: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
-    has_operators: bool = False
     device_name: str = ""
 
     @property
@@ -137,16 +135,14 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
     calls, kind = _select_calls(trace, order)
     if not len(calls) or not (trace.launch[order] != ABSENT).any():
         return None
-    position = np.full(len(trace.calls), ABSENT, np.int64)
-    position[calls] = np.arange(len(calls))
+    position = _positions(calls, len(trace.calls))
     launched = trace.launch[order]
     launch = np.where(launched == ABSENT, ABSENT, position[launched])
     start_ns, end_ns, stream = events.start_ns[order], events.end_ns[order], events.stream[order]
     call_start_ns, call_end_ns = trace.calls.start_ns[calls], trace.calls.end_ns[calls]
     last_launched = LastLaunched(stream, launch, start_ns, end_ns)
     (wait_source, wait_target), (host_call, host_event) = find_waits(trace, calls, kind, last_launched)
-    row_of = np.full(len(events), ABSENT, np.int64)
-    row_of[order] = np.arange(len(order))
+    row_of = _positions(order, len(events))
     compute = covered(events, rows[events.is_work(Work.COMPUTE, Work.FUSED)[rows]])
     groups = calls_by_group(trace, device, compute, most_ends=len(rows))
     by_group = rows_by_group(trace, device)
@@ -189,9 +185,15 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         first_mark_ns=int(trace.steps.start_ns[0]) if len(trace.steps) else None,
         gather_ns=gather_ns,
         is_gathering=is_gathering,
-        has_operators=len(trace.operators) > 0,
         device_name=trace.devices[device] if 0 <= device < len(trace.devices) else "",
     )
+
+
+def _positions(rows: Int64, count: int) -> Int64:
+    """For each of so many rows where it stands among the chosen ones, or ABSENT."""
+    position = np.full(count, ABSENT, np.int64)
+    position[rows] = np.arange(len(rows))
+    return position
 
 
 def _marks_with_work(trace: Trace, step: Int64) -> tuple[int, ...]:
