@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.comparison import Judgement, judge
+from benchmarks.comparison import Judgement, find_most, judge
 from perfscope.analyzers.comparison.change import Samples
 from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
 from perfscope.analyzers.comparison.side import Figure
@@ -29,6 +29,9 @@ _MOST_IN_ALL_PAIRS = 20
 _SEVERAL = 5
 _STEPS = 20
 _DRAWS = 200
+_TURNS = "one run's steps in turns"
+#: So many steps of one run go to one side, as many to the other, and so on.
+_TURN_LENGTHS = (1, 2, 3, 4, 5)
 
 
 class Pair(NamedTuple):
@@ -53,6 +56,9 @@ PAIRS = (
     Pair("`torch.compile`", "base_1", "compile", "base", "compile"),
     Pair("DDP buckets of 1 MB in place of 25", "ddp_25", "ddp_1", "", ""),
     Pair("ZeRO stage 3 in place of 1", "zero1", "zero3", "", ""),
+    Pair("TF32 in place of float32 (DDP, ten profiled steps)", "ddp_no_tf32", "ddp_tf32", "ddpfp32:off", "ddpfp32:on"),
+    Pair("DDP buckets of 1 MB in place of 25 (2048 wide)", "ddp_wide_25", "ddp_wide_1", "ddp:25", "ddp:1"),
+    Pair("ZeRO stage 1 in place of DDP", "ddp_wide_25", "zero1_wide", "ddp:25", "zero:1"),
     Pair("eager attention in place of a fused one", "clean", "eager_attention", "", ""),
     Pair("AdamW as a loop in place of foreach", "optimizer_foreach", "optimizer_loop", "", ""),
 )
@@ -90,6 +96,7 @@ def document(folder: Path) -> str:
                 100 * change.change,
                 f"{100 * change.interval[0]:+.2f} to {100 * change.interval[1]:+.2f}",
                 None if alone is None else 100 * alone,
+                100 * budget.traced_ns / NS_PER_S / change.a,
                 100 * budget.unexplained_ns / NS_PER_S / max(change.a, change.b),
                 ": ".join(part for part in budget.terms[0].term[:2] if part)[:60],
             )
@@ -100,11 +107,28 @@ def document(folder: Path) -> str:
         Column("Step time (%)", 2),
         Column("Interval (%)"),
         Column("Unprofiled (%)", 2),
+        Column("Events show (%)", 2),
         Column("Unexplained (% of the longer step)", 2),
         Column("Largest term"),
     )
     pairs = Section("Pairs", columns, tuple(rows))
-    return render_sections((pairs, _false_alarms(folder)), 2)
+    return render_sections((pairs, _false_alarms(folder), _best_tests(folder)), 2)
+
+
+def _best_tests(folder: Path) -> Section:
+    columns = (
+        Column("Runs"),
+        Column("Processes"),
+        Column("Standard deviation of a run's median (%)", 2),
+        Column("Best test: 2 % found (%)", 0),
+        Column("Runs a side for 95 %"),
+    )
+    kinds: dict[str, list[list[float]]] = json.loads((folder / "same_code.json").read_text())
+    rows: list[Row] = []
+    for kind, series in kinds.items():
+        spread, most, needed = find_most(series)
+        rows.append((kind, len(series), 100 * spread, 100 * most, needed))
+    return Section("What one run of each side can tell at best", columns, tuple(rows))
 
 
 def _false_alarms(folder: Path) -> Section:
@@ -140,9 +164,18 @@ def judgements(folder: Path) -> Iterator[tuple[str, str, Judgement]]:
     for kind, series in kinds.items():
         runs = [np.asarray(run, np.float64) for run in series]
         is_few = len(runs) <= _MOST_IN_ALL_PAIRS
+        yield kind, _TURNS, judge(list(_halves_in_turns(runs)), between_runs=0)
         pairs = combinations(runs, 2) if is_few else pairwise(runs)
         yield kind, "one run", judge([(Samples((a,)), Samples((b,))) for a, b in pairs])
         yield kind, f"{_SEVERAL} runs of 20 steps", judge(list(_several(runs) if is_few else _in_turns(runs)))
+
+
+def _halves_in_turns(runs: Sequence[Float64]) -> Iterator[tuple[Samples, Samples]]:
+    """The steps of each run, split in two by turns of some steps: both sides are of one process."""
+    for run in runs:
+        for length in _TURN_LENGTHS:
+            is_second = np.arange(len(run)) // length % 2 == 1
+            yield Samples((run[~is_second],)), Samples((run[is_second],))
 
 
 def _several(runs: Sequence[Float64]) -> Iterator[tuple[Samples, Samples]]:

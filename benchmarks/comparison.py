@@ -17,7 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil, log, sqrt
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -29,6 +31,7 @@ _ROUNDS = 5
 _RUNS = 130
 _ADDED = 1.02
 _COMPARED = 100
+_ALARMS = 0.05
 _TRAINING = (
     "perfscope/workloads/gpt_torch.py", "--layers", "2", "--hidden", "128", "--seq-len", "64", "--steps", "130",
 )  # fmt: skip
@@ -55,9 +58,14 @@ class Judgement:
     half_width: float
 
 
-def judge(pairs: Sequence[tuple[Samples, Samples]]) -> Judgement:
-    """Compare the sides of each pair, as they are and with 2 % added to the second one."""
-    changes = [compare_samples(a, b) for a, b in pairs]
+def judge(pairs: Sequence[tuple[Samples, Samples]], between_runs: float | None = None) -> Judgement:
+    """Compare the sides of each pair, as they are and with 2 % added to the second one.
+
+    Args:
+        pairs: The sides.
+        between_runs: Standard deviation between runs, as a share, where it is known: 0 for steps of one run.
+    """
+    changes = [compare_samples(a, b, between_runs=between_runs) for a, b in pairs]
     intervals = [change.interval for change in changes if change.interval]
     of_steps = [change.steps_interval for change in changes if change.steps_interval]
     return Judgement(
@@ -68,6 +76,23 @@ def judge(pairs: Sequence[tuple[Samples, Samples]]) -> Judgement:
         steps_found=_count_found(of_steps) if of_steps else None,
         half_width=float(np.median([(high - low) / 2 for low, high in intervals])),
     )
+
+
+def find_most(runs: Sequence[Sequence[float]]) -> tuple[float, float, int]:
+    """What no test of one run of each side can better: it would know how much runs of the same code differ.
+
+    Args:
+        runs: The steps of runs of the same code.
+
+    Returns:
+        The standard deviation of a run's median, as a share; the share of pairs in which a test with 5 % of false
+        alarms finds 2 %; and how many runs a side it needs to find them in 95 %.
+    """
+    spread = float(np.log([np.median(run) for run in runs]).std(ddof=1))
+    normal, added = NormalDist(), log(_ADDED)
+    beyond = normal.inv_cdf(1 - _ALARMS / 2)
+    found = normal.cdf(added / (spread * sqrt(2)) - beyond)
+    return spread, found, ceil(2 * (spread * (beyond + normal.inv_cdf(1 - _ALARMS)) / added) ** 2)
 
 
 def _count_alarms(intervals: Sequence[tuple[float, float]]) -> int:

@@ -24,6 +24,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Float64
 
 CLOCKS, OWN_COST, SLOWEST = "clocks", "perfscope", "slowest rank"
+_OF_STEPS = OWN_COST, SLOWEST
 #: Host and device agree on the time of profiled steps up to this share; else the host runs ahead of the device.
 _SAME_TIME = 0.05
 #: Ends of steps that scatter make a window as long or short by so many standard deviations of single steps, at most.
@@ -76,6 +77,14 @@ class BudgetChange:
     unexplained_interval_ns: tuple[int, int] | None
     step_ns: int
     notes: tuple[str, ...]
+
+    @property
+    def traced_ns(self) -> int:
+        """What the traces show of the change: kernels, communication, copies, idle time and clocks.
+
+        The other terms are how the profiled steps of each side differ from its undisturbed ones, which no event shows.
+        """
+        return sum(term.change_ns for term in self.terms if term.term.kind not in _OF_STEPS)
 
     def __post_init__(self) -> None:
         assert sum(term.change_ns for term in self.terms) + self.unexplained_ns == self.change_ns

@@ -117,12 +117,14 @@ def _side_data(side: Side) -> dict[str, Json]:
 def _budget_data(budget: BudgetChange | None) -> dict[str, Json]:
     if budget is None:
         return {
-            "change_us": None, "explains": None, "terms": [], "unexplained_us": None, "unexplained_interval_us": None
+            "change_us": None, "explains": None, "terms": [], "traced_us": None, "unexplained_us": None,
+            "unexplained_interval_us": None,
         }  # fmt: skip
     return {
         "change_us": budget.change_ns / NS_PER_US,
         "explains": budget.explains,
         "terms": [_term_data(term) for term in budget.terms],
+        "traced_us": budget.traced_ns / NS_PER_US,
         "unexplained_us": budget.unexplained_ns / NS_PER_US,
         "unexplained_interval_us": _interval_us(budget.unexplained_interval_ns),
     }
@@ -279,6 +281,17 @@ def _setup(comparison: Comparison, most_rows: int) -> Section:
     )
 
 
+def _traced_sentence(budget: BudgetChange) -> str:
+    """How much of the change events show, where some of it is a difference of whole steps."""
+    rest_ns = budget.change_ns - budget.unexplained_ns - budget.traced_ns
+    if not rest_ns:
+        return ""
+    return (
+        f" Events of the traces show {budget.traced_ns / NS_PER_MS:+.3f} ms of it; the other "
+        f"{rest_ns / NS_PER_MS:+.3f} ms are how whole profiled steps differ from undisturbed ones."
+    )
+
+
 def _budget(budget: BudgetChange, most_rows: int) -> Section:
     rows: list[Row] = [
         (
@@ -304,7 +317,8 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     )  # fmt: skip
     same = [change for change in budget.terms if change.interval_ns is not None and not change.is_certain]
     notes = (
-        f"The terms and what is unexplained add up to the change of {budget.explains} exactly.",
+        f"The terms and what is unexplained add up to the change of {budget.explains} exactly."
+        + _traced_sentence(budget),
         *budget.notes,
         f"No difference found in {len(same)} of {len(budget.terms)} terms: their intervals contain 0.",
     )

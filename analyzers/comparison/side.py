@@ -72,7 +72,8 @@ class Side:
         energy_j: Energy of each undisturbed step over all GPUs, a series for each run.
         clock_mhz: Median clock of the GPUs' multiprocessors in training.
         budget: What a profiled step is made of; of several runs that of the first with traces.
-        profiled_ns: Host times of the steps that the budget is of, on the slowest rank of each; empty where unknown.
+        profiled_ns: Host times of the steps that the budget is of, on the rank that takes longest for all of them;
+            empty where unknown.
         profiled_mean_ns: The same, as the mean over ranks.
         reasons: Why a figure, or ``budget``, is absent.
         notes: What a reader must know.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 
-from benchmarks.compared_pairs import compare_pairs, document, judgements
-from benchmarks.comparison import Judgement
+from benchmarks.compared_pairs import compare_pairs, document, judgements, unprofiled_change
+from benchmarks.comparison import Judgement, find_most
 from perfscope.analyzers.comparison.comparison import Verdict
+from perfscope.analyzers.comparison.side import Figure
+from perfscope.constants import NS_PER_S
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "fixtures" / "compare"
@@ -17,6 +22,7 @@ DEVICE_BOUND, HOST_BOUND, BUSY = (
     "2 processors that others use",
 )
 SEVERAL = "5 runs of 20 steps"
+IN_TURNS = "one run's steps in turns"
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,27 @@ def test_two_percent_are_found_in_100_steps_of_a_side(judged: dict[tuple[str, st
     assert of_one.steps_found >= 0.95 * of_one.pairs
 
 
+def test_two_percent_are_found_in_steps_of_one_run(judged: dict[tuple[str, str], Judgement]) -> None:
+    """Both sides are of one process: no difference between processes hides what is added, or is taken for it."""
+    judgement = judged[DEVICE_BOUND, IN_TURNS]
+    assert judgement.found >= 0.95 * judgement.pairs
+    for kind in (DEVICE_BOUND, HOST_BOUND, BUSY):
+        assert judged[kind, IN_TURNS].false_alarms <= 0.05 * judged[kind, IN_TURNS].pairs
+
+
+def test_no_test_of_one_run_of_each_side_finds_two_percent_where_processes_differ_by_more() -> None:
+    generator = np.random.default_rng(0)
+    spread = 0.007
+    centres = generator.normal(0.0, spread, 2000)
+    runs = [np.exp(centre + generator.normal(0.0, 0.001, 21)) for centre in centres]
+    measured, best, needed = find_most([run.tolist() for run in runs])
+    assert measured == pytest.approx(spread, rel=0.05)
+    limit = float(np.quantile(np.abs(centres[::2] - centres[1::2]), 0.95))
+    found = float(np.mean(np.abs(centres[::2] - centres[1::2] + np.log(1.02)) > limit))
+    assert best == pytest.approx(found, abs=0.06)
+    assert needed == 4
+
+
 def test_the_verdicts_of_changes_are_right_and_their_budgets_add_up() -> None:
     verdicts = {}
     for pair, comparison in compare_pairs(FOLDER):
@@ -64,3 +91,21 @@ def test_the_verdicts_of_changes_are_right_and_their_budgets_add_up() -> None:
     assert verdicts["base_1", "fp32"] == verdicts["zero1", "zero3"] == Verdict.SLOWER
     assert verdicts["clean", "eager_attention"] == Verdict.SLOWER
     assert verdicts["no_tf32", "tf32"] == Verdict.FASTER
+    assert verdicts["ddp_no_tf32", "ddp_tf32"] == Verdict.FASTER
+    assert verdicts["ddp_wide_25", "ddp_wide_1"] == Verdict.SAME
+    assert verdicts["ddp_wide_25", "zero1_wide"] == Verdict.SLOWER
+
+
+@pytest.mark.parametrize("pair", ["ddp_no_tf32", "ddp_wide_1", "zero1_wide"])
+def test_ten_profiled_steps_leave_less_than_a_percent_unexplained_and_events_carry_the_change(pair: str) -> None:
+    unprofiled = json.loads((FOLDER / "unprofiled.json").read_text())
+    for compared, comparison in compare_pairs(FOLDER):
+        if pair in (compared.a, compared.b) and compared.unprofiled_a:
+            change, budget = comparison.changes[Figure.STEP_TIME], comparison.budget
+            assert budget is not None
+            assert abs(budget.unexplained_ns) <= 0.01 * min(change.a, change.b) * NS_PER_S
+            alone = unprofiled_change(compared, unprofiled)
+            assert alone is not None
+            shown = budget.traced_ns / NS_PER_S / change.a
+            assert abs(shown - alone) <= 0.06
+            assert abs(change.change - alone) <= 0.03

@@ -235,6 +235,7 @@ class ComparisonData(TypedDict):
         change_us: The change of a step in the budget; None without budgets.
         explains: Which steps the change is of, in words.
         terms: The terms; with ``unexplained_us`` they add up to ``change_us`` exactly.
+        traced_us: What events of the traces show of it: all terms but those that are differences of whole steps.
         unexplained_us: What no term explains.
         unexplained_interval_us: Its interval.
         replays: What the largest terms cost on the critical path; None where ``--replay`` did not ask for it.
@@ -266,6 +267,7 @@ class ComparisonData(TypedDict):
     change_us: float | None
     explains: str | None
     terms: list[TermChangeData]
+    traced_us: float | None
     unexplained_us: float | None
     unexplained_interval_us: list[float] | None
     replays: list[ReplayedTermData] | None

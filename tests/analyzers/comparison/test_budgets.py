@@ -223,3 +223,15 @@ def test_a_baseline_is_read_as_it_was_saved() -> None:
     assert to_baseline(read) == to_baseline(original)
     again = change_of(original, read)
     assert again.change_ns == again.unexplained_ns == 0
+
+
+def test_what_events_show_is_told_apart_from_differences_of_whole_steps() -> None:
+    """A product takes 3 ms longer; profiled steps are as long as others on A, and 5 ms longer on B."""
+    a = side(budget({GEMM: 10 * MS}), step_ms=10, profiled_ms=10)
+    b = side(budget({GEMM: 13 * MS}), step_ms=8, profiled_ms=13)
+    change = change_of(a, b)
+    assert change.change_ns == pytest.approx(-2 * MS, abs=MS // 1000)
+    assert change.traced_ns == 3 * MS
+    of_steps = [term for term in change.terms if term.term.kind in ("perfscope", "slowest rank")]
+    assert sum(term.change_ns for term in of_steps) + change.unexplained_ns == change.change_ns - change.traced_ns
+    assert any(term.change_ns for term in of_steps)
