@@ -282,8 +282,8 @@ def _make_step_end(capture: Any) -> Quick:
         facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
         facts.has_loader = facts.has_cleared = False
         capture.steps = step = capture.steps + 1
-        hook_ns, peaks = capture.hook_ns, None
-        if writer.has_news:
+        hook_ns, peaks, has_news = capture.hook_ns, None, writer.has_news
+        if has_news:
             spent_ns, peaks = writer.take_news()
             hook_ns += spent_ns
         times = capture._step_started_ns, sign_ns, hook_ns
@@ -292,7 +292,7 @@ def _make_step_end(capture: Any) -> Quick:
             waits = exchanges.take() if exchanges.is_in_use else None
             if PROBES.is_on:
                 PROBES.finish(step)
-            elif peaks is not None and step >= PROBES.next_step:
+            elif has_news and step >= PROBES.next_step:
                 PROBES.start(step)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))

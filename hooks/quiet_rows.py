@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.timers.exchanges import to_waits
-from perfscope.wire.step_lines import to_step_line
+from perfscope.wire.host import HostWaits, HostWork
+from perfscope.wire.step_lines import to_step_line, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
     from perfscope.hooks.timers.exchanges import RawWaits
     from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
 
-_NOTHING: Mapping[str, Any] = {}
+_NONE = ""
+_MICRO_BATCHES, _SAMPLES, _TOKENS = ',"micro_batches":', ',"samples":', ',"tokens":'
+_DATA_WAIT_NS, _GAP_NS = ',"data_wait_ns":', ',"gap_ns":'
+_HOST = f',"host":[{",".join(["%d"] * len(HostWork._fields))}]'
+_WAITS = f',"waits":[{",".join(["%d"] * len(HostWaits._fields))}]'
 
 
 def make_line(
@@ -43,10 +48,25 @@ def make_line(
     began_ns, sign_ns, hook_ns = times
     micro_batches, samples, tokens = counts
     if not samples:  # what went into the model is counted, or else what data loaders handed out
-        samples, tokens = loaded[:2]
-    stated, peaks = stated or _NOTHING, peaks or _NOTHING
+        samples, tokens = loaded[0], loaded[1]
     # The end itself may be the first sign: it is read after the moment that counts as the end.
     gap_ns = min(sign_ns, end_ns) - began_ns if sign_ns is not None and sign_ns > began_ns else None
+    work = None if host is None else host[0].to_work(host[1])
+    waits = None if host is None or host[2] is None else to_waits(host[2])
+    if not stated:  # one text, because this runs for every step in a thread that holds the interpreter
+        return (
+            f'{{"step":{step},"end_ns":{end_ns},"source":"{source}","wall_ns":{end_ns - began_ns}'
+            f"{_MICRO_BATCHES + str(micro_batches) if micro_batches else _NONE}"
+            f"{_SAMPLES + str(samples) if samples else _NONE}"
+            f"{_TOKENS + str(tokens) if tokens else _NONE}"
+            f"{_NONE if loaded[2] is None else _DATA_WAIT_NS + str(loaded[2])}"
+            f"{_NONE if gap_ns is None else _GAP_NS + str(gap_ns)}"
+            f',"hook_ns":{hook_ns}'
+            f"{to_text(peaks.items()) if peaks else _NONE}"
+            f"{_NONE if work is None else _HOST % work}"
+            f"{_NONE if waits is None else _WAITS % waits}"
+            "}\n"
+        ).encode()
     fields = (
         ("skipped", stated.get("skipped") or None),
         ("micro_batches", stated.get("micro_batches") or micro_batches or None),
@@ -58,13 +78,8 @@ def make_line(
         ("hook_ns", hook_ns),
         ("loss_scale", stated.get("loss_scale")),
         ("iteration", stated.get("iteration")),
-        *peaks.items(),
-        *(_host_fields(*host) if host is not None else ()),
+        *(peaks.items() if peaks else ()),
+        ("host", work),
+        ("waits", waits),
     )
     return to_step_line(step, end_ns, source, end_ns - began_ns, fields)
-
-
-def _host_fields(
-    counters: HostCounters, raw: RawCounters | None, waits: RawWaits | None
-) -> tuple[tuple[str, object], ...]:
-    return ("host", counters.to_work(raw)), ("waits", to_waits(waits))

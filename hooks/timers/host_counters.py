@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage]
 
 _NS_PER_S = 1_000_000_000
+#: Places of ``struct_rusage``: ru_stime, ru_minflt, ru_majflt, ru_nivcsw.
+_SYSTEM_S, _MINOR, _MAJOR, _LOST = 1, 6, 7, 15
 
 
 class HostCounters:
@@ -60,8 +62,10 @@ class HostCounters:
         delay_ns = parse_delay(text)
         if delay_ns is None:
             return None
-        system_ns = round(usage.ru_stime * _NS_PER_S)
-        self._last = cpu_ns, delay_ns, system_ns, usage.ru_minflt + usage.ru_majflt, usage.ru_nivcsw
-        if last is None:
-            return None
-        return HostWork(*(max(now - before, 0) for now, before in zip(self._last, last, strict=True)))
+        system_ns, faults = round(usage.ru_stime * _NS_PER_S), usage.ru_minflt + usage.ru_majflt
+        self._last = now = cpu_ns, delay_ns, system_ns, faults, usage.ru_nivcsw
+        return None if last is None else HostWork._make(map(_difference, now, last))
+
+
+def _difference(now: int, before: int) -> int:
+    return now - before if now > before else 0

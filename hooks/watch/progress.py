@@ -9,10 +9,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Measurements that the median is of: two minutes of short steps.
 _MOST_MEASUREMENTS = 240
@@ -46,6 +42,9 @@ class Progress:
         self._steps = 0
         self._moved_ns = now_ns
         self._measured_ns: deque[float] = deque(maxlen=_MOST_MEASUREMENTS)
+        #: The measurements by size, and their median: a look asks for it several times.
+        self._ordered_ns: list[float] = []
+        self._median_ns: float | None = None
         self._slow = 0
         self._last_ratio = 1.0
         self._is_new = False
@@ -53,14 +52,14 @@ class Progress:
     @property
     def limit_ns(self) -> int:
         """After how long without a completed step training is stalled."""
-        if not self._measured_ns:
+        if self._median_ns is None:
             return _START_FACTOR * self._shortest_ns
-        return max(self._shortest_ns, int(self._factor * _median(self._measured_ns)))
+        return max(self._shortest_ns, int(self._factor * self._median_ns))
 
     @property
     def step_ns(self) -> float | None:
         """The median step; None before the second one."""
-        return _median(self._measured_ns) if self._measured_ns else None
+        return self._median_ns
 
     def idle_ns(self, now_ns: int) -> int:
         """Since when no step was completed."""
@@ -94,9 +93,14 @@ class Progress:
         return was_stalled
 
     def _add(self, step_ns: float) -> None:
-        usual_ns = self.step_ns
+        usual_ns, ordered = self._median_ns, self._ordered_ns
         self._last_ratio = step_ns / usual_ns if usual_ns else 1.0
+        if len(ordered) == _MOST_MEASUREMENTS:
+            ordered.remove(self._measured_ns[0])
         self._measured_ns.append(step_ns)
+        ordered.append(step_ns)
+        ordered.sort()  # all but the last are in order, which the sort notices
+        self._median_ns = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         self._is_new = True
 
     def find_slowdown(self, ratio: float) -> float | None:
@@ -110,12 +114,6 @@ class Progress:
             return None
         self._slow = 0
         return self._last_ratio
-
-
-def _median(values: Sequence[float]) -> float:
-    """The median; the module statistics would load modules that a script may have names of its own for."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def parse_anomaly(text: str) -> float:

@@ -20,9 +20,18 @@ def to_step_line(step: int, end_ns: int, source: str, wall_ns: int, fields: Iter
     Raises:
         ValueError: A number is not finite.
     """
-    parts = [f'{{"step":{step},"end_ns":{end_ns},"source":"{source}","wall_ns":{wall_ns}']
+    return f'{{"step":{step},"end_ns":{end_ns},"source":"{source}","wall_ns":{wall_ns}{to_text(fields)}}}\n'.encode()
+
+
+def to_text(fields: Iterable[tuple[str, object]]) -> str:
+    """The further fields of such a line, each behind a comma.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    parts = []
     for name, value in fields:
         if value is not None:  # a number that a framework states may be of another type
             text = value if type(value) is int else json.dumps(value, allow_nan=False, separators=(",", ":"))
             parts.append(f',"{name}":{text}')
-    return ("".join(parts) + "}\n").encode()
+    return "".join(parts)
