@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     Quick: TypeAlias = Callable[..., Any]
 
+_SEQUENCES = list, tuple
 _IDS = 2  # token ids have a dimension of samples and one of positions
 _clock, _get_ident = time.monotonic_ns, threading.get_ident
 _cpu, _usage, _THREAD = time.thread_time_ns, resource.getrusage, resource.RUSAGE_THREAD
@@ -45,9 +46,13 @@ class QuietSteps:
         writer: Writes the rows, in a thread of its own.
         is_grad_enabled: Whether torch records gradients.
         tensor_class: ``torch.Tensor``; None before the first such step.
+        counts_forward: The samples of the last step are those that went into the model: batches need not be counted.
+        dtype: Of what was counted last, and ``are_ids`` whether that can be token ids.
     """
 
-    __slots__ = ("append", "file", "is_grad_enabled", "steps", "tensor_class", "writer")
+    __slots__ = (
+        "append", "are_ids", "counts_forward", "dtype", "file", "is_grad_enabled", "steps", "tensor_class", "writer"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.steps = 0
@@ -56,10 +61,13 @@ class QuietSteps:
         self.writer: LateWriter | None = None
         self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
         self.tensor_class: type | None = None
+        self.counts_forward = False
+        self.dtype: object = None
+        self.are_ids = False
 
     def begin(self, steps: int, files: RankFiles) -> None:
         """The next ones will be like most others, up to so many completed steps."""
-        self.steps = steps
+        self.steps, self.counts_forward = steps, False
         if steps and self.writer is None:
             torch = sys.modules["torch"]
             recorder = files.claim()
@@ -103,14 +111,15 @@ def _make_batch_loaded(capture: Any, slow: Quick) -> Quick:
             facts = capture._facts
             facts.has_loader = True
             facts.data_wait_ns += wait_ns
-            first = batch[0] if type(batch) in (list, tuple) and batch else batch
-            if type(first) is not quiet.tensor_class:
-                first = find_loaded(batch)
-            shape = None if first is None else first.shape
-            if shape:
-                facts.loaded_samples += shape[0]
-                if len(shape) == _IDS and not first.is_floating_point():
-                    facts.loaded_tokens += shape[0] * shape[1]
+            if not quiet.counts_forward:
+                first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+                if type(first) is not quiet.tensor_class:
+                    first = find_loaded(batch)
+                shape = None if first is None else first.shape
+                if shape:
+                    facts.loaded_samples += shape[0]
+                    if len(shape) == _IDS and not first.is_floating_point():
+                        facts.loaded_tokens += shape[0] * shape[1]
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))
         capture.hook_ns += _clock() - began_ns
@@ -150,8 +159,12 @@ def _make_forward(capture: Any, slow: Quick, *, watches_precision: bool) -> Quic
             shape = None if first is None else first.shape
             if shape:
                 facts.forward_samples += shape[0]
-                if len(shape) == _IDS and not first.is_floating_point():
-                    facts.forward_tokens += shape[0] * shape[1]
+                if len(shape) == _IDS:
+                    dtype = first.dtype
+                    if dtype is not quiet.dtype:
+                        quiet.dtype, quiet.are_ids = dtype, not first.is_floating_point()
+                    if quiet.are_ids:
+                        facts.forward_tokens += shape[0] * shape[1]
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))
         on_end = PROBES.on_forward() if PROBES.is_on else None
@@ -278,6 +291,7 @@ def _make_step_end(capture: Any) -> Quick:
         running.first_sign_ns = None
         counts = facts.micro_batches, facts.forward_samples, facts.forward_tokens
         loaded = facts.loaded_samples, facts.loaded_tokens, facts.data_wait_ns if facts.has_loader else None
+        quiet.counts_forward = facts.forward_samples > 0
         facts.micro_batches = facts.forward_samples = facts.forward_tokens = facts.optimizer_steps = 0
         facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
         facts.has_loader = facts.has_cleared = False

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from perfscope.hooks.guard import call_safely
 from perfscope.wire.host import DeviceProbe
 
 if TYPE_CHECKING:
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
-#: A step is probed at most once in so many.
-_FEWEST_STEPS = 8
+#: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
+_FEWEST_STEPS = 16
 #: Probes that the device has not reached yet; beyond that the oldest is given up.
 _MOST_PENDING = 8
 #: Passes of one step that are timed; with more of them the step is left out.
 _MOST_PASSES = 32
+_MOST_UNUSED = 64
 
 
 def _never_fails(method: _Method) -> _Method:
@@ -35,10 +35,11 @@ def _never_fails(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def call(self: DeviceProbes, *args: object) -> object:
-        result, error = call_safely(lambda: method(self, *args))
-        if error is not None:
+        try:
+            return method(self, *args)
+        except Exception:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             self.is_on, self.next_step = False, sys.maxsize
-        return result
+            return None
 
     return cast("_Method", call)
 
@@ -57,6 +58,11 @@ class _Moments:
         self.end: CudaEvent | None = None
         self.is_whole = True
 
+    def events(self) -> list[CudaEvent]:
+        """All of them."""
+        marks = (self.begin, *(event for pair in self.forwards for event in pair), self.update_begin, self.update_end)
+        return [event for event in marks if event is not None]
+
 
 class DeviceProbes:
     """The probes of one process.
@@ -73,6 +79,8 @@ class DeviceProbes:
         self._is_capturing: Callable[[], bool] = bool
         self._moments: _Moments | None = None
         self._pending: deque[_Moments] = deque()
+        #: Events that were read, to be recorded again; the thread that reads adds them.
+        self._unused: deque[CudaEvent] = deque(maxlen=_MOST_UNUSED)
 
     def begin(self) -> None:
         """Probe steps from now on, where a device is in use."""
@@ -118,8 +126,11 @@ class DeviceProbes:
     @_never_fails
     def on_update_end(self) -> None:
         """The optimizer was launched, or a part of it."""
-        if self._moments is not None:
-            self._moments.update_end = self._mark()
+        moments = self._moments
+        if moments is not None:
+            if moments.update_end is not None:
+                self._unused.append(moments.update_end)
+            moments.update_end = self._mark()
 
     @_never_fails
     def finish(self, step: int) -> None:
@@ -142,16 +153,17 @@ class DeviceProbes:
             last = self._pending[0].update_end
             if last is not None and not last.query():
                 break
-            probe = _to_probe(self._pending.popleft()) or probe
+            moments = self._pending.popleft()
+            probe = _to_probe(moments) or probe
+            self._unused.extend(moments.events())
         return {} if probe is None else {"probe": probe}
 
     def _mark(self) -> CudaEvent | None:
         """The moment that the device has now been given work for; None inside a CUDA graph."""
         if self._make_event is None or self._is_capturing():
             return None
-        event, _ = call_safely(self._make_event)
-        if event is None or call_safely(event.record)[1] is not None:
-            return None
+        event = self._unused.popleft() if self._unused else self._make_event()
+        event.record()
         return event
 
 

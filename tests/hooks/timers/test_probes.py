@@ -69,7 +69,7 @@ def test_the_parts_of_a_step_are_those_between_its_events(probes: DeviceProbes, 
     assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000)}
     assert probes.read() == {}
     assert not probes.is_on
-    assert probes.next_step == 27
+    assert probes.next_step == 35
 
 
 def test_a_step_with_something_else_in_it_is_left_out(probes: DeviceProbes, device: Device) -> None:
@@ -91,6 +91,30 @@ def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes
     probes.finish(5)
     device.passed_ms = device.now_ms
     assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000)}
+
+
+def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: Device) -> None:
+    made = list[Event]()
+
+    def make() -> Event:
+        made.append(Event(device))
+        return made[-1]
+
+    probes._make_event = make  # type: ignore[assignment]
+    read = list[object]()
+    for step in range(0, 100, 20):
+        run_step(probes, device, step)
+        device.passed_ms = device.now_ms
+        read.append(probes.read()["probe"])
+    assert len(made) == 1 + 2 * 2 + 2  # the beginning, two forward passes and the optimizer
+    assert read == [DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000) for step in range(0, 100, 20)]
+
+
+def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(probes: DeviceProbes) -> None:
+    probes._make_event = lambda: 1 // 0  # type: ignore[assignment]
+    probes.start(4)
+    assert not probes.is_on
+    assert probes.next_step > 10**9
 
 
 def test_nothing_is_recorded_inside_a_cuda_graph(probes: DeviceProbes, device: Device) -> None:
