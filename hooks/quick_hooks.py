@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Quick: TypeAlias = Callable[..., Any]
 
 _SEQUENCES = list, tuple
+_NO_NEWS: tuple[int, Mapping[str, Any] | None] = 0, None
 _IDS = 2  # token ids have a dimension of samples and one of positions
 _clock, _get_ident = time.monotonic_ns, threading.get_ident
 _cpu, _usage, _THREAD = time.thread_time_ns, resource.getrusage, resource.RUSAGE_THREAD
@@ -296,22 +297,19 @@ def _make_step_end(capture: Any) -> Quick:
         facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
         facts.has_loader = facts.has_cleared = False
         capture.steps = step = capture.steps + 1
-        hook_ns, peaks, has_news = capture.hook_ns, None, writer.has_news
-        if has_news:
-            spent_ns, peaks = writer.take_news()
-            hook_ns += spent_ns
-        times = capture._step_started_ns, sign_ns, hook_ns
+        news = writer.take_news() if writer.has_news else _NO_NEWS
+        times = capture._step_started_ns, sign_ns, capture.hook_ns + news[0]
         try:
             used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
             waits = exchanges.take() if exchanges.is_in_use else None
             if PROBES.is_on:
                 PROBES.finish(step)
-            elif has_news and step >= PROBES.next_step:
+            elif news is not _NO_NEWS and step >= PROBES.next_step:
                 PROBES.start(step)
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))
             return True
-        row = (step, now_ns, boundary, times, counts, loaded, stated, peaks, (counters, used, waits))
+        row = (step, now_ns, boundary, times, counts, loaded, stated, news[1], (counters, used, waits))
         quiet.append((quiet.file, make_line, row))
         capture._step_started_ns = ended_ns = _clock()
         capture.hook_ns = ended_ns - now_ns

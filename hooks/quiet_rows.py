@@ -67,19 +67,33 @@ def make_line(
             f"{_NONE if waits is None else _WAITS % waits}"
             "}\n"
         ).encode()
+    return _make_stated_line(
+        step, end_ns, source, end_ns - began_ns, stated, ((micro_batches, samples, tokens), loaded[2], gap_ns, hook_ns),
+        (*(peaks.items() if peaks else ()), ("host", work), ("waits", waits)),
+    )  # fmt: skip
+
+
+def _make_stated_line(
+    step: int,
+    end_ns: int,
+    source: str,
+    wall_ns: int,
+    stated: Mapping[str, Any],
+    measured: tuple[tuple[int, int, int], int | None, int | None, int],
+    others: tuple[tuple[str, object], ...],
+) -> bytes:
+    """The line of a step of which a framework states something, which comes before what was counted."""
+    (micro_batches, samples, tokens), wait_ns, gap_ns, hook_ns = measured
     fields = (
         ("skipped", stated.get("skipped") or None),
         ("micro_batches", stated.get("micro_batches") or micro_batches or None),
         ("samples", stated.get("samples") or samples or None),
         ("tokens", stated.get("tokens") or tokens or None),
         ("global_samples", stated.get("global_samples")),
-        ("data_wait_ns", loaded[2]),
+        ("data_wait_ns", wait_ns),
         ("gap_ns", gap_ns),
         ("hook_ns", hook_ns),
         ("loss_scale", stated.get("loss_scale")),
         ("iteration", stated.get("iteration")),
-        *(peaks.items() if peaks else ()),
-        ("host", work),
-        ("waits", waits),
     )
-    return to_step_line(step, end_ns, source, end_ns - began_ns, fields)
+    return to_step_line(step, end_ns, source, wall_ns, (*fields, *others))
