@@ -2,17 +2,17 @@
 
 Run: ``python -m benchmarks.after_windows [--json FILE] [--megatron pretrain_gpt.py] [--timeout S] [CASE ...]`` on a
 machine with a GPU. A case passes where both processes end with code 0 and print the same numbers to the last bit, and
-where every window, each of which a light one follows, recorded as many kernels as the others of its rank and left
-CUPTI detached. The cases are CUDA graphs, ``torch.compile`` with and without ``reduce-overhead``, NCCL, FSDP 2,
-DeepSpeed's ZeRO 1, a training that ends inside a window, a profiler of the script's own afterwards, and Megatron-LM's
-own script, unmodified, with tensor parallelism where there are two GPUs: the numbers are its losses and norms, to the
-last digit of its log.
+where every window, each of which a light one follows, recorded as many kernels of its steps as the others of its rank
+and left CUPTI detached. Kernels of the step before, which the device may still run when a window opens, are counted
+apart: their number depends on how far the host is ahead. The cases are CUDA graphs, ``torch.compile`` with and without
+``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a training that ends inside a window, a profiler of the script's
+own afterwards, and Megatron-LM's own script, unmodified, with tensor parallelism where there are two GPUs: the numbers
+are its losses and norms, to the last digit of its log.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import re
@@ -33,6 +33,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 from perfscope.sources.runs.run import read_run
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import ABSENT, Work
 
 STEPS = 34
 WINDOWS = "5-6,14-15,23-24"
@@ -211,12 +213,14 @@ class Verdict:
     Attributes:
         case: Its name.
         problem: What is wrong; empty where it passed.
-        kernels: Kernels that each window of the first rank recorded.
+        kernels: Kernels of its own steps that each window of the first rank recorded.
+        others: What else each of them recorded: kernels of the step before, which still ran when it opened.
     """
 
     case: str
     problem: str
     kernels: tuple[int, ...]
+    others: tuple[int, ...] = ()
 
 
 def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Verdict:
@@ -239,20 +243,24 @@ def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Ver
         return Verdict(case, f"ended with {ours.returncode}: {ours.stderr[-400:]}", ())
     windows = sorted(read_run(folder / case).windows, key=lambda window: window.first_step)
     kernels: dict[int, list[int]] = {}
+    others: dict[int, list[int]] = {}
     for window in windows:
-        kernels.setdefault(window.rank, []).append(count_kernels(folder / case / "traces", window.trace))
+        counts = count_kernels(folder / case / "traces", window.trace)
+        for total, count in zip((kernels, others), counts, strict=True):
+            total.setdefault(window.rank, []).append(count)
     expected = _RECORDED - (case == "ends-in-window")
     problems = [
         "no numbers" if not numbers(bare.stdout) else "",
         f"{len(windows)} windows" if len(windows) != ranks * expected else "",
         "other numbers" if numbers(ours.stdout) != numbers(bare.stdout) else "",
-        "a window without kernels" if any(0 in counts for counts in kernels.values()) else "",
+        "a window without kernels" if any(0 in counted for counted in kernels.values()) else "",
         "CUPTI stays attached" if not all(window.detached for window in windows) else "",
         "windows differ"
-        if case != "ends-in-window" and any(len(set(counts)) > 1 for counts in kernels.values())
+        if case != "ends-in-window" and any(len(set(counted)) > 1 for counted in kernels.values())
         else "",
     ]
-    return Verdict(case, ", ".join(filter(None, problems)), tuple(next(iter(kernels.values()), ())))
+    first, around = (tuple(next(iter(counts.values()), ())) for counts in (kernels, others))
+    return Verdict(case, ", ".join(filter(None, problems)), first, around)
 
 
 def _run(words: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -265,11 +273,13 @@ def numbers(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("result ")] + logged
 
 
-def count_kernels(folder: Path, trace: str) -> int:
-    """The kernels of a trace, which may be compressed by now."""
-    plain, compressed = folder / trace, folder / f"{trace}.gz"
-    content = gzip.decompress(compressed.read_bytes()) if compressed.exists() else plain.read_bytes()
-    return content.count(b'"cat": "kernel"')
+def count_kernels(folder: Path, name: str) -> tuple[int, int]:
+    """The kernels that the marked steps of a trace launched, and all others in it; it may be compressed by now."""
+    plain, compressed = folder / name, folder / f"{name}.gz"
+    trace = read_trace(compressed if compressed.exists() else plain)
+    is_kernel = trace.device.work != Work.COPY
+    of_steps = int((is_kernel & (trace.step != ABSENT)).sum())
+    return of_steps, int(is_kernel.sum()) - of_steps
 
 
 def main() -> None:
