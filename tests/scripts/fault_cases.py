@@ -163,7 +163,7 @@ SMALL = {"batch": 4}
 GATHERED = {"config": DEEP, "ranks": 2, "batch": 20, "steps": 26, "windows": "14-15"}
 FED_BY_ZERO = GATHERED | {"batch": 32}
 LOGITS = {"config": MANY_LOGITS, "ranks": 2, "batch": 24, "returns_logits": True}
-POWERFUL = {"config": WIDE, "batch": 16, "steps": 50, "windows": "38-39"}
+POWERFUL = {"config": WIDE, "batch": 16, "steps": 40, "windows": "28-29"}
 NEVER = "1000"
 BY_OPERATORS = {"batch": 8, "shapes": True, "modules": True}
 #: Where nothing is gathered ahead, and what is gathered is gathered between the products.
