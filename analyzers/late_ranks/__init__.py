@@ -29,13 +29,13 @@ def analyze(run: Run) -> LateRanks:
     parts = split_steps(tables)
     if parts is not None and len(parts.step) < _FEWEST_STEPS:
         parts = None
-    devices = compare_devices(tables, run)
+    has_stages = _has_stages(run)
+    devices = compare_devices(tables, run, has_stages=has_stages)
     if parts is None and not devices:
         raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
-    has_stages = _has_stages(run)
     counts_compute = parts is not None and parts.times_exchange and not has_stages
     lateness = find_lateness(parts, counts_compute=counts_compute) if parts is not None else []
-    slow = find_slow_devices(devices, tables)
+    slow = find_slow_devices(devices, tables, {late.rank for late in lateness if late.is_persistent})
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
     axis = _collectives_axis(run)
     waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()

@@ -1,12 +1,13 @@
 """Which rank's device needs longer for the same work, from the steps that were timed on the devices.
 
 The optimizer's update holds no exchange, and neither does the forward pass of a replica. The ratio of a rank's median
-to the median of the other ranks is the pace of its device, where both took in the same work.
+to the median of the other ranks is the pace of its device, where both took in the same work. A device whose host comes
+late waits for each kernel's launch, and then it is the host that takes longer: such times say nothing of the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,8 +23,14 @@ from perfscope.tables.steps import Steps
 _FEWEST_PROBES = 5
 #: A device that needs so much longer is slow.
 _SLOW = 1.05
+#: Stages of a pipeline update different tensors, and their times are compared by parameter.
+_SLOW_STAGE = 1.25
+#: A device that took longer than the launches by this ratio did not wait for them.
+_BEYOND_LAUNCHES = 1.5
 #: A clock that is lower by this ratio is lower.
 _LOWER_CLOCK = 0.98
+#: From this stage of ZeRO on a forward pass gathers parameters.
+_FIRST_SHARDED_STAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,12 @@ class DevicePace:
         forward_ns: Forward passes; absent where their ends were not seen.
         backward_ns: Backward passes and exchanges.
         update_ns: The optimizer.
-        relative_forward: ``forward_ns`` over the median of the other ranks; absent where it may hold an exchange.
-        relative_update: The same of the optimizer.
+        relative_forward: ``forward_ns`` over the median of the other ranks; absent where it may hold an exchange, or
+            the device waited for the host.
+        relative_update: The same of the optimizer, by parameter where ranks are stages of a pipeline.
         clock_mhz: Clock of its multiprocessors; absent without samples.
+        limit: From which ratio on it is slow.
+        knows_launches: Whether it was recorded if the device waited for the host.
     """
 
     rank: int
@@ -49,50 +59,104 @@ class DevicePace:
     relative_forward: float | None = None
     relative_update: float | None = None
     clock_mhz: int | None = None
+    limit: float = _SLOW
+    knows_launches: bool = False
 
     @property
     def ratio(self) -> float:
         """How much longer its device needs for the same work: the larger ratio."""
         return max(self.relative_forward or 1.0, self.relative_update or 1.0)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether its device is slow: forward passes that are faster than the others' say that it is not."""
+        is_contradicted = self.relative_forward is not None and self.relative_forward < 1 / _SLOW
+        return self.ratio >= self.limit and not is_contradicted
 
-def compare_devices(tables: Sequence[Steps], run: Run) -> tuple[DevicePace, ...]:
+    @property
+    def excess_ns(self) -> int:
+        """What it costs in a step: what was compared took longer, and backward passes are as slow as forward passes."""
+        forward, update = self.relative_forward or 1.0, self.relative_update or 1.0
+        passes_ns = (self.forward_ns or 0) + self.backward_ns
+        return round(passes_ns * (1 - 1 / max(forward, 1)) + self.update_ns * (1 - 1 / max(update, 1)))
+
+
+def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[DevicePace, ...]:
     """The pace of each rank's device; empty where fewer than two were timed."""
     timed = [table for table in tables if len(table.probes) >= _FEWEST_PROBES]
     if len(timed) < 2:  # noqa: PLR2004 - a pair
         return ()
     clocks = _median_clocks(run)
     medians = {table.rank: _medians(table) for table in timed}
+    parameters = {model.rank: model.trainable for model in run.models} if has_stages else {}
     paces = []
-    for rank, (forward_ns, backward_ns, update_ns) in medians.items():
+    for table in timed:
+        rank = table.rank
+        forward_ns, backward_ns, update_ns = medians[rank]
         peers = [values for peer, values in medians.items() if peer != rank]
-        is_replica = getattr(run.setups.get(rank), "ddp", None) is not None
+        relative_forward, relative_update = None, None
+        if _is_replica(run, rank, has_stages=has_stages):
+            alone_ns = _device_median([(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes])
+            relative_forward = _ratio(alone_ns, [values[0] for values in peers])
+        alone_ns = _device_median([(probe.update_ns, probe.update_launch_ns) for probe in table.probes])
+        if not has_stages:
+            relative_update = _ratio(alone_ns, [values[2] for values in peers])
+        elif all(parameters.get(peer) for peer in medians):
+            peers_ns = [values[2] / parameters[peer] for peer, values in medians.items() if peer != rank]
+            relative_update = _ratio(None if alone_ns is None else alone_ns / parameters[rank], peers_ns)
         paces.append(
             DevicePace(
                 rank=rank,
-                probes=next(len(table.probes) for table in timed if table.rank == rank),
+                probes=len(table.probes),
                 forward_ns=forward_ns,
                 backward_ns=backward_ns,
                 update_ns=update_ns,
-                relative_forward=_ratio(forward_ns, [values[0] for values in peers]) if is_replica else None,
-                relative_update=_ratio(update_ns, [values[2] for values in peers]),
+                relative_forward=relative_forward,
+                relative_update=relative_update,
                 clock_mhz=clocks.get(rank),
+                limit=_SLOW_STAGE if has_stages else _SLOW,
+                knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
             )
         )
     return tuple(paces)
 
 
-def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> list[Lateness]:
-    """The ranks whose devices need longer, with what that costs in the steps of the run."""
+def _is_replica(run: Run, rank: int, *, has_stages: bool) -> bool:
+    """Whether a rank's forward pass holds no exchange: all ranks have whole models of the same size."""
+    axes = {axis for place in run.ranks for axis in place.parallel if axis != "dp"}
+    if has_stages or any(len({place.parallel.get(axis) for place in run.ranks}) > 1 for axis in axes):
+        return False
+    setup = run.setups.get(rank)
+    stage = None if setup is None else setup.engine.get("zero_optimization.stage")
+    return setup is not None and (setup.ddp is not None or (type(stage) is int and stage < _FIRST_SHARDED_STAGE))
+
+
+def _device_median(times: Sequence[tuple[int | None, int | None]]) -> int | None:
+    """The median of times on a device, each with how long the host launched it; absent where it waited for the host."""
+    alone = [
+        time_ns
+        for time_ns, launch_ns in times
+        if time_ns is not None and (launch_ns is None or time_ns >= _BEYOND_LAUNCHES * launch_ns)
+    ]
+    return round(median(alone)) if len(alone) >= max(_FEWEST_PROBES, len(times) / 2) else None
+
+
+def find_slow_devices(
+    paces: Sequence[DevicePace], tables: Sequence[Steps], late_hosts: Container[int | None]
+) -> list[Lateness]:
+    """The ranks whose devices need longer, with what that costs in the steps of the run.
+
+    Where the host of a rank is late in most steps, and its probes do not say if the device waited for it, nothing is
+    said of the device.
+    """
     work = {table.rank: _work(table) for table in tables}
     slow = []
     for pace in paces:
         peers = [peer for peer in paces if peer.rank != pace.rank]
-        if pace.ratio < _SLOW or not peers:
+        if not pace.is_slow or not peers or (pace.rank in late_hosts and not pace.knows_launches):
             continue
         steps = next(table for table in tables if table.rank == pace.rank)
-        own_ns = (pace.forward_ns or 0) + pace.backward_ns + pace.update_ns
-        cost_ns = round(own_ns * (1 - 1 / pace.ratio) * len(steps))
+        cost_ns = pace.excess_ns * len(steps)
         cause, detail = _explain(pace, peers, work)
         slow.append(
             Lateness(
@@ -133,7 +197,7 @@ def _medians(table: Steps) -> tuple[int | None, int, int]:
     )
 
 
-def _ratio(own: int | None, peers: Sequence[int | None]) -> float | None:
+def _ratio(own: float | None, peers: Sequence[float | None]) -> float | None:
     values = [value for value in peers if value]
     return own / median(values) if own and values else None
 

@@ -100,6 +100,8 @@ def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
     excess: dict[Part, Float64] = {
         part: _over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
     }
+    if not parts.times_exchange:
+        excess[Part.BLOCKED] = _without_backward(excess[Part.BLOCKED], parts.parts_ns[Part.BLOCKED])
     counted = [part for part in excess if counts_compute or part in EVIDENCE]
     if counts_compute and parts.times_exchange:
         over = _over_others(parts.own_ns)
@@ -137,6 +139,18 @@ def _over_others(values: Int64) -> Float64:
     return np.asarray(values - (lower + upper) / 2, np.float64)
 
 
+def _without_backward(excess: Float64, blocked_ns: Int64) -> Float64:
+    """What a rank is blocked longer than the others, where that is more than backward passes differ.
+
+    On GPUs another thread launches backward passes, and the one that trains waits for it: that is no sleep. Stages of a
+    pipeline have different ones.
+    """
+    usual = np.median(excess, axis=1)
+    others = np.median(blocked_ns, axis=1) - usual
+    usual[usual > _RARE * others] = 0
+    return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
+
+
 def _describe_by_cause(
     parts: StepParts,
     excess: dict[Part, Float64],
@@ -155,6 +169,8 @@ def _describe_by_cause(
     entries = []
     for index in range(len(counted)):
         chosen = late & (longest == index)
+        if counted[index] is Part.BLOCKED and not parts.times_exchange:
+            chosen &= above[index] > np.median(parts.parts_ns[Part.BLOCKED][row])
         if beyond[chosen].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()) / 2:
             entries.append(_describe(parts, excess, counted, row, chosen, beyond, counted[index]))
     return entries

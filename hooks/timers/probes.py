@@ -12,6 +12,7 @@ import functools
 import sys
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter_ns as _now_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from perfscope.wire.host import DeviceProbe
@@ -44,24 +45,48 @@ def _never_fails(method: _Method) -> _Method:
     return cast("_Method", call)
 
 
-class _Moments:
-    """The events of one step."""
+class _Launch:
+    """Work that the host launches between two moments, and the events around it."""
 
-    __slots__ = ("begin", "end", "forwards", "is_whole", "step", "update_begin", "update_end")
+    __slots__ = ("began_ns", "begin", "end", "ended_ns", "is_ahead")
 
     def __init__(self, begin: CudaEvent) -> None:
         self.begin = begin
-        self.step = 0
-        self.forwards: list[list[CudaEvent]] = []
-        self.update_begin: CudaEvent | None = None
-        self.update_end: CudaEvent | None = None
         self.end: CudaEvent | None = None
-        self.is_whole = True
+        self.began_ns = self.ended_ns = _now_ns()
+        self.is_ahead = False
+
+    def finish(self, end: CudaEvent) -> None:
+        """All of it was launched."""
+        self.end = end
+        self.is_ahead = not self.begin.query()
+        self.ended_ns = _now_ns()
+
+    def waited_ns(self, step: CudaEvent, step_began_ns: int) -> int:
+        """How long the device may have waited for the host in it: from when the device came to it, at the earliest."""
+        if self.is_ahead:
+            return 0
+        reached_ns = step_began_ns + _between_ns(step, self.begin)
+        return max(0, self.ended_ns - max(self.began_ns, reached_ns))
+
+
+class _Moments:
+    """The events of one step."""
+
+    __slots__ = ("began_ns", "begin", "forwards", "step", "update")
+
+    def __init__(self, begin: CudaEvent) -> None:
+        self.begin = begin
+        self.began_ns = _now_ns()
+        self.step = 0
+        self.forwards: list[_Launch] = []
+        self.update: _Launch | None = None
 
     def events(self) -> list[CudaEvent]:
         """All of them."""
-        marks = (self.begin, *(event for pair in self.forwards for event in pair), self.update_begin, self.update_end)
-        return [event for event in marks if event is not None]
+        launches = self.forwards if self.update is None else [*self.forwards, self.update]
+        marks = (event for launch in launches for event in (launch.begin, launch.end))
+        return [self.begin, *(event for event in marks if event is not None)]
 
 
 class DeviceProbes:
@@ -107,7 +132,7 @@ class DeviceProbes:
         if moments is None or event is None or len(moments.forwards) >= _MOST_PASSES:
             self.discard()
             return None
-        moments.forwards.append([event])
+        moments.forwards.append(_Launch(event))
         return self.on_forward_end
 
     @_never_fails
@@ -115,22 +140,26 @@ class DeviceProbes:
         """All of a forward pass was launched."""
         event, moments = self._mark(), self._moments
         if moments is not None and moments.forwards and event is not None:
-            moments.forwards[-1].append(event)
+            moments.forwards[-1].finish(event)
 
     @_never_fails
     def on_update(self) -> None:
         """The optimizer is about to be launched, or the first part of it."""
-        if self._moments is not None and self._moments.update_begin is None:
-            self._moments.update_begin = self._mark()
+        moments = self._moments
+        if moments is not None and moments.update is None:
+            event = self._mark()
+            moments.update = None if event is None else _Launch(event)
 
     @_never_fails
     def on_update_end(self) -> None:
         """The optimizer was launched, or a part of it."""
-        moments = self._moments
-        if moments is not None:
-            if moments.update_end is not None:
-                self._unused.append(moments.update_end)
-            moments.update_end = self._mark()
+        update = None if self._moments is None else self._moments.update
+        if update is not None:
+            if update.end is not None:
+                self._unused.append(update.end)
+            event = self._mark()
+            if event is not None:
+                update.finish(event)
 
     @_never_fails
     def finish(self, step: int) -> None:
@@ -150,8 +179,8 @@ class DeviceProbes:
         """The last probe that the device has passed, as a field of StepRecord; in the thread that writes records."""
         probe = None
         while self._pending:
-            last = self._pending[0].update_end
-            if last is not None and not last.query():
+            last = self._pending[0].update
+            if last is not None and last.end is not None and not last.end.query():
                 break
             moments = self._pending.popleft()
             probe = _to_probe(moments) or probe
@@ -168,18 +197,23 @@ class DeviceProbes:
 
 
 def _to_probe(moments: _Moments) -> DeviceProbe | None:
-    begin, end = moments.update_begin, moments.update_end
-    if not moments.forwards or begin is None or end is None:
+    update = moments.update
+    if update is None or update.end is None:
         return None
-    first = moments.forwards[0][0]
-    are_timed = all(len(pair) > 1 for pair in moments.forwards)
-    forward_ns = sum(_between_ns(pair[0], pair[1]) for pair in moments.forwards) if are_timed else None
+    first = moments.forwards[0].begin if moments.forwards else moments.begin
+    timed = [(launch, launch.end) for launch in moments.forwards if launch.end is not None]
+    forward_ns, forward_launch_ns = None, None
+    if timed and len(timed) == len(moments.forwards):
+        forward_ns = sum(_between_ns(launch.begin, end) for launch, end in timed)
+        forward_launch_ns = sum(launch.waited_ns(moments.begin, moments.began_ns) for launch, _ in timed)
     return DeviceProbe(
         step=moments.step,
-        before_ns=_between_ns(moments.begin, first),
+        before_ns=_between_ns(moments.begin, first) if moments.forwards else 0,
         forward_ns=forward_ns,
-        backward_ns=_between_ns(first, begin) - (forward_ns or 0),
-        update_ns=_between_ns(begin, end),
+        backward_ns=_between_ns(first, update.begin) - (forward_ns or 0),
+        update_ns=_between_ns(update.begin, update.end),
+        forward_launch_ns=forward_launch_ns,
+        update_launch_ns=update.waited_ns(moments.begin, moments.began_ns),
     )
 
 

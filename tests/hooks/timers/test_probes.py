@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.hooks.timers import probes as module
 from perfscope.hooks.timers.probes import DeviceProbes
 from perfscope.wire.host import DeviceProbe
 
 
 class Device:
-    """A device whose clock the test turns, and that has passed events up to a moment."""
+    """A device whose clock the test turns, and that has passed events up to a moment; it lags behind the host."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
         self.passed_ms = 0.0
+        self.lag_ms = 0.0
         self.is_capturing = False
 
 
@@ -38,7 +40,8 @@ def device() -> Device:
 
 
 @pytest.fixture
-def probes(device: Device) -> DeviceProbes:
+def probes(device: Device, monkeypatch: pytest.MonkeyPatch) -> DeviceProbes:
+    monkeypatch.setattr(module, "_now_ns", lambda: round((device.now_ms - device.lag_ms) * 1_000_000))
     probes = DeviceProbes()
     probes._make_event = lambda: Event(device)  # type: ignore[assignment]
     probes._is_capturing = lambda: device.is_capturing
@@ -66,7 +69,7 @@ def test_the_parts_of_a_step_are_those_between_its_events(probes: DeviceProbes, 
     run_step(probes, device, 20)
     assert probes.read() == {}, "the device has not passed it"
     device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000)}
+    assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0)}
     assert probes.read() == {}
     assert not probes.is_on
     assert probes.next_step == 35
@@ -90,7 +93,44 @@ def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes
     probes.on_update_end()
     probes.finish(5)
     device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000)}
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000, None, 0)}
+
+
+def test_a_device_that_comes_to_work_before_all_of_it_was_launched_may_have_waited_for_the_host(
+    probes: DeviceProbes, device: Device
+) -> None:
+    device.passed_ms = 1000  # it is always there already
+    run_step(probes, device, 20)
+    assert probes.read() == {
+        "probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 6_000_000, 4_000_000)
+    }
+
+
+def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the_other_half_at_most(
+    probes: DeviceProbes, device: Device
+) -> None:
+    device.passed_ms = 1000
+    probes.start(4)
+    device.now_ms, device.lag_ms = 30, 1  # the device comes to the optimizer at 30 ms, the host at 29 ms
+    probes.on_update()
+    device.now_ms += 3
+    device.lag_ms = 2
+    probes.on_update_end()  # the device is over with it at 33 ms, the host was at 31 ms
+    probes.finish(5)
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000)}
+
+
+def test_a_stage_of_a_pipeline_has_its_optimizer_timed_without_forward_passes(
+    probes: DeviceProbes, device: Device
+) -> None:
+    probes.start(4)
+    device.now_ms += 9
+    probes.on_update()
+    device.now_ms += 2
+    probes.on_update_end()
+    probes.finish(5)
+    device.passed_ms = device.now_ms
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 9_000_000, 2_000_000, None, 0)}
 
 
 def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: Device) -> None:
@@ -107,7 +147,7 @@ def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: 
         device.passed_ms = device.now_ms
         read.append(probes.read()["probe"])
     assert len(made) == 1 + 2 * 2 + 2  # the beginning, two forward passes and the optimizer
-    assert read == [DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000) for step in range(0, 100, 20)]
+    assert read == [DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0) for step in range(0, 100, 20)]
 
 
 def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(probes: DeviceProbes) -> None:

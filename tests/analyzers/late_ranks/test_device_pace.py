@@ -1,0 +1,103 @@
+"""A slow device is told from one that waits for its host, from other tensors, and from exchanges inside a pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.late_ranks.lateness import Cause
+from perfscope.constants import NS_PER_MS as MS
+from perfscope.tables.model import Model, PrecisionSigns
+from perfscope.tables.run import Run
+from perfscope.wire.host import DeviceProbe
+from perfscope.wire.setup import SetupRecord
+from tests.analyzers.late_ranks.test_lateness import make_run, make_steps
+
+ZERO_1 = SetupRecord(engine={"zero_optimization.stage": 1})
+ZERO_3 = SetupRecord(engine={"zero_optimization.stage": 3})
+
+
+def probe(
+    step: int, forward: float | None = 3, update: float = 1, launch: float | None = 0, before: int = 0
+) -> DeviceProbe:
+    """Times in milliseconds; ``launch`` is how long the device may have waited for the host."""
+    forward_ns = None if forward is None else round(forward * MS)
+    launch_ns = None if launch is None else round(launch * MS)
+    return DeviceProbe(step, before, forward_ns, 10 * MS, round(update * MS), launch_ns, launch_ns)
+
+
+def probed(ranks: list[dict[str, Any]], setup: SetupRecord | None = None, **steps: Any) -> Run:
+    """A run on GPUs whose ranks have ten probes each; ``host`` is what a rank's host does, ``slow`` changes a probe."""
+    tables = make_steps([{0: rank.pop("host", {})} for rank in ranks], waits=False, **steps)
+    with_probes = [
+        dataclasses.replace(table, probes=tuple(probe(step, **rank) for step in range(3, 33, 3)))
+        for table, rank in zip(tables, ranks, strict=True)
+    ]
+    run = make_run(with_probes)
+    return replace(run, setups={} if setup is None else {table.rank: setup for table in tables})
+
+
+def answers(run: Run) -> list[tuple[int | None, Cause]]:
+    return [(late.rank, late.cause) for late in analyze(run).lateness]
+
+
+def test_forward_passes_up_to_zero_2_hold_no_exchange() -> None:
+    """The one whose device is not slow has a longer optimizer by chance."""
+    ranks = [{"forward": 2.8, "update": 1.08}, {"forward": 7.1, "update": 1.0}]
+    assert answers(probed([*map(dict, ranks)], ZERO_1)) == [(1, Cause.DEVICE)]
+    assert answers(probed([*map(dict, ranks)], ZERO_3)) == [(0, Cause.DEVICE)], "only the optimizer is compared"
+
+
+@pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (1.9, [(1, Cause.DEVICE)]), (3.5, [])])
+def test_a_device_that_may_have_waited_for_the_host_is_not_slow(
+    launch: float, expected: list[tuple[int, Cause]]
+) -> None:
+    assert answers(probed([{"forward": None}, {"forward": None, "update": 4, "launch": launch}])) == expected
+
+
+def test_of_old_records_nothing_is_said_of_the_device_of_a_late_host() -> None:
+    ranks: list[dict[str, Any]] = [{"forward": None, "launch": None}, {"forward": None, "launch": None, "update": 4}]
+    assert answers(probed([*map(dict, ranks)])) == [(1, Cause.DEVICE)]
+    ranks[1]["host"] = {"sleep": 15}
+    assert answers(probed([*map(dict, ranks)])) == [(1, Cause.BLOCKED)]
+
+
+def test_a_slow_device_of_a_late_host_is_named_where_it_did_not_wait_for_it() -> None:
+    run = probed([{"forward": None}, {"forward": None, "update": 4, "host": {"sleep": 15}}])
+    assert set(answers(run)) == {(1, Cause.DEVICE), (1, Cause.BLOCKED)}
+
+
+@pytest.mark.parametrize(("update", "expected"), [(2.2, []), (6, [(1, Cause.DEVICE)])])
+def test_stages_are_compared_by_parameter(update: float, expected: list[tuple[int, Cause]]) -> None:
+    run = probed([{"forward": None}, {"forward": None, "update": update}])
+    run = replace(run, ranks=tuple(replace(rank, parallel={"pp": rank.rank}) for rank in run.ranks))
+    signs = PrecisionSigns()
+    models = tuple(
+        Model(rank, None, size, size, (), None, "", signs, None) for rank, size in enumerate((10**6, 2 * 10**6))
+    )
+    assert answers(replace(run, models=models)) == expected
+    assert answers(run) == [], "without sizes nothing is compared"
+
+
+def test_the_cost_is_that_of_what_was_compared() -> None:
+    """An optimizer that takes 3 ms longer says nothing of passes that were not compared."""
+    run = probed([{"forward": None}, {"forward": None, "update": 4}])
+    (late,) = analyze(run).lateness
+    assert late.cost_ns == 3 * MS * len(run.steps[1])
+
+
+def test_backward_passes_in_another_thread_are_no_sleep() -> None:
+    """The thread that trains is blocked for 10 ms in every step while another launches the backward pass."""
+    some = {step: {"sleep": 17} for step in range(10, 20)}
+    assert not answers_of([{}, some], sleep=10)
+    assert not answers_of([{}, {0: {"sleep": 12}}], sleep=10)
+    assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, Cause.BLOCKED)]
+    assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
+
+
+def answers_of(ranks: list[dict[int, dict[str, Any]]], **always: Any) -> list[tuple[int | None, Cause]]:
+    return answers(make_run(make_steps(ranks, waits=False, **always)))
