@@ -76,8 +76,9 @@ class Result:
     is_right: bool
 
 
-def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str]) -> Iterator[Case]:
-    number = 0
+def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str], shift: int = 0) -> Iterator[Case]:
+    """All cases; the faulty ranks take turns, from ``shift`` on."""
+    number = shift
     for size in ranks:
         for framework in FRAMEWORKS:
             for fault in FAULTS:
@@ -172,12 +173,14 @@ def main() -> None:
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--shift", type=int, default=0, help="which rank the first case's is")
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="postmortem-"))
     folder.mkdir(parents=True, exist_ok=True)
     only = [word for word in arguments.only.split(",") if word]
-    wanted = list(cases([int(word) for word in arguments.ranks.split(",")], cuda=arguments.cuda, only=only))
+    sizes = [int(word) for word in arguments.ranks.split(",")]
+    wanted = list(cases(sizes, cuda=arguments.cuda, only=only, shift=arguments.shift))
 
     def measure(case: Case) -> Result:
         began_s = time.monotonic()

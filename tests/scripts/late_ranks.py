@@ -1,8 +1,8 @@
 """Short trainings of two ranks, one of them late for one reason, and clean twins: ``late_ranks.py --out DIR CASE...``.
 
 A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. On GPUs
-``STRATEGY.device50`` lets another process use the late rank's GPU half of the time. torch is imported once; each rank
-trains in a process of its own, on a processor of its own where there are two.
+``STRATEGY.device50`` lets another process use the late rank's GPU half of the time. ``CASE:100`` trains for 100 steps.
+torch is imported once; each rank trains in a process of its own, on a processor of its own where there are two.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Tokens(Dataset):
 class Plan:
     """What happens to this rank, and when."""
 
-    def __init__(self, name, rank, folder):
+    def __init__(self, name, rank, folder, steps):
+        self.steps = steps
         self.strategy, self.cause, *rest = name.split(".")
         self.is_rare = bool(rest)
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
@@ -163,7 +164,7 @@ def train(plan):
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batches = iter(DataLoader(Tokens(plan), BATCH))
-    for _ in range(STEPS):
+    for _ in range(plan.steps):
         loss = model(next(batches).to(plan.device))
         loss.backward()
         plan.disturb()
@@ -185,7 +186,7 @@ def train_deepspeed(plan):
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     batches = iter(DataLoader(Tokens(plan), BATCH))
-    for _ in range(STEPS):
+    for _ in range(plan.steps):
         loss = engine(next(batches).to(plan.device))
         engine.backward(loss)
         plan.disturb()
@@ -199,7 +200,7 @@ def train_pipeline(plan):
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
     batches = iter(DataLoader(Tokens(plan), BATCH))
     generator = torch.Generator().manual_seed(0)
-    for _ in range(STEPS):
+    for _ in range(plan.steps):
         next(batches)  # each rank reads, as scripts do
         tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES * BATCH // 4, CONFIG.seq_len), generator=generator)
         tokens = tokens.to(plan.device)
@@ -213,9 +214,9 @@ def train_pipeline(plan):
         plan.end_step({})
 
 
-def run(name, out, rank, port):
+def run(name, out, rank, port, steps):
     folder = out / name
-    plan = Plan(name, rank, out)
+    plan = Plan(name, rank, out, steps)
     sys.argv = ["late_ranks.py", name]
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(port)
@@ -243,7 +244,7 @@ def run(name, out, rank, port):
     dist.destroy_process_group()
 
 
-def start(name, out, rank, port):
+def start(name, out, rank, port, steps):
     pid = os.fork()
     if pid:
         return pid
@@ -252,7 +253,7 @@ def start(name, out, rank, port):
         with (out / f"{name}.{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            run(name, out, rank, port)
+            run(name, out, rank, port, steps)
             code = 0
     except Exception:  # noqa: BLE001 - the parent process reports it
         traceback.print_exc()
@@ -268,9 +269,10 @@ def main():
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(options.cases):
+    for number, case in enumerate(options.cases):
         began = time.monotonic()
-        children = [start(name, options.out, rank, options.port + number) for rank in (0, 1)]
+        name, _, steps = case.partition(":")
+        children = [start(name, options.out, rank, options.port + number, int(steps or STEPS)) for rank in (0, 1)]
         statuses = [os.waitpid(child, 0)[1] for child in children]
         print(f"{name}: {time.monotonic() - began:.1f} s{' FAILED' if any(statuses) else ''}", flush=True)
 
