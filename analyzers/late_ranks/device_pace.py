@@ -123,8 +123,8 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
 
 def _is_replica(run: Run, rank: int, *, has_stages: bool) -> bool:
     """Whether a rank's forward pass holds no exchange: all ranks have whole models of the same size."""
-    axes = {axis for place in run.ranks for axis in place.parallel if axis != "dp"}
-    if has_stages or any(len({place.parallel.get(axis) for place in run.ranks}) > 1 for axis in axes):
+    axes = {axis for identity in run.ranks for axis in identity.parallel if axis != "dp"}
+    if has_stages or any(len({identity.parallel.get(axis) for identity in run.ranks}) > 1 for axis in axes):
         return False
     setup = run.setups.get(rank)
     stage = None if setup is None else setup.engine.get("zero_optimization.stage")

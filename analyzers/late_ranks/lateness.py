@@ -146,8 +146,8 @@ def _without_backward(excess: Float64, blocked_ns: Int64) -> Float64:
     pipeline have different ones.
     """
     usual = np.median(excess, axis=1)
-    others = np.median(blocked_ns, axis=1) - usual
-    usual[usual > _RARE * others] = 0
+    usual_ns = np.median(blocked_ns, axis=1) - usual
+    usual[usual > _RARE * usual_ns] = 0
     return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
 
 

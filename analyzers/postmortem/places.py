@@ -103,9 +103,9 @@ def own_line(frames: Sequence[CodeLine]) -> CodeLine | None:
     return next((frame for frame in frames if _is_own(frame.file)), None)
 
 
-def is_same_place(frames: Sequence[CodeLine], others: Sequence[CodeLine]) -> bool:
+def is_same_place(frames: Sequence[CodeLine], call: Sequence[CodeLine]) -> bool:
     """Whether two stacks are the same call, line by line; our own hooks do not count."""
-    first, second = ([frame for frame in side if not _matches(frame.file, _HOOKS)] for side in (frames, others))
+    first, second = ([frame for frame in side if not _matches(frame.file, _HOOKS)] for side in (frames, call))
     return bool(first) and first == second
 
 

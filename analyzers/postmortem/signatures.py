@@ -68,9 +68,9 @@ def explain_shift(actual: Sequence[Token], expected: Sequence[Token]) -> Shift |
     (<Shift.EXCHANGED: 1>, <Shift.LEFT_OUT: 2>, None)
     """
     shared = min(len(actual), len(expected))
-    for other in range(1, shared):
+    for distance in range(1, shared):
         swapped = list(expected[:shared])
-        swapped[0], swapped[other] = swapped[other], swapped[0]
+        swapped[0], swapped[distance] = swapped[distance], swapped[0]
         if swapped == list(actual[:shared]):
             return Shift.EXCHANGED
     for left_out in range(1, shared + 1):
