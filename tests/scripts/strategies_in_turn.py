@@ -1,6 +1,7 @@
 """Trains a small model by one strategy after the other in the same two processes, and prints every loss as JSON.
 
-With UPDATES=together optimizers update the parameters of a group at once, as they do on GPUs.
+With UPDATES=together optimizers update the parameters of a group at once, as they do on GPUs. What is compiled is
+traced, and left as it is; the modules that each strategy compiled are counted.
 """
 
 import json
@@ -8,7 +9,7 @@ import os
 import sys
 from importlib import import_module
 
-from torch import distributed
+from torch import distributed, nn
 from torch.optim import adam
 
 from perfscope.workloads.strategies import STRATEGIES, Processes
@@ -19,7 +20,16 @@ from perfscope.workloads.tasks.task import make_task
 if os.environ.get("UPDATES") == "together":
     adam._default_to_fused_or_foreach = lambda *_, **__: (False, True)
 names, words = sys.argv[1].split(","), sys.argv[2:]
-losses = {}
+losses, compiled = {}, {}
+compile_module = nn.Module.compile
+
+
+def trace_module(module):
+    compiled[name] = compiled.get(name, 0) + 1
+    compile_module(module, backend="eager")
+
+
+nn.Module.compile = trace_module
 for name in names:
     strategy = STRATEGIES[name]
     options = parse_options([*words, "--strategy", name])
@@ -40,6 +50,7 @@ for name in names:
         training.leave()
 if job.rank == 0:
     print("LOSSES", json.dumps(losses))
+    print("COMPILED", json.dumps(compiled))
 if distributed.is_initialized():
     distributed.destroy_process_group()
 # Threads of gloo that still want the interpreter while it ends abort the process, once in some hundred runs.

@@ -8,6 +8,7 @@ import socket
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +22,13 @@ GPT = ("--model", "gpt:2x32x16x64", "--batch", "8", "--steps", "6")
 RESNET = ("--model", "resnet50", "--image-size", "8", "--batch", "16", "--steps", "4")
 ALONE = [name for name, strategy in STRATEGIES.items() if strategy.processes is not Processes.ONE_A_DEVICE]
 TOGETHER = [name for name, strategy in STRATEGIES.items() if strategy.processes is Processes.ONE_A_DEVICE]
+#: RPC agents and Megatron's groups stay for the rest of a process's life, so these come last.
+IN_ORDER = sorted(TOGETHER, key=lambda name: name in {"megatron-tp", "rpc"})
 #: Of one rounding of fp32; steps of Adam with tiny gradients turn it into a little more.
 ROUNDING = 2e-5
 
 
-def losses_of(
-    folder: Path, names: list[str], *words: str, processes: int = 2, **variables: str
-) -> dict[str, list[float]]:
+def train(folder: Path, names: list[str], *words: str, processes: int = 2, **variables: str) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -41,17 +42,25 @@ def losses_of(
         **variables,
     )
     assert ended.code == 0, ended.stderr[-3000:]
-    line = next(line for line in ended.stdout.splitlines() if line.startswith("LOSSES "))
-    found: dict[str, list[float]] = json.loads(line.removeprefix("LOSSES "))
-    return found
+    return ended.stdout
+
+
+def read_line(output: str, word: str) -> dict[str, Any]:
+    line = next(line for line in output.splitlines() if line.startswith(f"{word} "))
+    values: dict[str, Any] = json.loads(line.removeprefix(f"{word} "))
+    return values
+
+
+def losses_of(
+    folder: Path, names: list[str], *words: str, processes: int = 2, **variables: str
+) -> dict[str, list[float]]:
+    return read_line(train(folder, names, *words, processes=processes, **variables), "LOSSES")
 
 
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     folder = tmp_path_factory.mktemp("gpt")
-    # RPC agents and Megatron's groups stay for the rest of a process's life, so these come last.
-    together = sorted(TOGETHER, key=lambda name: name in {"megatron-tp", "rpc"})
-    return losses_of(folder, ALONE, *GPT, processes=1) | losses_of(folder, together, *GPT)
+    return losses_of(folder, ALONE, *GPT, processes=1) | losses_of(folder, IN_ORDER, *GPT)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -94,6 +103,16 @@ def test_in_bf16_equal_strategies_agree_more_closely_than_bf16_with_fp32(tmp_pat
     losses = losses_of(tmp_path, names, *GPT, "--precision", "bf16")
     for name, series in losses.items():
         assert series == pytest.approx(losses["ddp"], rel=5e-4), name
+
+
+@pytest.mark.parametrize(("names", "processes"), [(ALONE, 1), (IN_ORDER, 2)], ids=["alone", "together"])
+def test_every_strategy_compiles_what_it_trains_where_that_was_asked_for(
+    tmp_path: Path, gpt: dict[str, list[float]], names: list[str], processes: int
+) -> None:
+    output = train(tmp_path, names, *GPT, "--steps", "2", "--compile", processes=processes)
+    assert set(read_line(output, "COMPILED")) == set(names)
+    for name, series in read_line(output, "LOSSES").items():
+        assert series == pytest.approx(gpt["single"][:2], rel=ROUNDING), name
 
 
 def test_optimizers_may_update_parameters_together_as_they_do_on_gpus(

@@ -16,9 +16,10 @@ from perfscope.workloads.tasks.job import Job, Training
 def build(job: Job) -> Training:
     """Train this rank's stage; every rank knows the loss."""
     deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
-    module = PipelineModule(
-        layers=job.layers(), num_stages=job.world_size, loss_fn=job.loss, partition_method="uniform"
-    )
+    layers = job.layers()
+    for layer in layers:
+        job.compile(layer)
+    module = PipelineModule(layers=layers, num_stages=job.world_size, loss_fn=job.loss, partition_method="uniform")
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=job.optimizer(module.parameters()),

@@ -26,6 +26,7 @@ class Stage(nn.Module):
     def __init__(self, number: int, stages: int) -> None:
         super().__init__()
         self.part = self.job.cut_layers(stages)[number].to(self.job.device)
+        self.job.compile(self.part)
         self.lock = threading.Lock()  # a stage works on one split at a time
 
     def forward(self, before: rpc.RRef) -> Tensor:
