@@ -25,6 +25,8 @@ Tree = Mapping[str, Any]
 
 _LAST_QUARTER = 4
 _MOST_FINDINGS = 5
+#: Findings about what the benchmark itself does: each training saves once, which has columns of its own.
+_OWN_DOING = frozenset(("blocking_saves",))
 
 
 def measure(variant: Variant, repetition: int, settings: Settings, machine: Machine, place: Place) -> Measurement:
@@ -182,7 +184,7 @@ def _find_tflops(
 
 def _find_findings(results: Tree) -> tuple[str, ...]:
     """What costs the most, first the largest."""
-    findings = results.get("findings") or []
+    findings = [finding for finding in results.get("findings") or [] if finding["id"] not in _OWN_DOING]
     return tuple(
         f"{finding['title'].lower()}: {percent(finding['share_of_step']):.0f} % of a step"
         for finding in findings[:_MOST_FINDINGS]

@@ -23,6 +23,21 @@ ValueError: the operations are ill
 """
 
 
+def answer(monkeypatch: pytest.MonkeyPatch, document: object) -> None:
+    ended = subprocess.CompletedProcess[str]([], 0, stdout=json.dumps(document), stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+
+
+def trained(folder: Path) -> Place:
+    """The place of a training of two ranks, whose steps are those of a real run."""
+    place = replace(Place.below(folder, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
+    place.result.mkdir(parents=True)
+    for rank in (0, 1):
+        result = {"losses": [2.0, 1.0], "hits": [], "answers": [], "memory": [{"bytes": 7}], "save_ns": None}
+        (place.result / f"rank-{rank:05}.json").write_text(json.dumps(result))
+    return place
+
+
 def crash(monkeypatch: pytest.MonkeyPatch, errors: str) -> None:
     ended = subprocess.CompletedProcess[str]([], 1, stdout="", stderr=errors)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
@@ -49,14 +64,19 @@ def test_a_training_whose_analysis_fails_is_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crash(monkeypatch, TRACEBACK)
-    place = replace(Place.below(tmp_path, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
-    place.result.mkdir(parents=True)
-    for rank in (0, 1):
-        result = {"losses": [2.0, 1.0], "hits": [], "answers": [], "memory": [{"bytes": 7}], "save_ns": None}
-        (place.result / f"rank-{rank:05}.json").write_text(json.dumps(result))
-    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place)
+    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, trained(tmp_path))
     assert measured.reason is None
     assert measured.step_ns
     assert (measured.first_loss, measured.last_loss, measured.memory_bytes) == (2.0, 1.0, (7, 7))
     assert measured.notes[0] == "not analyzed: perfscope analyze failed: ValueError: the operations are ill"
     assert measured.shares == {}
+
+
+def test_findings_are_about_the_strategy_and_not_about_the_benchmarks_own_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = {"id": "blocking_saves", "title": "Blocking checkpoint saves", "share_of_step": 0.34}
+    host = {"id": "late_host", "title": "A late host", "share_of_step": 0.1}
+    answer(monkeypatch, {"results": {"findings": [saves, host]}})
+    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, trained(tmp_path))
+    assert measured.findings == ("a late host: 10 % of a step",)
