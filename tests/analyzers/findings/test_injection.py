@@ -21,6 +21,8 @@ FAULTY = [case for case in CASES if case["finding"]]
 LARGEST_FALSE = 0.03
 #: The share of faults that must be named first.
 LEAST_RIGHT = 0.9
+#: Steps of one training differ by so much from process to process.
+SCATTER = 0.02
 #: Faults in trainings that a test starts, and what names them.
 TRAINED = {
     "slow_data": "slow_data_loading",
@@ -68,8 +70,8 @@ def test_recorded_runs_name_their_fault_first_and_clean_ones_none(case: dict[str
 )
 def test_costs_are_near_what_was_injected(case: dict[str, str]) -> None:
     found, twin = (findings_of(RECORDED / case[key]) for key in ("run", "twin"))
-    injected_us = found.step_us - twin.step_us
-    assert 0.4 * injected_us <= found.findings[0].cost_us <= 1.25 * injected_us
+    injected_us, tolerance_us = found.step_us - twin.step_us, SCATTER * twin.step_us
+    assert 0.4 * injected_us - tolerance_us <= found.findings[0].cost_us <= 1.25 * injected_us + tolerance_us
 
 
 def test_intervals_hold_what_was_injected() -> None:
@@ -79,8 +81,7 @@ def test_intervals_hold_what_was_injected() -> None:
         if case["twin"].startswith(("h200", "../whatif")):
             found, twin = (findings_of(RECORDED / case[key]) for key in ("run", "twin"))
             low_us, high_us = found.findings[0].cause.interval_us
-            # Steps of one training differ by 2 % from process to process.
-            tolerance_us = 0.02 * twin.step_us
+            tolerance_us = SCATTER * twin.step_us
             if not low_us - tolerance_us <= found.step_us - twin.step_us <= high_us + tolerance_us:
                 beyond.append(case["run"])
     assert beyond == ["h200/empty_cache", "h200/straggler_stall"]
