@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from perfscope.tables.columns import Bool, Int64
@@ -22,12 +22,23 @@ class PlainLines:
     Attributes:
         iteration: Their numbers.
         wall_ns: Their times.
-        consumed: Samples consumed up to the end of each.
+        consumed: Samples consumed up to the end of each; empty where the log does not say.
+        label: What a launcher wrote in front of them.
+        columns: What else a format needs of them.
     """
 
     iteration: Numbers
     wall_ns: Int64
-    consumed: Numbers
+    consumed: Numbers = range(0)
+    label: bytes | None = None
+    columns: Mapping[str, Int64] = field(default_factory=dict)
+
+    def rows(self, first: int, last: int) -> PlainLines:
+        """Some of the lines."""
+        columns = {name: column[first:last] for name, column in self.columns.items()}
+        return PlainLines(
+            self.iteration[first:last], self.wall_ns[first:last], self.consumed[first:last], self.label, columns
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import add_evenly
+from perfscope.tables.columns import Int64
 
 _PRECISE = 20
 _USABLE = 5
@@ -87,6 +92,48 @@ class ElapsedClock:
             record.tokens_per_s = (tokens - begin.tokens) / (moved_ns / 1e9)
         self._begin, self._pending = reading, None
         series.add(record, label)
+
+    def add_many(self, log: JobLogBuilder, plain: PlainLines, resolution_ns: int | Int64) -> None:
+        """Add many readings of the clock, which are the ``wall_ns`` of the lines."""
+        numbers = np.asarray(plain.iteration, np.int64).tolist()
+        resolutions = np.broadcast_to(np.asarray(resolution_ns, np.int64), len(numbers)).tolist()
+        readings = list(zip(numbers, plain.wall_ns.tolist(), resolutions, strict=True))
+        while readings:
+            begin, last = self._begin, self._last
+            step, elapsed_ns, resolution = readings[0]
+            if begin is None or last is None or step <= last.step or elapsed_ns < last.elapsed_ns:
+                self.add(log, Record(step), elapsed_ns, resolution, label=plain.label)
+                readings = readings[1:]
+            else:
+                readings = readings[self._add_forward(log, plain.label, readings, begin, last) :]
+
+    def _add_forward(
+        self,
+        log: JobLogBuilder,
+        label: bytes | None,
+        readings: list[tuple[int, int, int]],
+        begin: _Reading,
+        last: _Reading,
+    ) -> int:
+        """Add readings while steps and clock go on; returns how many these are."""
+        step, clock_ns, first_step, begin_ns = last.step, last.elapsed_ns, begin.step, begin.elapsed_ns
+        precise: list[int] = []
+        wall_ns: list[int] = []
+        rows = 0
+        for number, elapsed_ns, resolution_ns in readings:
+            if number <= step or elapsed_ns < clock_ns:
+                break
+            step, clock_ns, self._resolution_ns = number, elapsed_ns, resolution_ns
+            rows += 1
+            if clock_ns - begin_ns >= _PRECISE * resolution_ns:
+                wall_ns.append((clock_ns - begin_ns) // (step - first_step))
+                precise.append(step)
+                first_step, begin_ns = step, clock_ns
+        lines = PlainLines(np.asarray(precise, np.int64), np.asarray(wall_ns, np.int64), label=label)
+        add_evenly(log.series_of(self.source), lines, 0, len(precise))
+        self._begin, self._last = _Reading(first_step, begin_ns, None), _Reading(step, clock_ns, None)
+        self._pending = None if precise and precise[-1] == step else Record(step)
+        return rows
 
     def restart(self, log: JobLogBuilder) -> None:
         """The clock begins anew, as at the start of an epoch; what it has not yet measured precisely has no time."""

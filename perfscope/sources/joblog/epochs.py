@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.tables.columns import Int64
+
 
 class EpochCounter:
     """Turns the number of a step in its epoch into its number over all epochs."""
@@ -22,3 +28,14 @@ class EpochCounter:
             first = sum(self._epochs.get(epoch - 1, (0, 0)))
         self._epochs[epoch] = (first, max(largest, step, length))
         return first + step
+
+    def add_many(self, epochs: Int64, steps: Int64, lengths: Int64) -> Int64:
+        """Record many steps, as ``add`` does; those of an epoch follow each other, with the same length, and ascend."""
+        numbers = np.empty_like(steps)
+        changes = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(lengths) != 0)) + 1
+        for start, stop in pairwise((0, *changes.tolist(), len(steps))):
+            if start < stop:
+                last = stop - 1
+                offset = self.add(int(epochs[last]), int(steps[last]), int(lengths[last])) - int(steps[last])
+                numbers[start:stop] = steps[start:stop] + offset
+        return numbers

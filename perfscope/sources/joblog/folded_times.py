@@ -60,12 +60,13 @@ class FoldedTimes:
                 self._merge()
 
     def add_many(self, wall_ns: Int64, samples: int | None) -> None:
-        """Add many undisturbed records with as many samples each; None where those are unknown."""
+        """Add many undisturbed records and their samples, None where those are unknown; a time above 0 is one."""
         self.records += len(wall_ns)
-        self._wall_total_ns += int(wall_ns.sum())
+        timed = wall_ns if wall_ns.min(initial=1) > 0 else wall_ns[wall_ns > 0]
+        self._wall_total_ns += int(timed.sum())
         self._samples = None if self._samples is None or samples is None else self._samples + samples
-        self._pending.append(wall_ns)
-        self._pending_rows += len(wall_ns)
+        self._pending.append(timed)
+        self._pending_rows += len(timed)
         if self._pending_rows >= _MERGE_AT_ROWS:
             self._merge()
 

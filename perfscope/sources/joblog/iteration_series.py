@@ -126,16 +126,23 @@ class IterationSeries:
         self._disturbance = 0
         return True
 
-    def add_many(self, iterations: Numbers, wall_ns: Int64, samples: int | None) -> None:
-        """Append many undisturbed records at once, which are folded: their numbers ascend in equal steps."""
+    def add_many(self, iterations: Numbers, wall_ns: Int64, samples: int | None, label: bytes | None = None) -> None:
+        """Append many undisturbed records at once, which are folded: their numbers ascend in equal steps.
+
+        A time that is not above 0 is none.
+        """
         self._folded.add_many(wall_ns, samples)
         latest = zip(iterations[-_COMPARED_ROWS:], wall_ns[-_COMPARED_ROWS:].tolist(), strict=True)
-        self._latest_folded.extend((int(number), time_ns, None) for number, time_ns in latest)
+        self._latest_folded.extend((int(number), time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
+        if self.last is not None:
+            self._gaps[int(iterations[0]) - self.last] += 1
+        if len(iterations) > 1:
+            self._gaps[int(iterations[1]) - int(iterations[0])] += len(iterations) - 1
         self.last = int(iterations[-1])
-        numbers = self._numbers.get(None)
+        numbers = self._numbers.get(label)
         processes = (numbers.processes if numbers else None) or 1  # their numbers grow one by one
         counts = Counter(int(number) for number in iterations[-RECENT:])
-        self._numbers[None] = PrintedNumbers(self.last, self.attempt, counts, processes)
+        self._numbers[label] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
 
     @property
@@ -281,7 +288,9 @@ class IterationSeries:
         self._restarting = False
         if number is not None:
             self.last = number
-            numbers = self._numbers.setdefault(label, PrintedNumbers(number, self.attempt, Counter({number: 1})))
+            numbers = self._numbers.get(label)
+            if numbers is None:
+                numbers = self._numbers[label] = PrintedNumbers(number, self.attempt, Counter({number: 1}))
             numbers.last, numbers.attempt = number, self.attempt
         return begins
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines, Splitter
@@ -71,14 +71,13 @@ class BulkReading(Generic[State]):
     """The fast path of a format whose logs grow to gigabytes.
 
     Attributes:
-        source: The source of step times; the fast path begins when as many of its records as possible are kept.
-        rule: The rule of an iteration record, for a block that contains nothing else.
+        sources: The sources that it adds to; the fast path begins when the first has as many records as are kept, and
+            none of the others has fewer.
         split: Splits a block into plain lines and the rest.
         add: Adds the plain lines of a block from one row up to another.
     """
 
-    source: str
-    rule: Rule[State]
+    sources: tuple[str, ...]
     split: Splitter
     add: Callable[[State, PlainLines, int, int], None]
 
@@ -118,7 +117,7 @@ class Format(Generic[State]):
             rules=tuple(partial(self._bind, rule, state) for rule in self.rules),
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
-            bulk=self._bind_bulk(self.bulk, state) if self.bulk else None,
+            bulk=_bind_bulk(self.bulk, state) if self.bulk else None,
         )
 
     def _bind(self, rule: Rule[State], state: State) -> OpenRule:
@@ -134,9 +133,6 @@ class Format(Generic[State]):
 
         return OpenRule(rule.anchor, rule.find, apply)
 
-    def _bind_bulk(self, bulk: BulkReading[State], state: State) -> OpenBulkReading:
-        return OpenBulkReading(bulk.source, self._bind(bulk.rule, state), bulk.split, partial(bulk.add, state))
-
 
 class LogFormat(Protocol):
     """A format with any type of state."""
@@ -144,6 +140,10 @@ class LogFormat(Protocol):
     @property
     def framework(self) -> str | None:
         """The framework that prints it."""
+
+    @property
+    def bulk(self) -> BulkReading[Any] | None:
+        """Its fast path."""
 
     def open(self, log: JobLogBuilder) -> OpenFormat:
         """Make a state for one log and bind the format to it."""
@@ -170,10 +170,13 @@ class OpenRule:
 class OpenBulkReading:
     """A fast path bound to a state; see ``BulkReading``."""
 
-    source: str
-    rule: OpenRule
+    sources: tuple[str, ...]
     split: Splitter
     add: Callable[[PlainLines, int, int], None]
+
+
+def _bind_bulk(bulk: BulkReading[State], state: State) -> OpenBulkReading:
+    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state))
 
 
 @dataclass(frozen=True, slots=True)

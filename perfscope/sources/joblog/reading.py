@@ -20,8 +20,10 @@ from perfscope.sources.joblog.rules import LineMatch
 from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
 
-_LARGE = 1 << 25
-_RECORDS_KEPT_OF_LARGE = 1 << 9
+_LARGE = 1 << 25  # for one process
+_LONG = 1 << 22
+_RECORDS_BETWEEN_LOOKS = 64
+_RECORDS_KEPT_OF_LONG = 1 << 9
 
 
 def read_log(path: Path) -> JobLog:
@@ -31,7 +33,7 @@ def read_log(path: Path) -> JobLog:
         SourceError: It cannot be read, or is no text.
     """
     size = path.stat().st_size if path.is_file() else 0
-    return _LogReader(_RECORDS_KEPT_OF_LARGE if size > _LARGE else RECORDS_KEPT).read(path, size)
+    return _LogReader(_RECORDS_KEPT_OF_LONG if size > _LONG else RECORDS_KEPT).read(path, size)
 
 
 class _LogReader:
@@ -40,6 +42,7 @@ class _LogReader:
     def __init__(self, records_kept: int) -> None:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
+        self._bulk = [log_format.bulk for log_format in self._formats if log_format.bulk]
         self._rules = [rule for log_format in self._formats for rule in log_format.rules]
         self._bound: dict[int, OpenRule] = {}
         self._anchors = search_for(tuple(anchor for log_format in self._formats for anchor in log_format.anchors))
@@ -59,18 +62,18 @@ class _LogReader:
 
     def _bulk_reading(self) -> OpenBulkReading | None:
         """The fast path of the format whose kept records are complete, so that its further records are folded."""
-        for log_format in self._formats:
-            bulk = log_format.bulk
-            if bulk and bulk.source in self._log.series and self._log.series[bulk.source].is_full:
+        series = self._log.series
+        for bulk in self._bulk:
+            if bulk.sources[0] in series and all(series[name].is_full for name in bulk.sources if name in series):
                 return bulk
         return None
 
     def _read_block(self, text: bytes) -> None:
         bulk = self._bulk_reading()
         if bulk is None:
-            self._apply_rules(to_plain_text(text))
+            self._apply_until_full(to_plain_text(text))
         else:
-            self._apply(bulk, bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text)
+            self._apply(bulk, _split(bulk, text))
 
     def _apply(self, bulk: OpenBulkReading, block: SplitBlock | bytes) -> None:
         if isinstance(block, bytes):
@@ -81,6 +84,19 @@ class _LogReader:
     def _apply_rules(self, text: bytes) -> None:
         for _, rule, line in _find_lines(self._possible_rules(text), text):
             rule.apply(line)
+
+    def _apply_until_full(self, text: bytes) -> None:
+        """Apply the rules up to where a fast path may be taken, and take it."""
+        done, next_look = 0, _RECORDS_BETWEEN_LOOKS
+        for number, (_, rule, line) in enumerate(_find_lines(self._possible_rules(text), text), start=1):
+            if number >= next_look and line.line >= done:
+                next_look = number + _RECORDS_BETWEEN_LOOKS
+                bulk = self._bulk_reading()
+                if bulk is not None:
+                    self._apply(bulk, _split(bulk, text[line.line :]))
+                    return
+            rule.apply(line)
+            done = line.match.end()
 
     def _possible_rules(self, text: bytes) -> list[OpenRule]:
         """The rules whose anchors the text contains, without those that only prove a framework: these are applied."""
@@ -96,15 +112,17 @@ class _LogReader:
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
         plain, done = block.plain, 0
-        # A block of nothing but plain lines leaves its last one as the rest.
-        rules = self._possible_rules(block.rest) if len(block.rest_start) > 1 else [bulk.rule]
-        for start, rule, line in _find_lines(rules, block.rest):
+        for start, rule, line in _find_lines(self._possible_rules(block.rest), block.rest):
             row = int(np.searchsorted(block.rest_start, start, "right")) - 1
             before = int(block.plain_before[row])
             bulk.add(plain, done, before)
             done = max(done, before)
             rule.apply(line)
         bulk.add(plain, done, len(plain.wall_ns))
+
+
+def _split(bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
+    return bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text
 
 
 def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:

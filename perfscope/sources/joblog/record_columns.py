@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from math import isfinite, isnan, nan
+from math import isfinite, nan
 from operator import attrgetter
 
 import numpy as np
@@ -30,32 +30,49 @@ _FLOATS = (
     "loss",
     "loss_scale",
 )
-_floats_of = attrgetter(*_FLOATS)
+_FIELDS = (*(name for name in _INTEGERS if name not in ("attempt", "disturbed")), *_FLOATS)
+_fields_of = attrgetter(*_FIELDS)
 
 
 class RecordColumns:
     """One array a field of ``Record``, and the attempt and the disturbance of each record."""
 
     def __init__(self) -> None:
-        self._integers = {name: array("q") for name in _INTEGERS}
-        self._floats = {name: array("d") for name in _FLOATS}
+        self._written_integers = {name: array("q") for name in _INTEGERS}
+        self._written_floats = {name: array("d") for name in _FLOATS}
+        self._unwritten: list[tuple[Record, int, int]] = []
 
     def __len__(self) -> int:
-        return len(self._integers["wall_ns"])
+        return len(self._written_integers["wall_ns"]) + len(self._unwritten)
 
     def append(self, record: Record, attempt: int, disturbance: int) -> None:
         """Append a record; ``disturbance`` is its place in ``DISTURBANCES``."""
-        integers = self._integers
-        integers["iteration"].append(_or_absent(record.iteration))
-        integers["attempt"].append(attempt)
-        integers["wall_ns"].append(_or_absent(record.wall_ns))
-        integers["wall_resolution_ns"].append(_or_absent(record.wall_resolution_ns))
-        integers["disturbed"].append(disturbance)
-        integers["samples"].append(_or_absent(record.samples))
-        integers["skipped"].append(record.skipped)
-        integers["nan"].append(record.nan)
-        for values, value in zip(self._floats.values(), _floats_of(record), strict=True):
-            values.append(value if value is not None and isfinite(value) else nan)
+        self._unwritten.append((record, attempt, disturbance))
+
+    @property
+    def _integers(self) -> dict[str, array[int]]:
+        self._write()
+        return self._written_integers
+
+    @property
+    def _floats(self) -> dict[str, array[float]]:
+        self._write()
+        return self._written_floats
+
+    def _write(self) -> None:
+        """Write the last records into the columns; many at once cost less."""
+        if not self._unwritten:
+            return
+        records, attempts, disturbances = zip(*self._unwritten, strict=True)
+        columns = zip(*map(_fields_of, records), strict=True)
+        for name, values in zip(_FIELDS, columns, strict=True):
+            if name in self._written_floats:
+                self._written_floats[name].extend([nan if value is None else value for value in values])
+            else:
+                self._written_integers[name].extend([_ABSENT if value is None else value for value in values])
+        self._written_integers["attempt"].extend(attempts)
+        self._written_integers["disturbed"].extend(disturbances)
+        self._unwritten = []
 
     def iterations_from(self, row: int) -> list[int]:
         """The numbers of the records from a row on; a negative row counts from the end."""
@@ -93,14 +110,14 @@ class RecordColumns:
 
     def median_samples_per_s(self) -> float | None:
         """Median throughput as the log states it; None without one."""
-        speeds = [value for value in self._floats["samples_per_s"] if not isnan(value)]
+        speeds = [value for value in self._floats["samples_per_s"] if isfinite(value)]
         return float(np.median(speeds)) if speeds else None
 
     def set_times_by_throughput(self, samples: int) -> None:
         """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""
         wall_ns = self._integers["wall_ns"]
         for row, speed in enumerate(self._floats["samples_per_s"]):
-            if wall_ns[row] == _ABSENT and speed > 0:
+            if wall_ns[row] == _ABSENT and speed > 0 and isfinite(speed):
                 time_ns = samples / speed * NS_PER_S
                 wall_ns[row] = round(time_ns) if 1 <= time_ns <= LARGEST_INTEGER else _ABSENT
 
@@ -157,10 +174,6 @@ def as_integers(values: array[int]) -> Int64:
     return np.asarray(values, np.int64)
 
 
-def _or_absent(value: int | None) -> int:
-    return _ABSENT if value is None else value
-
-
 def _masked(values: array[int]) -> MaskedInt64:
     column = as_integers(values)
     return np.ma.MaskedArray(np.maximum(column, 0), mask=column == _ABSENT)
@@ -168,5 +181,5 @@ def _masked(values: array[int]) -> MaskedInt64:
 
 def _masked_floats(values: array[float]) -> MaskedFloat64:
     column = np.asarray(values, np.float64)
-    absent = np.isnan(column)
+    absent = ~np.isfinite(column)
     return np.ma.MaskedArray(np.where(absent, 0.0, column), mask=absent)

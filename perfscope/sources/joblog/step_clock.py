@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import add_evenly
 from perfscope.sources.joblog.rules import LineMatch
 
 
@@ -29,15 +33,32 @@ class StepClock:
         The first record, and the first after a restart, has no time. ``stamp_ns`` is the line's date where it is
         written in another way. Says whether the record was appended.
         """
+        return self._add(log, line.label, record, stamp_ns if stamp_ns is not None else line.timestamp_ns)
+
+    def add_many(self, log: JobLogBuilder, plain: PlainLines) -> None:
+        """Append many records, whose ``wall_ns`` are the dates of their lines."""
+        numbers, stamps = np.asarray(plain.iteration, np.int64), plain.wall_ns
+        row = 0
+        while row < len(numbers):
+            is_new = self._add(log, plain.label, Record(int(numbers[row])), int(stamps[row]))
+            row += 1
+            if is_new and (np.diff(numbers[row - 1 :]) > 0).all():
+                break  # all that follow are new, too
+        if row < len(numbers):
+            series, moved = log.series_of(self.source), np.diff(stamps[row - 1 :])
+            wall_ns = np.where(moved > 0, moved // np.diff(numbers[row - 1 :]), -1)
+            add_evenly(series, PlainLines(numbers[row:], wall_ns, label=plain.label), 0, len(wall_ns))
+            self._last = _Tick(int(numbers[-1]), int(stamps[-1]), series.attempt)
+
+    def _add(self, log: JobLogBuilder, label: bytes | None, record: Record, stamp: int | None) -> bool:
         series = log.series_of(self.source)
         series.clock_runs_on = True
-        stamp = stamp_ns if stamp_ns is not None else line.timestamp_ns
         last = self._last
         if last is not None and stamp is not None and record.iteration is not None:
             is_later = record.iteration > last.iteration and stamp > last.stamp_ns
             if is_later and last.attempt == series.attempt and series.is_continuing:
                 record.wall_ns = (stamp - last.stamp_ns) // (record.iteration - last.iteration)
-        is_new = series.add(record, line.label)
+        is_new = series.add(record, label)
         if is_new and stamp is not None and record.iteration is not None:
             self._last = _Tick(record.iteration, stamp, series.attempt)
         return is_new

@@ -10,13 +10,18 @@ seconds, and include evaluations and saves; ``tps`` is tokens a second of the jo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -59,21 +64,41 @@ def _close(state: _State) -> None:
     state.clock.close(state.log)
 
 
+_RULE = Rule(
+    b"/gpu)",
+    re.compile(
+        rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
+        rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)"
+    ),
+    _on_step,
+    begin=(b"step ",),
+)
+
+
+def _measure(cells: Cells) -> Measured:
+    """The dates are readings of the clock."""
+    return Measured(cells.integers("step") + 1, cells.stamps_ns())
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    rows = plain.rows(first, last)
+    series = state.log.series_of(SPEED)
+    add_evenly(series, replace(rows, wall_ns=np.full(last - first, -1)), 0, last - first)
+    state.clock.add_many(state.log, rows, NS_PER_S)
+
+
 FORMAT = Format(
     framework="nemo-automodel",
     state=_State,
     rules=(
-        Rule(
-            b"/gpu)",
-            re.compile(
-                rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
-                rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)"
-            ),
-            _on_step,
-            begin=(b"step ",),
-        ),
+        _RULE,
         Rule(b"[val] ", re.compile(rb"\[val\] (?:name|step)"), _on_validation, identifies=False),
     ),
     sources=(StepTimeSource(DATES), StepTimeSource(SPEED)),
     close=_close,
+    bulk=read_lines(
+        (DATES, SPEED),
+        LinesOfRecords(_RULE, {"step": STEP, "memory": Column()}, _measure, peaks=("memory",), has_stamp=True),
+        add=_add,
+    ),
 )

@@ -15,8 +15,10 @@ import re
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "Colossal-AI's step time"
@@ -50,18 +52,21 @@ def _on_world(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("dp", line[1], "log")
 
 
+_RULE = Rule(
+    b"Step time: ",
+    re.compile(
+        rb"(?:\[(?P<step>\d{1,9})/(?P<total>\d{1,9})\] ?(?:, ?)?(?:Loss:(?P<loss>[^\s,]{1,20}), )?"
+        rb"|colossalai - INFO: )Step time: (?P<seconds>\d[\d.]{0,19})s?(?:, TFLOPS: (?P<tflops>[\d.]{1,20}))?"
+    ),
+    _on_step,
+)
+_COLUMNS = {"step": STEP, "total": STEP, "seconds": Column()}
+
 FORMAT = Format(
     framework="colossalai",
     state=FormatState,
     rules=(
-        Rule(
-            b"Step time: ",
-            re.compile(
-                rb"(?:\[(?P<step>\d{1,9})/(?P<total>\d{1,9})\] ?(?:, ?)?(?:Loss:(?P<loss>[^\s,]{1,20}), )?"
-                rb"|colossalai - INFO: )Step time: (?P<seconds>\d[\d.]{0,19})s?(?:, TFLOPS: (?P<tflops>[\d.]{1,20}))?"
-            ),
-            _on_step,
-        ),
+        _RULE,
         Rule(
             b" samples/sec, TFLOPS per GPU",
             re.compile(
@@ -74,4 +79,5 @@ FORMAT = Format(
         Rule(b"colossalai - colossalai - INFO", re.compile(rb"colossalai - colossalai - INFO"), ignore_line),
     ),
     sources=(StepTimeSource(SOURCE), StepTimeSource(END)),
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S), constants=("total",))),
 )

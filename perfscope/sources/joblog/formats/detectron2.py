@@ -9,13 +9,18 @@ saves. Where the start is known, the time since the line before follows from two
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 BETWEEN = "between two of Detectron2's mean times"
@@ -68,23 +73,47 @@ def _close(state: _State) -> None:
     state.clock.close(state.log)
 
 
+_RULE = Rule(
+    b"total_loss: ",
+    re.compile(rb"utils\.events\b[^\n]{0,40}? iter: (?P<step>\d{1,9}) (?P<cells>[^\n]{0,1500})"),
+    _on_iteration,
+    begin=(b"utils.events",),
+)
+_COLUMNS = {
+    "step": STEP,
+    "time": Column(r"\d{1,9}\.\d{1,9}", re.compile(rb"(?<![\w_])time: (\d{1,9}\.\d{1,9})")),
+    "memory": Column(INTEGER, re.compile(rb"(?<![\w_])max_mem: (\d{1,15})"), is_optional=True),
+}
+
+
+def _measure(cells: Cells) -> Measured:
+    decimals = np.asarray([len(text) - text.find(".") - 1 for text in cells.texts("time")])
+    columns = {"resolution_ns": NS_PER_S // 10 ** np.minimum(decimals, 9)}
+    return Measured(cells.integers("step") + 1, cells.times_ns("time", NS_PER_S), columns)
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    rows = plain.rows(first, last)
+    add_evenly(state.log.series_of(MEAN), rows, 0, last - first)
+    if state.start is None or not len(rows.wall_ns):
+        return
+    numbers = np.asarray(rows.iteration, np.int64)
+    state.last = max(state.last, int(numbers[-1]) - 1)
+    timed = np.maximum(numbers - state.start - _UNTIMED, 1)
+    readings = replace(rows, wall_ns=rows.wall_ns * timed)
+    state.clock.add_many(state.log, readings, np.maximum(rows.columns["resolution_ns"] * timed, 1))
+
+
 FORMAT = Format(
     framework="detectron2",
     state=_State,
     rules=(
-        Rule(
-            b"total_loss: ",
-            re.compile(
-                rb"utils\.events\b[^\n]{0,40}? iter: (?P<step>\d{1,9}) "
-                rb"(?P<cells>[^\n]{0,1500})"
-            ),
-            _on_iteration,
-            begin=(b"utils.events",),
-        ),
+        _RULE,
         Rule(
             b"Starting training from iteration ", re.compile(rb"Starting training from iteration (\d{1,9})"), _on_start
         ),
     ),
     sources=(StepTimeSource(BETWEEN), StepTimeSource(MEAN)),
     close=_close,
+    bulk=read_lines((MEAN, BETWEEN), LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)), add=_add),
 )

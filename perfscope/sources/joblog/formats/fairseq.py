@@ -11,14 +11,26 @@ the start. Before 2020 the meters ran from the beginning of an epoch. Both clock
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import (
+    STEP,
+    LinesOfRecords,
+    Measured,
+    add_evenly,
+    number_over_epochs,
+    read_lines,
+)
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -89,25 +101,58 @@ def _close(state: _State) -> None:
         state.log.distrust(WORDS)
 
 
+_RULE = Rule(
+    b" wps=",
+    re.compile(
+        rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
+        rb" wps=[^\n]{1,400}"
+    ),
+    _on_update,
+    begin=(b"epoch ",),
+)
+_JSON_RULE = Rule(
+    b'"wps": ',
+    re.compile(rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}'),
+    _on_update,
+    begin=(b'{"epoch": ',),
+)
+
+
+def _cell(name: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb'(?<![\w_])"?' + name + rb'"?(?:=|: ) ?"?([\d.]{1,30})(?![\w.]|,\d)')
+
+
+_COLUMNS = {
+    "wps": Column(cell=_cell(b"wps")),
+    "wpb": Column(cell=_cell(b"wpb")),
+    "wall": Column(INTEGER, _cell(b"wall"), is_optional=True),
+}
+_UPDATES = {"step": Column(INTEGER, _cell(b"num_updates"))}
+_STEP_OF_EPOCH = {"epoch": STEP, "step": STEP, "length": Column(INTEGER, re.compile(rb" / (\d{1,9}) "))}
+
+
+def _measure(cells: Cells) -> Measured:
+    words, speeds = cells.numbers("wpb"), cells.numbers("wps")
+    seconds = np.divide(words, speeds, out=np.zeros_like(words), where=speeds > 0)
+    columns = {name: cells.integers(name) for name in ("wall", "epoch", "length") if name in cells}
+    return Measured(cells.integers("step"), times_ns(seconds, NS_PER_S), columns)
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    rows = plain.rows(first, last)
+    if "epoch" in rows.columns:
+        rows = number_over_epochs(state.epochs, rows)
+    add_evenly(state.log.series_of(WORDS), rows, 0, last - first)
+    if "wall" in rows.columns:
+        state.clock.add_many(state.log, replace(rows, wall_ns=rows.columns["wall"] * NS_PER_S), NS_PER_S)
+
+
 FORMAT = Format(
     framework="fairseq",
     state=_State,
     rules=(
-        Rule(
-            b" wps=",
-            re.compile(
-                rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
-                rb" wps=[^\n]{1,400}"
-            ),
-            _on_update,
-            begin=(b"epoch ",),
-        ),
-        Rule(
-            b'"wps": ',
-            re.compile(rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}'),
-            _on_update,
-            begin=(b'{"epoch": ',),
-        ),
+        _RULE,
+        _JSON_RULE,
         Rule(b"valid on '", re.compile(rb"\| valid on '"), _on_validation, identifies=False),
         Rule(b"| INFO | valid | epoch", re.compile(rb"\| INFO \| valid \| epoch"), _on_validation, identifies=False),
         Rule(b"aved checkpoint ", re.compile(rb"\| [Ss]aved checkpoint \S"), _on_save, identifies=False),
@@ -118,4 +163,11 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(WORDS), StepTimeSource(WALL)),
     close=_close,
+    bulk=read_lines(
+        (WORDS, WALL),
+        LinesOfRecords(_RULE, {**_COLUMNS, **_UPDATES}, _measure),
+        LinesOfRecords(_JSON_RULE, {**_COLUMNS, **_UPDATES}, _measure),
+        LinesOfRecords(_RULE, {**_COLUMNS, **_STEP_OF_EPOCH}, _measure, constants=("length",)),
+        add=_add,
+    ),
 )

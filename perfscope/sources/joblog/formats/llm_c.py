@@ -15,8 +15,10 @@ import re
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "llm.c's time of one step"
@@ -69,13 +71,19 @@ _PYTHON = re.compile(
 )
 _PROCESSOR = re.compile(rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}) \(took (?P<ms>[\d.]{1,30}) ms\)")
 
+_CUDA_RULE = Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",))
+_PYTHON_RULE = Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",))
+_PROCESSOR_RULE = Rule(b" (took ", _PROCESSOR, _on_step, begin=(b"step ",))
+_COLUMNS = {"step": STEP, "ms": Column()}
+_WITH_END = {**_COLUMNS, "last": STEP}
+
 FORMAT = Format(
     framework="llm.c",
     state=FormatState,
     rules=(
-        Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",)),
-        Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",)),
-        Rule(b" (took ", _PROCESSOR, _on_step, begin=(b"step ",)),
+        _CUDA_RULE,
+        _PYTHON_RULE,
+        _PROCESSOR_RULE,
         Rule(
             b" and total_batch_size=",
             re.compile(
@@ -96,4 +104,10 @@ FORMAT = Format(
         ),
     ),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_CUDA_RULE, _WITH_END, TimedSteps("ms", NS_PER_MS), constants=("last",)),
+        LinesOfRecords(_PYTHON_RULE, _WITH_END, TimedSteps("ms", NS_PER_MS), constants=("last",)),
+        LinesOfRecords(_PROCESSOR_RULE, _COLUMNS, TimedSteps("ms", NS_PER_MS, first=0)),
+    ),
 )

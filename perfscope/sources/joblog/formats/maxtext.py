@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "MaxText's seconds"
@@ -69,19 +71,29 @@ def _set_devices(state: _State, seconds: float, speed: float | None, tokens: flo
         state.log.set_fact("gpus", devices, "records")
 
 
+_RULE = Rule(
+    b"completed step: ",
+    re.compile(
+        rb"completed step: (?P<step>\d{1,12}), seconds: (?P<seconds>[\d.eE+-]{1,30}), "
+        rb"(?P<cells>TFLOP/s[^\n]{0,600})"
+    ),
+    _on_step,
+    begin=(b"completed step: ",),
+)
+
+
+def _on_last(state: _State, number: int) -> None:
+    state.last = number - 1
+
+
 FORMAT = Format(
     framework="maxtext",
     state=_State,
-    rules=(
-        Rule(
-            b"completed step: ",
-            re.compile(
-                rb"completed step: (?P<step>\d{1,12}), seconds: (?P<seconds>[\d.eE+-]{1,30}), "
-                rb"(?P<cells>TFLOP/s[^\n]{0,600})"
-            ),
-            _on_step,
-            begin=(b"completed step: ",),
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_RULE, {"step": STEP, "seconds": Column()}, TimedSteps("seconds", NS_PER_S, first=0)),
+        on_last=_on_last,
+    ),
 )

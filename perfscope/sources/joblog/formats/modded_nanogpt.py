@@ -14,11 +14,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 VALIDATIONS = "modded-nanogpt's train_time at validations"
@@ -64,21 +69,41 @@ def _close(state: _State) -> None:
         state.log.series.pop(STEPS, None)  # the host's clock contradicts nothing
 
 
+_RULE = Rule(
+    b" step_avg:",
+    re.compile(
+        rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
+        rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
+        rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms"
+    ),
+    _on_step,
+    begin=(b"step:",),
+)
+
+
+def _is_step(line: LineMatch) -> bool:
+    return b"val_loss:" not in line[0]
+
+
+def _measure(cells: Cells) -> Measured:
+    """Where the clock may be set to 0, the rule reads it."""
+    steps = cells.integers("step")
+    return Measured(steps, np.where(steps <= _LATEST_RESET, 0, cells.times_ns("ms", NS_PER_MS)))
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.steps.clock.add_many(state.log, plain.rows(first, last), NS_PER_MS)
+
+
+_COLUMNS = {"step": STEP, "total": STEP, "ms": Column()}
+
 FORMAT = Format(
     framework="modded-nanogpt",
     state=_State,
-    rules=(
-        Rule(
-            b" step_avg:",
-            re.compile(
-                rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
-                rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
-                rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms"
-            ),
-            _on_step,
-            begin=(b"step:",),
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),
     close=_close,
+    bulk=read_lines(
+        STEPS, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_step), add=_add
+    ),
 )

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -82,12 +84,16 @@ _LLAMA2_C = re.compile(
     re.M,
 )
 
+_RULE = Rule(b", time ", _NANOGPT, _on_iteration, begin=(b"iter ",))
+_RULE_OF_LLAMA2_C = Rule(b" | lr ", _LLAMA2_C, _on_iteration)
+_COLUMNS = {"step": STEP, "ms": Column()}
+
 FORMAT = Format(
     framework="nanogpt",
     state=_State,
     rules=(
-        Rule(b", time ", _NANOGPT, _on_iteration, begin=(b"iter ",)),
-        Rule(b" | lr ", _LLAMA2_C, _on_iteration),
+        _RULE,
+        _RULE_OF_LLAMA2_C,
         Rule(
             b": train loss ",
             re.compile(rb"\bstep \d{1,15}: train loss \S{1,30}, val loss "),
@@ -111,4 +117,8 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE),),
     framework_of=_framework_of,
+    bulk=read_lines(
+        SOURCE,
+        *(LinesOfRecords(rule, _COLUMNS, TimedSteps("ms", NS_PER_MS, first=0)) for rule in (_RULE, _RULE_OF_LLAMA2_C)),
+    ),
 )

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "nanotron's time of one iteration"
@@ -83,18 +87,40 @@ def _resolution(value: float) -> float:
     return float(10.0 ** (len(str(int(abs(value)))) - _DIGITS)) if abs(value) >= 1 else abs(value) * 10.0**-_DIGITS
 
 
+_RULE = Rule(
+    b"time_per_iteration_ms: ",
+    re.compile(rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})"),
+    _on_iteration,
+    begin=(b"]: iteration: ",),
+)
+_SCALED = r"[\d.eE+-]{1,20}[KMGBTPE]?"
+_COLUMNS = {
+    "step": STEP,
+    "total": STEP,
+    "ms": Column(_SCALED, re.compile(rb"\| (?:elapsed_)?time_per_iteration_ms: ([\d.eE+-]{1,20}[KMGBTPE]?)(?=\s|$)")),
+}
+_PEAKS = {
+    name: Column(
+        _SCALED,
+        re.compile(rb"\| cuda_max_memory_" + name.encode() + rb": ([\d.eE+-]{1,20}[KMGBTPE]?)(?=\s|$)"),
+        is_optional=True,
+    )
+    for name in ("allocated", "reserved")
+}
+
+
+def _measure(cells: Cells) -> Measured:
+    times_ms = np.asarray([_parse(text.encode()) or 0.0 for text in cells.texts("ms")], np.float64)
+    return Measured(cells.integers("step"), times_ns(times_ms, NS_PER_MS))
+
+
 FORMAT = Format(
     framework="nanotron",
     state=FormatState,
-    rules=(
-        Rule(
-            b"time_per_iteration_ms: ",
-            re.compile(
-                rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})"
-            ),
-            _on_iteration,
-            begin=(b"]: iteration: ",),
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_RULE, {**_COLUMNS, **_PEAKS}, _measure, peaks=tuple(_PEAKS), constants=("total",)),
+    ),
 )

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import INTEGER, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "train_step_timing"
@@ -35,7 +37,7 @@ def _on_bar(state: _State, line: LineMatch) -> None:
     _add_step(state, line, step, max(total, step))
 
 
-def _on_line(state: FormatState, line: LineMatch) -> None:
+def _on_line(state: _State, line: LineMatch) -> None:
     """``global_step`` counts from 0: the first line is the first step."""
     _add_step(state, line, int(line["step"]) + 1, int(line["total"]) + 1)
 
@@ -61,26 +63,37 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
         state.log.set_fact("gbs", int(consumed / step), "records")
 
 
-_RULES = (
-    Rule(
-        b"train_step_timing in s=",
-        re.compile(
-            rb"(?:Epoch (?P<epoch>\d+):[^\n|]*\|[^\n|]*)?\| *(?P<step>\d+)/(?P<total>\d+) \[.*?"
-            rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
-        ),
-        _on_bar,
-        begin=(b"Epoch ", b"| "),
+_BAR_RULE = Rule(
+    b"train_step_timing in s=",
+    re.compile(
+        rb"(?:Epoch (?P<epoch>\d+):[^\n|]*\|[^\n|]*)?\| *(?P<step>\d+)/(?P<total>\d+) \[.*?"
+        rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
     ),
-    Rule(
-        b"train_step_timing in s:",
-        re.compile(
-            rb"iteration \d+/(?P<total>\d+) \|[^\n]{0,800}?global_step: (?P<step>\d+) [^\n]{0,800}?"
-            rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
-        ),
-        _on_line,
-        begin=(b"iteration ",),
-    ),
-    Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line),
+    _on_bar,
+    begin=(b"Epoch ", b"| "),
 )
+_LINE_RULE = Rule(
+    b"train_step_timing in s:",
+    re.compile(
+        rb"iteration \d+/(?P<total>\d+) \|[^\n]{0,800}?global_step: (?P<step>\d+) [^\n]{0,800}?"
+        rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
+    ),
+    _on_line,
+    begin=(b"iteration ",),
+)
+_OTHER_RULE: Rule[FormatState] = Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line)
+_BATCH = Column(INTEGER, re.compile(rb"global_batch_size: (\d{1,12})(?:\.0)?(?=\s)"), is_optional=True)
+_COLUMNS = {"step": STEP, "total": STEP, "seconds": Column(), "samples": _BATCH}
 
-FORMAT = Format(framework="nemo", state=_State, rules=_RULES, sources=(StepTimeSource(SOURCE),))
+FORMAT = Format(
+    framework="nemo",
+    state=_State,
+    rules=(_BAR_RULE, _LINE_RULE, _OTHER_RULE),
+    sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(
+            _LINE_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S, first=0, others=("samples",)), constants=("total",)
+        ),
+    ),
+)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_clock import StepClock
 from perfscope.tables.joblog import Disturbance
@@ -65,16 +70,29 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
     state.log.set_count(_SETTINGS[line[1]], line[2], "log")
 
 
-_RULES: tuple[Rule[_State], ...] = (
-    Rule(
-        b"step: ",
-        re.compile(
-            rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
-            rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
-        ),
-        _on_stamped_step,
-        begin=(b"step: ",),
+_STAMPED = Rule(
+    b"step: ",
+    re.compile(
+        rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
+        rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
     ),
+    _on_stamped_step,
+    begin=(b"step: ",),
+)
+
+
+def _measure(cells: Cells) -> Measured:
+    """The stamps are readings of the clock."""
+    stamps_ns = [_to_ns(text.encode()) for text in cells.texts("stamp")]
+    return Measured(cells.integers("step"), np.asarray(stamps_ns, np.int64))
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.clock.add_many(state.log, plain.rows(first, last))
+
+
+_RULES: tuple[Rule[_State], ...] = (
+    _STAMPED,
     Rule(
         b"samples/s: ",
         re.compile(
@@ -100,5 +118,13 @@ _RULES: tuple[Rule[_State], ...] = (
 )
 
 FORMAT = Format(
-    framework="oneflow", state=_State, rules=_RULES, sources=(StepTimeSource(LATENCY), StepTimeSource(STAMPS))
+    framework="oneflow",
+    state=_State,
+    rules=_RULES,
+    sources=(StepTimeSource(LATENCY), StepTimeSource(STAMPS)),
+    bulk=read_lines(
+        STAMPS,
+        LinesOfRecords(_STAMPED, {"step": STEP, "stamp": Column(r"\d{9,10}(?:\.\d+)?")}, _measure),
+        add=_add,
+    ),
 )

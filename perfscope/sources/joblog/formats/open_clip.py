@@ -11,13 +11,18 @@ one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "OpenCLIP's mean time of a batch"
@@ -55,19 +60,42 @@ def _on_batch(state: _State, line: LineMatch) -> None:
         state.log.set_fact("gbs", record.samples, "records")
 
 
+_RULE = Rule(
+    b"Batch (t): ",
+    re.compile(
+        rb"Train Epoch: (?P<epoch>\d{1,6}) \[ {0,12}(?P<samples>\d{1,15})/(?P<total>\d{1,15}) "
+        rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})"
+    ),
+    _on_batch,
+    begin=(b"Train Epoch: ",),
+)
+_COLUMNS = {"epoch": STEP, "samples": STEP, "total": STEP, "percent": STEP, "seconds": Column()}
+
+
+def _measure(cells: Cells) -> Measured:
+    """The beginning of an epoch is left to the rule: it states the batch."""
+    wall_ns = np.where(cells.integers("percent") == 0, 0, cells.times_ns("seconds", NS_PER_S))
+    return Measured(
+        cells.integers("samples"), wall_ns, {"epoch": cells.integers("epoch"), "total": cells.integers("total")}
+    )
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    rows, batch = plain.rows(first, last), state.batch
+    series, samples = state.log.series_of(SOURCE), np.asarray(rows.iteration, np.int64)
+    if not batch or (samples % batch).any() or not len(samples):
+        for wall_ns in rows.wall_ns.tolist():
+            series.add(Record(wall_ns=wall_ns), rows.label)
+        return
+    numbers = state.epochs.add_many(rows.columns["epoch"], samples // batch, rows.columns["total"] // batch)
+    state.epoch = int(rows.columns["epoch"][-1])
+    add_evenly(series, replace(rows, iteration=numbers), 0, last - first, np.full(last - first, batch))
+
+
 FORMAT = Format(
     framework="open_clip",
     state=_State,
-    rules=(
-        Rule(
-            b"Batch (t): ",
-            re.compile(
-                rb"Train Epoch: (?P<epoch>\d{1,6}) \[ {0,12}(?P<samples>\d{1,15})/(?P<total>\d{1,15}) "
-                rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})"
-            ),
-            _on_batch,
-            begin=(b"Train Epoch: ",),
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",)), add=_add),
 )

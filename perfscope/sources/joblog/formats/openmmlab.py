@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import INTEGER, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -77,20 +79,43 @@ def _on_save(state: FormatState, _line: LineMatch) -> None:
 
 _HEAD = rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})"
 
+_RULE = Rule(
+    b"data_time: ",
+    re.compile(rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? ?(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD),
+    _on_iteration,
+    begin=(b" - INFO - ",),
+)
+_COLUMNS = {
+    "step": STEP,
+    "length": Column(INTEGER, re.compile(rb"/ ?(\d{1,9})\]")),
+    "time": Column(cell=re.compile(rb"(?<![\w_])time: ([\d.eE+-]{1,20})")),
+    "memory": Column(INTEGER, re.compile(rb"(?<![\w_])memory: (\d{1,15})"), is_optional=True),
+}
+_TIMED = TimedSteps("time", NS_PER_S, others=("epoch", "length"))
+
+
+def _on_last(state: _State, number: int) -> None:
+    state.last = number
+
+
+def _epochs_of(state: _State) -> EpochCounter:
+    return state.epochs
+
+
 FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(
-        Rule(
-            b"data_time: ",
-            re.compile(
-                rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? ?(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD
-            ),
-            _on_iteration,
-            begin=(b" - INFO - ",),
-        ),
+        _RULE,
         Rule(b"(val) [", re.compile(rb" - INFO - (?:Epoch|Iter)\(val\) "), _on_evaluation, identifies=False),
         Rule(b" - INFO - Saving checkpoint at ", re.compile(rb" Saving checkpoint at \d"), _on_save, identifies=False),
     ),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_RULE, {**_COLUMNS, "epoch": STEP}, _TIMED, peaks=("memory",), constants=("length",)),
+        LinesOfRecords(_RULE, _COLUMNS, TimedSteps("time", NS_PER_S), peaks=("memory",), constants=("length",)),
+        epochs_of=_epochs_of,
+        on_last=_on_last,
+    ),
 )

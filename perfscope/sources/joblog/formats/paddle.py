@@ -13,8 +13,10 @@ import re
 
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import INTEGER, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -86,17 +88,33 @@ _SCRIPT = re.compile(
     rb"(?:avg_)?batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
 )
 
+_TRAINER_RULE = Rule(
+    b"interval_runtime: ",
+    re.compile(rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}"),
+    _on_interval,
+    begin=(b"loss: ",),
+)
+_SCRIPT_RULE = Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter="))
+_PEAKS = {
+    name: Column(INTEGER, re.compile(name.encode() + rb"[:=] ?(\d{1,15})"), is_optional=True)
+    for name in ("max_mem_reserved", "max_mem_allocated")
+}
+_SCRIPT_LINES = tuple(
+    LinesOfRecords(
+        _SCRIPT_RULE,
+        {"step": Column(INTEGER, re.compile(step)), "seconds": Column(), **_PEAKS},
+        TimedSteps("seconds", NS_PER_S),
+        peaks=tuple(_PEAKS),
+    )
+    for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter=(\d{1,12})/")
+)
+
 FORMAT = Format(
     framework="paddle",
     state=FormatState,
     rules=(
-        Rule(
-            b"interval_runtime: ",
-            re.compile(rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}"),
-            _on_interval,
-            begin=(b"loss: ",),
-        ),
-        Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter=")),
+        _TRAINER_RULE,
+        _SCRIPT_RULE,
         Rule(
             b"***** Running Evaluation",
             re.compile(rb"\*{5} Running Evaluation \*{5}"),
@@ -106,4 +124,5 @@ FORMAT = Format(
         Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
     ),
     sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
+    bulk=read_lines(SCRIPT, *_SCRIPT_LINES),
 )

@@ -11,11 +11,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -40,30 +45,58 @@ def _on_dictionary(state: _State, line: LineMatch) -> None:
         state.log.on_disturbance(Disturbance.EVALUATION)
         return
     step, _, total = (cells.get(b"global_step/max_steps") or cells.get(b"iteration") or b"").partition(b"/")
-    elapsed = _ELAPSED.fullmatch(cells.get(b"elapsed_time", b"").strip())
-    if not step.isdigit() or elapsed is None or not any(elapsed.groups()):
+    elapsed_s = _elapsed_s(cells.get(b"elapsed_time", b""))
+    if not step.isdigit() or elapsed_s is None:
         return
-    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
-    elapsed_s = days * S_PER_DAY + hours * S_PER_HOUR + minutes * S_PER_MINUTE + seconds
     state.log.set_count("train_iterations", total, "records")
     record = Record(int(step), loss=parse_number(cells.get(b"loss", b"")))
     state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S)
+
+
+def _elapsed_s(text: bytes) -> int | None:
+    elapsed = _ELAPSED.fullmatch(text.strip())
+    if elapsed is None or not any(elapsed.groups()):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
+    return days * S_PER_DAY + hours * S_PER_HOUR + minutes * S_PER_MINUTE + seconds
 
 
 def _close(state: _State) -> None:
     state.clock.close(state.log)
 
 
+_RULE = Rule(
+    b"/max_steps",
+    re.compile(rb"\{[^\n{}]{0,3000}?['\"]global_step/max_steps['\"]: [^\n{}]{0,3000}\}"),
+    _on_dictionary,
+    begin=(b"{",),
+)
+_COLUMNS = {
+    "step": Column(INTEGER, re.compile(rb"global_step/max_steps['\"]: ['\"](\d{1,12})/")),
+    "total": Column(INTEGER, re.compile(rb"global_step/max_steps['\"]: ['\"]\d{1,12}/(\d{1,12})")),
+    "elapsed": Column(r"[\d dhms]{2,40}", re.compile(rb"['\"]elapsed_time['\"]: ['\"]([\d dhms]{2,40})['\"]")),
+}
+
+
+def _is_training(line: LineMatch) -> bool:
+    return b"eval_runtime" not in line[0]
+
+
+def _measure(cells: Cells) -> Measured:
+    """The elapsed times are readings of the clock."""
+    elapsed_s = [_elapsed_s(text.encode()) or 0 for text in cells.texts("elapsed")]
+    return Measured(cells.integers("step"), np.asarray(elapsed_s, np.int64) * NS_PER_S)
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.clock.add_many(state.log, plain.rows(first, last), NS_PER_S)
+
+
 FORMAT = Format(
     framework="ms-swift",
     state=_State,
     rules=(
-        Rule(
-            b"/max_steps",
-            re.compile(rb"\{[^\n{}]{0,3000}?['\"]global_step/max_steps['\"]: [^\n{}]{0,3000}\}"),
-            _on_dictionary,
-            begin=(b"{",),
-        ),
+        _RULE,
         Rule(
             b"train_speed(s/it)",
             re.compile(rb"\{[^\n{}]{0,3000}?['\"]iteration['\"]: [^\n{}]{0,3000}\}"),
@@ -74,4 +107,7 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
+    bulk=read_lines(
+        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training), add=_add
+    ),
 )

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_clock import StepClock
 from perfscope.tables.joblog import Disturbance, Save
@@ -67,6 +70,19 @@ def _on_step(state: _State, line: LineMatch) -> None:
         if percent is not None and percent > 0:
             state.total_memory_gib = round(reserved * _PERCENT / percent, 1)
     state.clock.add(log, line, record)
+
+
+def _is_step(line: LineMatch) -> bool:
+    return not line.text.endswith(b"validate ", 0, line.match.start())
+
+
+def _measure(cells: Cells) -> Measured:
+    """The dates are readings of the clock."""
+    return Measured(cells.integers("step"), cells.stamps_ns())
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.clock.add_many(state.log, plain.rows(first, last))
 
 
 def _on_start(state: FormatState, line: LineMatch) -> None:
@@ -134,9 +150,12 @@ _STEP = re.compile(
     rb"(?:\s+tflops:\s*(?P<tflops>[\d.,]+))?"
 )
 
+_TPS_RULE = Rule(b"  tps:", _STEP, _on_step, begin=(b"step:",))
+_WPS_RULE = Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
+
 _RULES = (
-    Rule(b"  tps:", _STEP, _on_step, begin=(b"step:",)),
-    Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",)),
+    _TPS_RULE,
+    _WPS_RULE,
     Rule(b"Training starts at step", re.compile(rb"Training starts at step.*"), _on_start),
     Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.*"), _on_settings),
     Rule(b"device mesh with", re.compile(rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])"), _on_mesh),
@@ -172,4 +191,20 @@ _RULES = (
     ),
 )
 
-FORMAT = Format(framework="torchtitan", state=_State, rules=_RULES, sources=(StepTimeSource(SOURCE),), close=_close)
+_COLUMNS = {"step": STEP, "memory": Column(is_optional=True)}
+
+FORMAT = Format(
+    framework="torchtitan",
+    state=_State,
+    rules=_RULES,
+    sources=(StepTimeSource(SOURCE),),
+    close=_close,
+    bulk=read_lines(
+        SOURCE,
+        *(
+            LinesOfRecords(rule, _COLUMNS, _measure, peaks=("memory",), has_stamp=True, is_record=_is_step)
+            for rule in (_TPS_RULE, _WPS_RULE)
+        ),
+        add=_add,
+    ),
+)

@@ -15,11 +15,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import GIB, NS_PER_S, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -82,19 +86,33 @@ def _close(state: _State) -> None:
     state.clock.close(state.log)
 
 
+_RULE = Rule(
+    b" | loss:",
+    re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S+ lr:[^\n]*)"),
+    _on_step,
+    begin=(b"Step ",),
+)
+_PEAKS = {
+    name: Column(cell=re.compile(rb" " + name.encode() + rb":([\d.]{1,30})"), is_optional=True)
+    for name in ("peak_memory_alloc", "peak_memory_reserved")
+}
+
+
+def _measure(cells: Cells) -> Measured:
+    """The lines state no time."""
+    steps = cells.integers("step")
+    return Measured(steps, np.full_like(steps, -1))
+
+
 FORMAT = Format(
     framework="torchtune",
     state=_State,
     rules=(
         Rule(b"|Loss: ", _BARS, _on_bars, reach=_REACH, identifies=False, at_line_start=True),
-        Rule(
-            b" | loss:",
-            re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S+ lr:[^\n]*)"),
-            _on_step,
-            begin=(b"Step ",),
-        ),
+        _RULE,
         Rule(b" | val_loss:", re.compile(rb"Step \d{1,12} \| val_loss:"), _on_validation, begin=(b"Step ",)),
     ),
     sources=(StepTimeSource(BAR), StepTimeSource(SOURCE)),
     close=_close,
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, {"step": STEP, **_PEAKS}, _measure, peaks=tuple(_PEAKS))),
 )

@@ -13,11 +13,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -81,6 +86,25 @@ def _on_figure(state: _State, line: LineMatch) -> None:
         state.micro_batch = int(value)
 
 
+def _is_training(line: LineMatch) -> bool:
+    return not line["evaluation"]
+
+
+def _measure(cells: Cells) -> Measured:
+    """The elapsed times are readings of the clock."""
+    elapsed_ns = [_elapsed_ns(text) for text in cells.texts("elapsed")]
+    return Measured(cells.integers("step"), np.asarray(elapsed_ns, np.int64))
+
+
+def _elapsed_ns(text: str) -> int:
+    hours, minutes, seconds = text.split(":")
+    return (int(hours) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)) * NS_PER_S
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.clock.add_many(state.log, plain.rows(first, last), NS_PER_S)
+
+
 def _framework_of(state: _State) -> str:
     return "llama-factory" if state.is_log else "hf-trainer"
 
@@ -110,20 +134,23 @@ def _close(state: _State) -> None:
 
 _FRAMEWORK = "hf-trainer-files"
 
+_RULE = Rule(
+    b'{"current_steps": ',
+    re.compile(
+        rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
+        rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
+        rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?'
+    ),
+    _on_line,
+    begin=(b'{"current_steps": ',),
+)
+_COLUMNS = {"step": STEP, "total": STEP, "elapsed": Column(r"\d{1,3}:\d\d:\d\d")}
+
 FORMAT = Format(
     framework=_FRAMEWORK,
     state=_State,
     rules=(
-        Rule(
-            b'{"current_steps": ',
-            re.compile(
-                rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
-                rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
-                rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?'
-            ),
-            _on_line,
-            begin=(b'{"current_steps": ',),
-        ),
+        _RULE,
         Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
         Rule(b'"loss": ', re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE), _on_loss, identifies=False),
         *(
@@ -145,4 +172,7 @@ FORMAT = Format(
     sources=(StepTimeSource(CLOCK), StepTimeSource(RUN)),
     close=_close,
     framework_of=_framework_of,
+    bulk=read_lines(
+        CLOCK, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training), add=_add
+    ),
 )

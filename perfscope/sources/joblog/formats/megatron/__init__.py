@@ -28,5 +28,5 @@ FORMAT = Format(
     close=_close,
     framework_of=_framework_of,
     role=Role.LIBRARY,
-    bulk=BulkReading(records.SOURCE, records.RULE, split_block, records.add_plain_lines),
+    bulk=BulkReading((records.SOURCE,), split_block, records.add_plain_lines),
 )

@@ -1,0 +1,243 @@
+"""The fast path of a format that prints a record a line: the lines of a block as columns, by the shape of the first.
+
+A format declares which figures are needed, and how a time follows from them for many lines at once. What else a rule
+does with a record is left to the rule: the first and the last record of a block, those with the largest of a figure of
+which the peak counts, and every line of another shape are read one by one, as all are in a short log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Generic, TypeAlias
+
+import numpy as np
+
+from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
+from perfscope.sources.joblog.epochs import EpochCounter
+from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, Shape, learn_shape
+from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.text import to_plain_text
+from perfscope.tables.columns import Bool, Int64
+
+_FEWEST = 16
+_EPOCH = 10**10
+_LATIN = "latin-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a format makes of the columns.
+
+    Attributes:
+        iteration: The number of each record.
+        wall_ns: Its time, or a reading of a clock; 0 leaves the line to the rules, less is no time.
+        columns: What else ``add`` needs.
+    """
+
+    iteration: Int64
+    wall_ns: Int64
+    columns: Mapping[str, Int64] = field(default_factory=dict)
+
+
+def is_record(_line: LineMatch) -> bool:
+    """Every match of the rule is a record."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class LinesOfRecords(Generic[State]):
+    """What a format says of its records.
+
+    Attributes:
+        rule: The rule of the records.
+        columns: The figures that are needed.
+        measure: Makes times of them.
+        peaks: The columns of which the largest value counts.
+        constants: The columns that are the same in all records of a job; others are read by the rule.
+        has_stamp: The first date of a line is a column, too.
+        is_record: Whether a match of the rule is a record.
+    """
+
+    rule: Rule[State]
+    columns: Mapping[str, Column]
+    measure: Callable[[Cells], Measured]
+    peaks: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    has_stamp: bool = False
+    is_record: Callable[[LineMatch], bool] = is_record
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeSplitter(Generic[State]):
+    """Splits blocks by the shape of their first record; a splitter goes to other processes."""
+
+    kinds: tuple[LinesOfRecords[State], ...]
+
+    def __call__(self, text: Text, length: int, _scratch: Bool) -> SplitBlock | None:
+        """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``."""
+        plain = to_plain_text(bytes(text[:length]))
+        if not plain.endswith(b"\n"):
+            plain += b"\n"
+        decoded = plain.decode(_LATIN)
+        for kind, shape in self._shapes(plain):
+            parts = shape.pattern.split(decoded)
+            width = shape.pattern.groups + 1
+            if len(parts) > _FEWEST * width:
+                return _split(kind, shape, parts, width)
+        return None
+
+    def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
+        """The shape of the first record, and of those a third and two thirds further on."""
+        for kind in self.kinds:
+            for offset in (0, len(text) // 3, 2 * len(text) // 3):
+                begin = text.find(b"\n", offset) + 1 if offset else 0
+                line = next(filter(kind.is_record, kind.rule.find(text[begin:])), None)
+                if line is not None and len(list(kind.rule.find(line.full_line))) == 1:
+                    shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp)
+                    if shape is not None:
+                        yield kind, shape
+
+
+def _split(kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int) -> SplitBlock:
+    """A block as the pattern took it apart: text between, line, columns, text between, line, columns, ..., text."""
+    cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
+    between, lines = parts[0::width], parts[1::width]
+    measured = kind.measure(cells)
+    is_plain = measured.wall_ns != 0
+    for name in kind.constants:
+        is_plain &= cells.are_same(name)
+    for name in kind.peaks:
+        if name in cells:
+            is_plain[cells.rows_of_peak(name)] = False
+    back = np.flatnonzero(np.diff(measured.iteration + _EPOCH * measured.columns.get("epoch", 0)) <= 0)
+    if len(back):
+        is_plain[back[0] + 1 :] = False  # a restart, or copies
+    is_plain[[0, -1]] = False
+    rest, before = _rest(between, lines, is_plain)
+    lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
+    plain = PlainLines(
+        measured.iteration[is_plain],
+        measured.wall_ns[is_plain],
+        label=shape.label,
+        columns={name: column[is_plain] for name, column in measured.columns.items()},
+    )
+    return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths)
+
+
+def _rest(between: Sequence[str], lines: Sequence[str], is_plain: Bool) -> tuple[list[str], list[int]]:
+    """All text but the plain lines, in pieces, and how many plain lines stand before each."""
+    plain_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_plain)))
+    # A text between stands before the line of its row.
+    texts = [row for row, text in enumerate(between) if text]
+    pieces = sorted([(row, 0) for row in texts] + [(row, 1) for row in np.flatnonzero(~is_plain).tolist()])
+    rest = [lines[row] + "\n" if is_line else between[row] for row, is_line in pieces]
+    return rest, plain_before[[row for row, _ in pieces]].tolist()
+
+
+def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int, samples: Int64 | None = None) -> None:
+    """Add rows ``first`` to ``last`` of a block's plain lines: at once where their numbers ascend in equal steps.
+
+    Args:
+        series: The series, whose further records are folded.
+        plain: The lines.
+        first: The first row.
+        last: The row behind the last.
+        samples: The batch of each record; None where it is unknown.
+    """
+    if first >= last:
+        return
+    numbers, interval = np.asarray(plain.iteration[first:last], np.int64), series.interval()
+    uneven = np.flatnonzero(np.diff(numbers) != interval) + 1 + first
+    for start, stop in pairwise((first, *uneven.tolist(), last)):
+        row, number = start, int(plain.iteration[start])
+        if not series.is_steady or series.last is None or number - series.last != interval:
+            wall_ns = int(plain.wall_ns[row])
+            record = Record(number, wall_ns if wall_ns > 0 else None)
+            record.samples = None if samples is None else int(samples[row])
+            series.add(record, plain.label)
+            row += 1
+        if row < stop:
+            batch = None if samples is None else int(samples[row:stop].sum())
+            series.add_many(plain.iteration[row:stop], plain.wall_ns[row:stop], batch, plain.label)
+
+
+#: Adds the plain lines of a block from one row up to another.
+Adder: TypeAlias = Callable[[State, PlainLines, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _AddRecords(Generic[State]):
+    source: str
+    epochs_of: Callable[[State], EpochCounter] | None
+    on_last: Callable[[State, int], None]
+
+    def __call__(self, state: State, plain: PlainLines, first: int, last: int) -> None:
+        """Add rows ``first`` to ``last`` to the series of the source."""
+        if self.epochs_of is not None and "epoch" in plain.columns:
+            plain = number_over_epochs(self.epochs_of(state), plain.rows(first, last))
+            first, last = 0, last - first
+        add_evenly(state.log.series_of(self.source), plain, first, last, plain.columns.get("samples"))
+        if first < last:
+            self.on_last(state, int(plain.iteration[last - 1]))
+
+
+def number_over_epochs(epochs: EpochCounter, rows: PlainLines) -> PlainLines:
+    """Rows whose ``iteration`` is counted in their ``epoch`` of ``length`` steps, numbered over all epochs."""
+    lengths = rows.columns.get("length", np.zeros(len(rows.wall_ns), np.int64))
+    numbers = epochs.add_many(rows.columns["epoch"], np.asarray(rows.iteration, np.int64), lengths)
+    return replace(rows, iteration=numbers)
+
+
+def ignore_last(_state: FormatState, _number: int) -> None:
+    """Remember nothing of the last record."""
+
+
+def read_lines(
+    source: str | tuple[str, ...],
+    *kinds: LinesOfRecords[State],
+    epochs_of: Callable[[State], EpochCounter] | None = None,
+    on_last: Callable[[State, int], None] = ignore_last,
+    add: Adder[State] | None = None,
+) -> BulkReading[State]:
+    """The fast path of a format that prints a record a line.
+
+    Args:
+        source: The source of the step times, or several, of which the first is always there.
+        kinds: The kinds of records; a log has one of them.
+        epochs_of: The counter of the epochs, where records have a column ``epoch``.
+        on_last: Called with the number of the last record that was added.
+        add: Adds them where the time is not in the line; by default they are added to the source.
+    """
+    sources = (source,) if isinstance(source, str) else source
+    return BulkReading(sources, ShapeSplitter(kinds), add or _AddRecords(sources[0], epochs_of, on_last))
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """Makes times of the column ``step`` and the column of a time.
+
+    Attributes:
+        time: The name of that column.
+        unit_ns: The unit of the time.
+        first: The number that the log gives the first step.
+        others: Columns of counts that are added, too: ``epoch``, ``length``, ``samples``.
+    """
+
+    time: str
+    unit_ns: int
+    first: int = 1
+    others: tuple[str, ...] = ()
+
+    def __call__(self, cells: Cells) -> Measured:
+        """The steps, counted from 1, and their times."""
+        others = {name: cells.integers(name) for name in self.others if name in cells}
+        return Measured(cells.integers("step") + (1 - self.first), cells.times_ns(self.time, self.unit_ns), others)
+
+
+#: The column of a group named ``step``.
+STEP = Column(INTEGER)

@@ -1,0 +1,104 @@
+"""Records read many at once, by the shape of their lines, give what the rules give that read them one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.record_logs import RecordLog, record_logs
+from perfscope.sources.joblog import read_log, reading
+from perfscope.sources.joblog.registry import FORMATS
+from perfscope.tables.joblog import JobLog
+
+LOGS = list(record_logs())
+KEPT = 24
+FIRST = 2001
+RECORDS = 400
+#: Of the formats with a fast path, those that are tested with lines written by hand.
+WITHOUT_EXCERPT = {"megatron-lm", "colossalai", "oneflow"}
+
+
+def name(log: RecordLog) -> str:
+    return log.name
+
+
+def alterations(log: RecordLog) -> dict[str, str]:
+    """What happens in a long log."""
+    lines = [log.line(number) for number in range(FIRST, FIRST + RECORDS)]
+    middle = RECORDS // 2
+    torn = lines[middle][: len(lines[middle]) // 2]
+    return {
+        "nothing": "".join(lines),
+        "other lines between": "\n".join(f"{line}worker {n} fetched shard {n}" for n, line in enumerate(lines)) + "\n",
+        "a restart": "".join([*lines[:middle], *lines[middle - 5 :]]),
+        "a gap": "".join([*lines[:middle], *lines[middle + 3 :]]),
+        "a copy": "".join([*lines[:middle], lines[middle - 1], *lines[middle:]]),
+        "a torn line": "".join([*lines[:middle], torn, *lines[middle:]]),
+        "two on a line": "".join([*lines[:middle], lines[middle].rstrip("\n"), *lines[middle + 1 :]]),
+        "another number": "".join([*lines[:middle], lines[middle].replace("1", "1.2.3"), *lines[middle + 1 :]]),
+        "no number": "".join([*lines[:middle], lines[middle].replace(".", "nan"), *lines[middle + 1 :]]),
+        "a label": "".join(f"[default3]:{line}" for line in lines),
+        "two labels": "".join(f"[rank0]:{line}[rank1]:{line}" for line in lines),
+        "carriage returns": "".join(lines).replace("\n", "\r\n"),
+        "half a line at the end": "".join(lines)[: -len(lines[-1]) // 2],
+    }
+
+
+ALTERATIONS = sorted(alterations(LOGS[0]))
+
+
+def differences(left: object, right: object, at: str = "log") -> list[str]:
+    """Where two tables differ."""
+    names = getattr(left, "__struct_fields__", None) or getattr(left, "__dataclass_fields__", None)
+    if names is not None and type(left) is type(right):
+        return [
+            text
+            for field in names
+            if field != "path"
+            for text in differences(getattr(left, field), getattr(right, field), f"{at}.{field}")
+        ]
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        is_same = left.shape == right.shape and bool(
+            (np.ma.getmaskarray(left) == np.ma.getmaskarray(right)).all()
+            and (np.ma.getdata(left) == np.ma.getdata(right)).all()
+        )
+        return [] if is_same else [at]
+    return [] if left == right else [f"{at}: {left} and {right}"]
+
+
+def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobLog, JobLog, int]:
+    """A log read by the rules alone, and with the fast path; and how many records that added at once."""
+    at_once = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "RECORDS_KEPT", KEPT)
+        patch.setattr(reading, "_RECORDS_BETWEEN_LOOKS", 4)
+        apply_split = reading._LogReader._apply_split
+
+        def count(reader: reading._LogReader, bulk: object, block: object) -> None:
+            nonlocal at_once
+            at_once += len(block.plain.wall_ns)  # type: ignore[attr-defined]
+            apply_split(reader, bulk, block)  # type: ignore[arg-type]
+
+        patch.setattr(reading._LogReader, "_apply_split", count)
+        fast = read_log(path)
+        patch.setattr(reading._LogReader, "_bulk_reading", lambda _reader: None)
+        slow = read_log(path)
+    return slow, fast, at_once
+
+
+@pytest.mark.parametrize("log", LOGS, ids=name)
+def test_a_long_log_is_read_as_by_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: RecordLog) -> None:
+    path = tmp_path / "run.log"
+    for what, text in alterations(log).items():
+        path.write_text(text, encoding="latin-1", newline="")
+        slow, fast, at_once = read_both(path, monkeypatch)
+        assert differences(fast, slow) == [], what
+        if what == "nothing":
+            assert at_once >= RECORDS / 4
+
+
+def test_every_format_with_a_fast_path_has_an_excerpt_that_takes_it() -> None:
+    tested = {log.framework for log in LOGS}
+    assert {str(item.framework) for item in FORMATS if item.bulk} - {"megatron"} - WITHOUT_EXCERPT <= tested
