@@ -50,7 +50,9 @@ def make_line(
     if not samples:  # what went into the model is counted, or else what data loaders handed out
         samples, tokens = loaded[0], loaded[1]
     # The end itself may be the first sign: it is read after the moment that counts as the end.
-    gap_ns = min(sign_ns, end_ns) - began_ns if sign_ns is not None and sign_ns > began_ns else None
+    gap_ns = None
+    if sign_ns is not None and sign_ns > began_ns:
+        gap_ns = (sign_ns if sign_ns < end_ns else end_ns) - began_ns
     work = None if host is None else host[0].to_work(host[1])
     waits = None if host is None or host[2] is None else to_waits(host[2])
     if not stated:  # one text, because this runs for every step in a thread that holds the interpreter

@@ -63,9 +63,16 @@ class HostCounters:
         if delay_ns is None:
             return None
         system_ns, faults = round(usage.ru_stime * _NS_PER_S), usage.ru_minflt + usage.ru_majflt
-        self._last = now = cpu_ns, delay_ns, system_ns, faults, usage.ru_nivcsw
-        return None if last is None else HostWork._make(map(_difference, now, last))
-
-
-def _difference(now: int, before: int) -> int:
-    return now - before if now > before else 0
+        preempted = usage.ru_nivcsw
+        self._last = cpu_ns, delay_ns, system_ns, faults, preempted
+        if last is None:
+            return None
+        last_cpu_ns, last_delay_ns, last_system_ns, last_faults, last_preempted = last
+        # Written out, because this runs for every step in a thread that holds the interpreter.
+        return HostWork(
+            cpu_ns - last_cpu_ns if cpu_ns > last_cpu_ns else 0,
+            delay_ns - last_delay_ns if delay_ns > last_delay_ns else 0,
+            system_ns - last_system_ns if system_ns > last_system_ns else 0,
+            faults - last_faults if faults > last_faults else 0,
+            preempted - last_preempted if preempted > last_preempted else 0,
+        )

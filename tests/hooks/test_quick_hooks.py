@@ -36,6 +36,27 @@ def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) 
     assert "TrainingSteps._end_step" not in calls
 
 
+#: Of the thread beside training, in a turn: functions of the hooks, and of them for each step that it writes.
+MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 26, 3
+
+
+@pytest.mark.slow
+def test_a_turn_beside_training_makes_few_calls_and_writes_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "counting_turns.py")]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    turns: list[dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])
+    assert len(turns) == 4
+    for turn in turns:
+        lines = turn["hooks: make_line"]
+        assert lines == 24
+        calls = {name: count for name, count in turn.items() if name.startswith("hooks: ")}
+        assert sum(calls.values()) <= MOST_CALLS_A_TURN + MOST_CALLS_A_LINE * lines, calls
+        assert (turn["C: write"], turn["C: stat"]) == (1, 1)
+        assert not turn.keys() & {"C: open", "C: rename", "C: replace", "C: fsync", "C: dumps", "C: encode"}
+    assert sum(turn.get("hooks: DeviceMemory._read_peaks", 0) for turn in turns) == 1
+
+
 class Training:
     """What a loop reports to a capture, with the quick hooks or without."""
 
