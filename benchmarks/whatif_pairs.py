@@ -93,6 +93,7 @@ def _pairs(kind: str, traces: str, *scenarios: tuple[str, str]) -> list[Pair]:
 
 #: Every pair that was measured and whose traces are kept.
 _BUCKETS, _PIPELINES, _CHANGES = "pairs/buckets", "pairs/pipelines", "pairs/changes"
+_TRANSFERS, _DEEPSPEED = "pairs/transfers", "pairs/deepspeed"
 ALL: tuple[Pair, ...] = (
     *_pairs("communication", "base", ("communication-free", "base without communication")),
     *_pairs("communication", "no_overlap", ("communication-free", "base without communication")),
@@ -127,6 +128,22 @@ ALL: tuple[Pair, ...] = (
     *_pairs("recomputation", f"{_CHANGES}/recompute", ("recomputation-off", "base")),
     *_pairs("module", f"{_CHANGES}/mlp2", ("faster-module=mlp:2", "base")),
     *_pairs("operator", f"{_CHANGES}/norm6", ("faster-operator=layer_norm:6", "base")),
+    *_pairs("faster communication", f"{_TRANSFERS}/narrow", ("faster-communication=2.118", "base")),
+    *_pairs("faster communication", f"{_TRANSFERS}/narrow_late", ("faster-communication=2.694", "late")),
+    *_pairs("faster communication", f"{_TRANSFERS}/fp32_late", ("faster-communication=2", "bf16hook_late")),
+    *_pairs("kernel", f"{_TRANSFERS}/tf32_off", ("faster-kernel=gemm:5.649", "tf32_on")),
+    *_pairs("overlap", f"{_TRANSFERS}/late", ("perfect-overlap", "base")),
+    *_pairs("overlap", f"{_TRANSFERS}/narrow_late", ("perfect-overlap", "narrow")),
+    *_pairs("bucket size", f"{_TRANSFERS}/base", ("bucket=4000", "late")),
+    *_pairs("accumulation", f"{_DEEPSPEED}/zero1", ("accumulation=2", "zero1_acc2"), ("accumulation=4", "zero1_acc4")),
+    *_pairs("accumulation", f"{_DEEPSPEED}/zero1_acc2", ("accumulation=1", "zero1")),
+    *_pairs("accumulation", f"{_DEEPSPEED}/zero1_acc4", ("accumulation=2", "zero1_acc2")),
+    *_pairs("accumulation", f"{_DEEPSPEED}/zero2", ("accumulation=2", "zero2_acc2")),
+    *_pairs("accumulation", f"{_DEEPSPEED}/zero3", ("accumulation=2", "zero3_acc2")),
+    *_pairs("resharding", f"{_DEEPSPEED}/zero3_release", ("resharding-off", "zero3")),
+    *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m4", ("microbatches=8", "pipe_m8")),
+    *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m4", ("microbatches=16", "pipe_m16")),
+    *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m8", ("microbatches=4", "pipe_m4")),
 )
 #: What the model misses by more than 5 %: traces and scenario. The report says what is known about each.
 _MISSED = {

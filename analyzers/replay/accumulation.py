@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -25,6 +26,8 @@ _SHORTEST_FORWARD = 0.2
 #: Groups whose gradients are added up over ranks: those of data parallelism.
 _DATA_ROLES = ("", "DP", "world")
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+#: What adds sharded gradients up; an all_reduce beside it is of a norm or of the loss.
+_SCATTERING = ("reduce_scatter",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,15 +177,17 @@ def shards_parameters(graph: RankGraph) -> bool:
 _FEWEST_GATHERS = 2
 
 
-def _reductions_behind(graph: RankGraph, backward: Int64, step: int) -> list[tuple[int, int]]:
-    """The events that add a step's gradients up over ranks, whoever launched them, and the bytes of each."""
+def _reductions_behind(
+    graph: RankGraph, backward: Int64, step: int, operations: Collection[str]
+) -> list[tuple[int, int]]:
+    """The events of these operations that a step launched behind its first backward pass, and the bytes of each."""
     first = int(graph.launch[backward].min())
     events = []
     for group, rows in zip(graph.groups, graph.group_events, strict=True):
         if group.role not in _DATA_ROLES:
             continue
         for row, kind in zip(rows.tolist(), group.kind.tolist(), strict=True):
-            reduces = group.kinds[kind].operation in _REDUCING
+            reduces = group.kinds[kind].operation in operations
             if reduces and graph.step[row] == step and graph.launch[row] > first:
                 events.append((row, group.kinds[kind].bytes))
     return events
@@ -193,7 +198,7 @@ def _with_reductions(graph: RankGraph, passes: tuple[StepPasses, ...]) -> tuple[
     changed = []
     for step, of_step in zip(graph.marks, passes, strict=True):
         first, *others = of_step.backward
-        rows = [] if others else [row for row, _ in _reductions_behind(graph, first, step)]
+        rows = [] if others else [row for row, _ in _reductions_behind(graph, first, step, _SCATTERING)]
         changed.append(StepPasses((np.concatenate([first, np.array(rows, np.int64)]), *others)))
     return tuple(changed)
 
@@ -208,7 +213,8 @@ def time_of_adding(graph: RankGraph, *, is_sharded: bool) -> float:
         return 0.0
     sizes = []
     for step, of_step in zip(graph.marks, find_micro_batches(graph), strict=True):
-        reductions = _reductions_behind(graph, of_step.backward[0], step)
+        operations = _SCATTERING if is_sharded else _REDUCING
+        reductions = _reductions_behind(graph, of_step.backward[0], step, operations)
         sizes.append(sum(max(size, 0) for _, size in reductions))
     owners = (graph.world_size or 1) if is_sharded else 1
     return _PASSES_OF_ADDING * float(np.median(sizes)) / owners / (gpu.memory_tb_s * TB / NS_PER_S)
