@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.replay.accumulation import shards_parameters, time_of_adding
+from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.whatif import answer
+from perfscope.tables.columns import Bool
 from tests.analyzers.replay.jobs import real_job
 
 _NS_PER_MS = 1e6
@@ -14,13 +19,32 @@ _WIDTH = 2048
 
 
 def test_gradients_are_read_twice_and_written_once() -> None:
-    """Those of a GPT in two bytes each on an H200, whose memory moves 4.8 TB/s."""
-    (graph, _) = real_job("whatif/base").ranks
+    """Those of a GPT in two bytes each on an H200, whose memory moves 4.8 TB/s; of FSDP each rank adds its half."""
+    whole, sharded = real_job("whatif/base").ranks[0], real_job("whatif/fsdp2").ranks[0]
     layer = 12 * _WIDTH**2 + 13 * _WIDTH
     parameters = 8 * layer + 2 * 32_000 * _WIDTH + 1024 * _WIDTH + 2 * _WIDTH
-    assert time_of_adding(graph, is_sharded=False) == pytest.approx(3 * 2 * parameters / 4.8e12 * 1e9)
-    assert time_of_adding(graph, is_sharded=True) == pytest.approx(time_of_adding(graph, is_sharded=False) / 2)
-    assert time_of_adding(replace(graph, device_name="a GPU without a datasheet"), is_sharded=False) == 0.0
+    expected_ns = 3 * 2 * parameters / 4.8e12 * 1e9
+    assert time_of_adding(whole, is_sharded=False) == pytest.approx(expected_ns)
+    assert time_of_adding(sharded, is_sharded=True) == pytest.approx(expected_ns / 2, rel=1e-3)
+    assert time_of_adding(replace(whole, device_name="a GPU without a datasheet"), is_sharded=False) == 0.0
+
+
+def test_a_micro_batch_of_zero_3_ends_with_the_reduction_of_its_gradients() -> None:
+    """Not with the sum of a norm behind it, which would bring a part of the optimizer into each micro-batch."""
+    job = real_job("whatif/pairs/deepspeed/zero3")
+    (outlook,) = answer([job.ranks], ("accumulation=2",)).outlooks
+    lasting_ns = []
+    for before, step in itertools.pairwise(job.ranks[0].marks):
+        begins = [graph.end_ns[graph.step == before].max() for graph in job.ranks]
+        ends = [graph.end_ns[_scatters(graph, step)].max() for graph in job.ranks]
+        lasting_ns.append(max(ends + job.offset_ns) - max(begins + job.offset_ns))
+    adding_ns = max(time_of_adding(graph, is_sharded=True) for graph in job.ranks)
+    assert -outlook.saved_ns == pytest.approx(np.median(lasting_ns) + adding_ns, rel=0.01)
+
+
+def _scatters(graph: RankGraph, step: int) -> Bool:
+    names = np.array([name.startswith("ncclDevKernel_ReduceScatter") for name in graph.names], np.bool_)
+    return names[graph.name] & (graph.step == step)
 
 
 @pytest.mark.parametrize(
