@@ -44,7 +44,8 @@ def test_a_micro_batch_of_zero_3_ends_with_the_reduction_of_its_gradients() -> N
 
 def _scatters(graph: RankGraph, step: int) -> Bool:
     names = np.array([name.startswith("ncclDevKernel_ReduceScatter") for name in graph.names], np.bool_)
-    return names[graph.name] & (graph.step == step)
+    chosen: Bool = names[graph.name] & (graph.step == step)
+    return chosen
 
 
 @pytest.mark.parametrize(
