@@ -114,5 +114,9 @@ def _replayed(training: Training, cause: Cause) -> Cause:
     low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
     # A replay that cannot tell a saving from none is no evidence of one.
     is_certain = replay.saved_ns > (0.0 if cause.is_counted else _CLEARLY * (replay.noise_ns or 0.0))
+    if cause.is_counted and not is_certain:
+        # What is counted is there: the replay that cannot tell what it costs limits it.
+        cost_us = min(cause.cost_us, high_us)
+        return replace(cause, cost_us=cost_us, interval_us=(0.0, cost_us), replay=replay)
     cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
     return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY, replay=replay)

@@ -128,6 +128,20 @@ def test_the_replay_decides_what_a_fix_regains() -> None:
     assert (data["replay"]["scenario"], data["replay"]["saved_us"]) == ("launch-free", 2500.0)
 
 
+@pytest.mark.parametrize(("uncertain_us", "cost_us"), [(1500.0, 1300.0), (9000.0, 4000.0), (300.0, None)])
+def test_a_replay_that_cannot_tell_what_a_counted_cause_costs_limits_it(
+    uncertain_us: float, cost_us: float | None
+) -> None:
+    """FSDP 1 without prefetch: the replay saved -2 +- 12 ms of 110, and prefetch 10 ms."""
+    counted = rule("host", 4000.0, Account.HOST, scenario="launch-free", is_counted=True)
+    found = rank_findings(replayed(Answers(-200.0, uncertain_us=uncertain_us)), (counted,))
+    assert [(finding.cost_us, finding.cause.interval_us[0]) for finding in found] == (
+        [] if cost_us is None else [(cost_us, 0.0)]
+    )
+    guessed = rule("host", 4000.0, Account.HOST, scenario="launch-free")
+    assert rank_findings(replayed(Answers(-200.0, uncertain_us=uncertain_us)), (guessed,)) == ()
+
+
 def test_where_the_replay_cannot_answer_the_bound_stands_with_the_reason() -> None:
     unknown = rule("data", 4000.0, Account.HOST, scenario="data-loading-free")
     (found,) = rank_findings(replayed(Answers(2500.0)), (unknown,))
