@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts
-from perfscope.analyzers.flops.counter_check import CounterCheck, check_by_counters
+from perfscope.analyzers.flops.counter_check import CountedOperations, CounterCheck, check_by_counters
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
+from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_scores, scores_and_values
 from perfscope.analyzers.flops.spread import explain_spread
 from perfscope.analyzers.flops.trained_run import (
     Device,
@@ -164,7 +165,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         device=device,
         checkpointing=checkpointing,
         counted=counted,
-        by_counters=check_by_counters(run, device.gpu, _find_ran_share(conventions)),
+        by_counters=check_by_counters(run, device.gpu, _count_operations(step, conventions, counted)),
         has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
         notes=(
             *trained.notes,
@@ -182,10 +183,25 @@ def _find_headline(conventions: Sequence[Convention]) -> Convention:
     return next(convention for convention in conventions if convention.name == HEADLINE)
 
 
-def _find_ran_share(conventions: Sequence[Convention]) -> float | None:
-    """The share of the peak by the operations that ran, recomputation included."""
-    headline = _find_headline(conventions)
-    return headline.mfu if headline.hfu is None else headline.hfu
+def _count_operations(
+    step: Step, conventions: Sequence[Convention], counted: CrossCheck | None
+) -> CountedOperations | None:
+    """The share of the peak by the operations that ran, with half of the attention matrix, as the headline has it.
+
+    What was recomputed is counted from the traces' shapes where they have them: torch's checkpoint leaves out the last
+    product of what it runs again, which no formula knows.
+    """
+    headline, model = _find_headline(conventions), step.model
+    if headline.mfu is None or headline.flops_per_token is None or model is None:
+        return None
+    recomputed = 0.0
+    if step.checkpointing is not Checkpointing.NONE:
+        products = recomputed_products(model) if step.checkpointing is Checkpointing.FULL else 0
+        recomputed = products + recomputed_scores(model, step.seq_len) / 2
+        if counted is not None and counted.is_covered:
+            masked = (scores_and_values(model, step.seq_len) + recomputed_scores(model, step.seq_len)) / 2
+            recomputed = max(0.0, counted.flops_per_token - masked - headline.flops_per_token)
+    return CountedOperations(headline.mfu, headline.mfu * recomputed / headline.flops_per_token, step.step_ns)
 
 
 def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 An active tensor core does the same number of operations in each cycle, by their type: activity x clock / clock of the
 datasheet's peak is the share of the peak that tensor cores were busy for. It counts what ran: recomputation,
 padding of tiles and of the vocabulary too, and no product that ran elsewhere. (OFU, arXiv 2605.20799.)
+
+Operations and counters are those of the same windows. A tensor core is active for more cycles than the datasheet's rate
+needs: how many operations an active cycle does was measured with products of known size (``tensor_rate`` of a GPU).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, used_gpus
-from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.analyzers.shared.step_selection import find_undisturbed, slowest_rank_times_ns
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import Gpu
 from perfscope.report import Column, Json, Row, Section, percent
@@ -21,19 +24,36 @@ from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Run
 
 _PPM = 1_000_000
-#: So much of a window of the counters lies in undisturbed steps.
+#: So much of a window of the counters lies in steady-state steps.
 _COVERED = 0.95
 #: A difference in points that is worth an explanation.
 AGREEMENT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class CountedOperations:
+    """The operations of a step as a share of what the peak allows in its time.
+
+    Attributes:
+        model: What the model needs: half of the attention matrix, no recomputation.
+        recomputed: What ran beyond that.
+        step_ns: The time of this step.
+    """
+
+    model: float
+    recomputed: float
+    step_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class CountedActivity:
-    """What the counters of one GPU say of its undisturbed steps.
+    """What the counters of one GPU say of its steady-state steps.
 
     Attributes:
         ranks: The ranks that trained on it.
-        windows: Windows of the counters in undisturbed steps.
+        windows: Windows of the counters in these steps.
+        steps: How many steps they hold, whole ones and parts.
+        duration_ns: How long they are together.
         tensor_activity: Share of cycles in which tensor cores were active.
         sm_activity, sm_occupancy: Shares of multiprocessors and of their warps; None where not reported.
         clock_mhz: Mean clock meanwhile; None where not sampled.
@@ -42,6 +62,8 @@ class CountedActivity:
 
     ranks: tuple[int, ...]
     windows: int
+    steps: float
+    duration_ns: int
     tensor_activity: float
     sm_activity: float | None
     sm_occupancy: float | None
@@ -53,6 +75,8 @@ class CountedActivity:
         return {
             "ranks": list(self.ranks),
             "windows": self.windows,
+            "steps": self.steps,
+            "duration_ns": self.duration_ns,
             "tensor_activity": self.tensor_activity,
             "sm_activity": self.sm_activity,
             "sm_occupancy": self.sm_occupancy,
@@ -68,13 +92,18 @@ class CounterCheck:
     Attributes:
         gpus: What the counters of each GPU say.
         utilisation: The mean over the GPUs; None where one has none.
-        counted: The share of the peak by operations that ran, recomputation included (HFU); None where unknown.
+        counted: The share of the peak by operations that ran, recomputation included (HFU), in the same windows where
+            there are any; None where unknown.
+        recomputed: What recomputation has of it.
+        tensor_rate: Operations of an active cycle, as a share of the datasheet's; None where that was not measured.
         reason: Why there is none; empty where there is one.
     """
 
     gpus: tuple[CountedActivity, ...] = ()
     utilisation: float | None = None
     counted: float | None = None
+    recomputed: float = 0.0
+    tensor_rate: float | None = None
     reason: str = ""
 
     @property
@@ -82,12 +111,27 @@ class CounterCheck:
         """By how much the counters are above the operations, as a share of the peak."""
         return None if self.utilisation is None or self.counted is None else self.utilisation - self.counted
 
+    @property
+    def by_cycles(self) -> float | None:
+        """What active cycles that do fewer operations than the datasheet's have of the difference."""
+        if self.tensor_rate is None or self.difference is None or self.counted is None:
+            return None
+        return self.counted / self.tensor_rate - self.counted
+
+    @property
+    def unexplained(self) -> float | None:
+        """What is left of the difference."""
+        return None if self.difference is None else self.difference - (self.by_cycles or 0.0)
+
     def data(self) -> Json:
         """Its value in JSON."""
         return {
             "utilisation": self.utilisation,
             "counted": self.counted,
+            "recomputed": self.recomputed if self.counted is not None else None,
             "difference": self.difference,
+            "by_cycles": self.by_cycles,
+            "unexplained": self.unexplained,
             "reason": self.reason or None,
             "gpus": [gpu.data() for gpu in self.gpus],
         }
@@ -123,27 +167,36 @@ class CounterCheck:
         notes = ["Share of the peak: tensor cores active x clock / clock of the datasheet's peak."]
         if self.reason:
             notes.append(f"No share: {self.reason}.")
-        difference = self.difference
-        if difference is None or self.counted is None:
+        left = self.unexplained
+        if left is None or self.counted is None:
             return notes
-        points = f"{abs(100 * difference):.1f} points"
-        if abs(difference) <= AGREEMENT:
-            notes.append(f"By operations it is {percent(self.counted):.2f} %: they agree within {points}.")
-        elif difference > 0:
+        recomputed = f", {100 * self.recomputed:.1f} points of it recomputed" if self.recomputed else ""
+        notes.append(f"By operations it is {percent(self.counted):.2f} % in the same windows{recomputed}.")
+        if self.by_cycles is not None and self.tensor_rate is not None:
             notes.append(
-                f"By operations it is {percent(self.counted):.2f} %, {points} less: tensor cores also work on the "
+                f"An active cycle does {percent(self.tensor_rate):.0f} % of the datasheet's operations, as products of "
+                f"known size show: {100 * self.by_cycles:.1f} points of the difference."
+            )
+        points = f"{abs(100 * left):.1f} points"
+        if abs(left) <= AGREEMENT:
+            notes.append(f"Counters and operations agree within {points}.")
+        elif left > 0:
+            notes.append(
+                f"Counters are {points} above that: tensor cores also work on the "
                 "padding of tiles and vocabulary, on the masked half of attention, on recomputation that nobody saw."
             )
         else:
             notes.append(
-                f"By operations it is {percent(self.counted):.2f} %, {points} more: operations were counted that did "
-                "not run on tensor cores of this type (products in fp8 take half the cycles, in fp32 other units)."
+                f"Counters are {points} below that: operations were counted that did not run, as the last product "
+                "of a layer that torch's checkpoint leaves out, or not on tensor cores of this type (products in fp8 "
+                "take half the cycles, in fp32 other units)."
             )
         return notes
 
 
-def check_by_counters(run: Run, gpu: Gpu | None, counted: float | None) -> CounterCheck:
-    """Compare the counters of a run's GPUs in undisturbed steps with the share that was counted."""
+def check_by_counters(run: Run, gpu: Gpu | None, operations: CountedOperations | None) -> CounterCheck:
+    """Compare the counters of a run's GPUs in steady-state steps with the operations of the same time."""
+    counted = None if operations is None else operations.model + operations.recomputed
     try:
         used = used_gpus(run)
     except MissingInput as missing:
@@ -155,35 +208,43 @@ def check_by_counters(run: Run, gpu: Gpu | None, counted: float | None) -> Count
             counted=counted,
             reason="NVML's GPM was not sampled: `perfscope profile --gpm` does where Hopper or newer permits it",
         )
-    begins, ends = _undisturbed_intervals(run)
+    begins, ends = _steady_intervals(run)
     clock = None if gpu is None else gpu.tensor_clock_mhz
     activities = [activity for each in used if (activity := _measure(each, begins, ends, clock)) is not None]
     if not activities:
-        return CounterCheck(counted=counted, reason="no sample of NVML's GPM lies in undisturbed steps")
+        return CounterCheck(counted=counted, reason="no sample of NVML's GPM lies in steady-state steps")
     shares = [activity.utilisation for activity in activities]
     stated = [share for share in shares if share is not None]
     reason = "" if clock is not None else "the clock of the datasheet's peak is unknown for this GPU"
     mean = sum(stated) / len(stated) if stated and len(stated) == len(shares) else None
-    return CounterCheck(tuple(activities), mean, counted, reason)
+    rate = None if gpu is None else gpu.tensor_rate
+    if operations is None:
+        return CounterCheck(tuple(activities), mean, tensor_rate=rate, reason=reason)
+    steps, duration_ns = (sum(getattr(each, name) for each in activities) for name in ("steps", "duration_ns"))
+    pace = steps * operations.step_ns / duration_ns
+    recomputed = pace * operations.recomputed
+    return CounterCheck(tuple(activities), mean, pace * operations.model + recomputed, recomputed, rate, reason)
 
 
-def _undisturbed_intervals(run: Run) -> tuple[Int64, Int64]:
-    """Begin and end of the stretches of undisturbed steps, on the host's monotonic clock."""
-    times = find_undisturbed(run.steps).times_ns()
+def _steady_intervals(run: Run) -> tuple[Int64, Int64]:
+    """Begin and end of each steady-state step, on the host's monotonic clock."""
+    chosen = find_undisturbed(run.steps)
+    numbers, times_ns = slowest_rank_times_ns(chosen.tables, lambda table: np.isin(table.step, chosen.steady))
     table = run.steps[0]
-    rows = [row for row, step in enumerate(table.step.tolist()) if step in times]
+    lengths = dict(zip(numbers.tolist(), times_ns.tolist(), strict=True))
+    rows = [row for row, step in enumerate(table.step.tolist()) if step in lengths]
     ends = table.end_ns[rows]
-    lengths = np.array([times[int(table.step[row])] for row in rows], np.int64)
-    return ends - lengths, ends
+    return ends - np.array([lengths[int(table.step[row])] for row in rows], np.int64), ends
 
 
 def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | None) -> CountedActivity | None:
-    """The means over the windows that lie in undisturbed steps; None without one."""
+    """The means over the windows that lie in steady-state steps; None without one."""
     samples = used.samples
     columns = samples.gpm
     is_read = present(columns["tensor_activity_ppm"]) & present(columns["gpm_from_ns"])
     from_ns, to_ns = (columns[name].data[is_read] for name in ("gpm_from_ns", "gpm_to_ns"))
-    covered = _covered(from_ns, to_ns, begins, ends) >= _COVERED * (to_ns - from_ns)
+    overlaps = _overlaps(from_ns, to_ns, begins, ends)
+    covered = overlaps.sum(axis=1) >= _COVERED * (to_ns - from_ns)
     if not covered.any():
         return None
     weights = (to_ns - from_ns)[covered].astype(np.float64)
@@ -201,6 +262,8 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
     return CountedActivity(
         ranks=used.ranks,
         windows=len(rows),
+        steps=float((overlaps[covered] / np.maximum(ends - begins, 1)).sum()),
+        duration_ns=int((to_ns - from_ns)[covered].sum()),
         tensor_activity=tensor,
         sm_activity=mean("sm_activity_ppm"),
         sm_occupancy=mean("sm_occupancy_ppm"),
@@ -209,12 +272,12 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
     )
 
 
-def _covered(from_ns: Int64, to_ns: Int64, begins: Int64, ends: Int64) -> Int64:
-    """How much of each window lies in steps."""
+def _overlaps(from_ns: Int64, to_ns: Int64, begins: Int64, ends: Int64) -> Int64:
+    """How much of each window lies in each step; shape (windows, steps)."""
     lower = np.maximum(from_ns[:, None], begins[None, :])
     upper = np.minimum(to_ns[:, None], ends[None, :])
-    covered: Int64 = np.maximum(upper - lower, 0).sum(axis=1)
-    return covered
+    overlaps: Int64 = np.maximum(upper - lower, 0)
+    return overlaps
 
 
 def _mean_clock(used: UsedGpu, from_ns: Int64, to_ns: Int64) -> float | None:

@@ -222,11 +222,13 @@ class CrossCheckData(TypedDict):
 
 
 class CountedActivityData(TypedDict):
-    """What NVML's counters of one GPU say of its undisturbed steps.
+    """What NVML's counters of one GPU say of its steady-state steps.
 
     Attributes:
         ranks: The ranks that trained on it.
-        windows: Windows of the counters in undisturbed steps.
+        windows: Windows of the counters in these steps.
+        steps: How many steps they hold, whole ones and parts.
+        duration_ns: How long they are together.
         tensor_activity: Share of cycles in which tensor cores were active.
         sm_activity: Share of multiprocessors that were active; None where not reported.
         sm_occupancy: Share of their warps; None where not reported.
@@ -236,6 +238,8 @@ class CountedActivityData(TypedDict):
 
     ranks: list[int]
     windows: int
+    steps: float
+    duration_ns: int
     tensor_activity: float
     sm_activity: float | None
     sm_occupancy: float | None
@@ -248,15 +252,22 @@ class CounterCheckData(TypedDict):
 
     Attributes:
         utilisation: The mean over the GPUs; None where one has none.
-        counted: The share of the peak by operations that ran; None where unknown.
+        counted: The share of the peak by operations that ran, in the same windows; None where unknown.
+        recomputed: What recomputation has of it; None where it is unknown.
         difference: By how much the counters are above the operations; None where one is unknown.
+        by_cycles: What of that comes from active cycles that do fewer operations than the datasheet's; None where that
+            was not measured for this GPU.
+        unexplained: What is left of the difference; None where there is none.
         reason: Why there is none; None where there is one.
         gpus: Each GPU.
     """
 
     utilisation: float | None
     counted: float | None
+    recomputed: float | None
     difference: float | None
+    by_cycles: float | None
+    unexplained: float | None
     reason: str | None
     gpus: list[CountedActivityData]
 

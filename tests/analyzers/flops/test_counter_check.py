@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -70,8 +71,11 @@ def test_activity_times_clock_is_the_share_of_the_peak(tmp_path: Path) -> None:
 def test_counters_that_agree_and_counters_that_do_not_are_told_apart(tmp_path: Path) -> None:
     counted = analyze(RUN).headline.mfu
     assert counted is not None
-    same = round(1e6 * counted * 1830 / 1525)
-    assert "they agree" in text(sampled(tmp_path / "same", lambda _: same))
+    gpu = lookup_gpu("h200-sxm")
+    assert gpu is not None
+    assert gpu.tensor_rate is not None
+    same = round(1e6 * counted / gpu.tensor_rate * 1830 / 1525)
+    assert "agree within" in text(sampled(tmp_path / "same", lambda _: same))
     assert "padding of tiles" in text(sampled(tmp_path / "more", lambda _: same + 100_000))
     assert "did not run" in text(sampled(tmp_path / "less", lambda _: same - 100_000))
 
@@ -90,3 +94,53 @@ def test_without_samples_there_is_a_reason_and_no_section(tmp_path: Path) -> Non
     assert (check.utilisation, check.sections()) == (None, ())
     assert "--gpm" in check.reason
     assert check.data()["reason"] == check.reason  # type: ignore[call-overload, index]
+
+
+def test_counters_of_a_real_training_agree_with_operations_of_the_same_windows() -> None:
+    """Its steps behind the window are 4 % slower than those before, of which the median step is."""
+    utilisation = analyze(ROOT / "fixtures" / "runs" / "h200_gpm")
+    check = utilisation.by_counters
+    assert check.utilisation is not None
+    assert check.counted is not None
+    assert check.by_cycles is not None
+    assert check.unexplained is not None
+    assert [(gpu.ranks, gpu.windows) for gpu in check.gpus] == [((0,), 6)]
+    (gpu,) = check.gpus
+    assert utilisation.headline.mfu is not None
+    assert 0.9 < check.counted / utilisation.headline.mfu < 1
+    assert abs(check.unexplained) <= 0.02
+    assert check.difference == pytest.approx(check.by_cycles + check.unexplained)
+    assert gpu.steps == pytest.approx(gpu.duration_ns / 155e6, rel=0.02)
+    assert "agree within" in text(check)
+
+
+def test_what_was_recomputed_counts_as_what_ran() -> None:
+    run = read_run(ROOT / "fixtures" / "runs" / "h200_gpm")
+    stated = Stated(precision="bf16")
+    plain = mfu.analyze(replace(run, stated=stated)).by_counters
+    models = tuple(dataclasses.replace(model, checkpointing="full") for model in run.models)
+    again = mfu.analyze(replace(run, stated=stated, models=models)).by_counters
+    assert plain.counted is not None
+    assert again.counted is not None
+    assert plain.recomputed == 0
+    assert again.recomputed == pytest.approx(again.counted - plain.counted)
+    # the layers' products, 12 h^2 a layer, and half of the attention matrix, once more
+    layers, hidden, seq_len, vocabulary = 12, 2048, 2049, 50304
+    layer = 2 * layers * (12 * hidden**2 + seq_len * hidden)
+    assert again.recomputed / plain.counted == pytest.approx(layer / (3 * (layer + 2 * hidden * vocabulary)), rel=0.001)
+    assert "points of it recomputed" in text(again)
+
+
+def test_the_rate_of_active_cycles_is_what_products_of_known_size_show() -> None:
+    phases = json.loads((ROOT / "fixtures" / "flops" / "gpm.json").read_text())
+    gpu = lookup_gpu("h200-sxm")
+    assert gpu is not None
+    assert gpu.tensor_rate is not None
+    rates: dict[str, list[float]] = {}
+    for phase in phases:
+        activity = sum(share * mhz for share, mhz in phase["windows"]) / len(phase["windows"])  # in MHz
+        rate = phase["tflops"] / (gpu.dense_tflops[phase["dtype"]] * activity / PEAK_CLOCK_MHZ)
+        rates.setdefault(phase["dtype"], []).append(rate)
+    assert [len(rates[dtype]) for dtype in ("bf16", "tf32", "fp8")] == [4, 1, 1]
+    assert rates["bf16"] == pytest.approx([gpu.tensor_rate] * 4, abs=0.02)
+    assert rates["tf32"] + rates["fp8"] == pytest.approx([gpu.tensor_rate] * 2, abs=0.07)
