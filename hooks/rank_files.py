@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.hooks.facts.identity import describe_rank, rank_and_world_size
+from perfscope.hooks.facts.identity import describe_rank
+from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts import identity, sharding
+from perfscope.hooks.facts import launched_rank, sharding
 from perfscope.hooks.facts.layout import Layout
 from perfscope.hooks.guard import hook_entry
 
@@ -29,7 +29,7 @@ class RankPosition:
     @hook_entry
     def on_process_group(self) -> None:
         """torch.distributed knows the rank."""
-        if not identity.is_daemon_process():
+        if not launched_rank.is_daemon_process():
             self.files.claim()
 
     @hook_entry
@@ -54,7 +54,7 @@ class RankPosition:
     @hook_entry
     def set_mesh(self, mesh: Any) -> None:
         """A mesh of ranks is used."""
-        self._layout.set_mesh(mesh, identity.rank_and_world_size()[1])
+        self._layout.set_mesh(mesh, launched_rank.rank_and_world_size()[1])
         self._write_layout()
 
     @hook_entry
@@ -70,4 +70,4 @@ class RankPosition:
         self._write_layout()
 
     def _write_layout(self) -> None:
-        self.files.write_layout(self._layout.document(identity.rank_and_world_size()[1]))
+        self.files.write_layout(self._layout.document(launched_rank.rank_and_world_size()[1]))

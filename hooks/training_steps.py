@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts import identity
+from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry
@@ -26,6 +26,7 @@ from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.trained_model import TrainedModel
 from perfscope.hooks.watch.watch import Watch
+from perfscope.wire.host import DeviceProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +92,7 @@ class TrainingSteps(TrainedModel):
     @hook_entry
     def on_optimizer_step(self, optimizer: object, _result: object = None, _now_ns: int | None = None) -> None:
         """An outermost optimizer step returned, now."""
-        if threading.get_ident() != self._main_thread and identity.is_rpc_worker_thread():
+        if threading.get_ident() != self._main_thread and launched_rank.is_rpc_worker_thread():
             self._note_rpc_server()
             return
         self._facts.optimizer_steps += 1
@@ -229,7 +230,7 @@ class TrainingSteps(TrainedModel):
             self.files.update_rank()
             self._describe_model()
             self._counters.begin()
-            PROBES.begin()
+            PROBES.begin(DeviceProbe)
             self._exchanges.begin(self._source.thread, self._counters.file, self.set_groups)
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}

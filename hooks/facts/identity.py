@@ -1,4 +1,4 @@
-"""The rank of this process: read from torch.distributed, else from the environment variables of launchers."""
+"""Who a rank is: its process, host and device."""
 
 from __future__ import annotations
 
@@ -6,73 +6,12 @@ import os
 import platform
 import socket
 import sys
-import threading
 import time
 from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_arguments
 from perfscope.hooks.facts.startup import describe_startup
 from perfscope.wire import RankRecord
-
-#: torchrun and DeepSpeed; Open MPI; MVAPICH; MPICH and Intel MPI; PALS; JSM; Slurm. A launcher that runs inside an
-#: allocation of another one comes first.
-_RANK_VARIABLES = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PALS_RANKID",
-    "JSM_NAMESPACE_RANK",
-    "SLURM_PROCID",
-    "PMIX_RANK",
-)
-_WORLD_VARIABLES = (
-    "WORLD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "JSM_NAMESPACE_SIZE",
-    "SLURM_NTASKS",
-)
-
-
-def rank_and_world_size() -> tuple[int, int]:
-    """Read the rank and the number of ranks; (0, 1) for a process that was not launched as a rank."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    agent = _rpc_agent()
-    if agent is not None:
-        return int(agent.get_worker_info().id), len(agent.get_worker_infos())
-    return _read_variable(_RANK_VARIABLES, 0), _read_variable(_WORLD_VARIABLES, 1)
-
-
-def _rpc_agent() -> Any:
-    """Torch's RPC agent, where this process is an RPC worker."""
-    api = sys.modules.get("torch.distributed.rpc.api")
-    return api._get_current_rpc_agent() if api is not None and api._is_current_rpc_agent_set() else None
-
-
-def is_rpc_worker_thread() -> bool:
-    """Whether this thread executes a remote call (RPC) of another process."""
-    return threading.current_thread() is not threading.main_thread() and _rpc_agent() is not None
-
-
-def is_daemon_process() -> bool:
-    """Whether a Python process started this one as its daemon, as torch does for the process that writes checkpoints.
-
-    Such a process joins process groups and trains nothing.
-    """
-    processes = sys.modules.get("multiprocessing.process")
-    return processes is not None and bool(processes.current_process().daemon)
-
-
-def _read_variable(names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return default
 
 
 def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:

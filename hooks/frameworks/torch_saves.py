@@ -7,10 +7,10 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.identity import rank_and_world_size
+from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.frameworks.wrapping import argument, wrap_saves
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.timers.written_files import size_of_file
+from perfscope.hooks.timers.file_sizes import size_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

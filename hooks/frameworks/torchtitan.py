@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.identity import rank_and_world_size
+from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.frameworks.wrapping import wrap_functions
 
 if TYPE_CHECKING:

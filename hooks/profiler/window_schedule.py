@@ -12,7 +12,7 @@ from typing import Protocol
 
 from perfscope import wire
 from perfscope.hooks.config import Config
-from perfscope.hooks.facts import identity
+from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.compress import compress_queue
@@ -323,7 +323,7 @@ class WindowSchedule:
         if config.ranks is None:
             return True
         rank = self._owner.claimed_rank()
-        return (identity.rank_and_world_size()[0] if rank is None else rank) in config.ranks
+        return (launched_rank.rank_and_world_size()[0] if rank is None else rank) in config.ranks
 
 
 def _first_activities(config: Config) -> str:

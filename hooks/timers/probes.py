@@ -15,10 +15,9 @@ from collections.abc import Callable
 from time import perf_counter_ns as _now_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from perfscope.wire.host import DeviceProbe
-
 if TYPE_CHECKING:
     from perfscope.hooks.timers.passes import CudaEvent
+    from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
@@ -102,13 +101,18 @@ class DeviceProbes:
         self.next_step = sys.maxsize
         self._make_event: Callable[[], CudaEvent] | None = None
         self._is_capturing: Callable[[], bool] = bool
+        self._make_probe: Callable[..., DeviceProbe] | None = None
         self._moments: _Moments | None = None
         self._pending: deque[_Moments] = deque()
         #: Events that were read, to be recorded again; the thread that reads adds them.
         self._unused: deque[CudaEvent] = deque(maxlen=_MOST_UNUSED)
 
-    def begin(self) -> None:
-        """Probe steps from now on, where a device is in use."""
+    def begin(self, make_probe: Callable[..., DeviceProbe]) -> None:
+        """Probe steps from now on, where a device is in use.
+
+        A process that never trains has this module for the hooks of optimizers, and not that of ``make_probe``.
+        """
+        self._make_probe = make_probe
         cuda: Any = sys.modules["torch"].cuda
         if self._make_event is None and cuda.is_initialized():
             self._make_event = lambda: cuda.Event(enable_timing=True)
@@ -183,7 +187,7 @@ class DeviceProbes:
             if last is not None and last.end is not None and not last.end.query():
                 break
             moments = self._pending.popleft()
-            probe = _to_probe(moments) or probe
+            probe = _to_probe(moments, self._make_probe) or probe
             self._unused.extend(moments.events())
         return {} if probe is None else {"probe": probe}
 
@@ -196,9 +200,9 @@ class DeviceProbes:
         return event
 
 
-def _to_probe(moments: _Moments) -> DeviceProbe | None:
+def _to_probe(moments: _Moments, make_probe: Callable[..., DeviceProbe] | None) -> DeviceProbe | None:
     update = moments.update
-    if update is None or update.end is None:
+    if update is None or update.end is None or make_probe is None:
         return None
     first = moments.forwards[0].begin if moments.forwards else moments.begin
     timed = [(launch, launch.end) for launch in moments.forwards if launch.end is not None]
@@ -206,7 +210,7 @@ def _to_probe(moments: _Moments) -> DeviceProbe | None:
     if timed and len(timed) == len(moments.forwards):
         forward_ns = sum(_between_ns(launch.begin, end) for launch, end in timed)
         forward_launch_ns = sum(launch.waited_ns(moments.begin, moments.began_ns) for launch, _ in timed)
-    return DeviceProbe(
+    return make_probe(
         step=moments.step,
         before_ns=_between_ns(moments.begin, first) if moments.forwards else 0,
         forward_ns=forward_ns,

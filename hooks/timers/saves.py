@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from perfscope.hooks.facts.identity import is_daemon_process
+from perfscope.hooks.facts.launched_rank import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
+from perfscope.hooks.timers.file_sizes import size_of_file
 from perfscope.hooks.timers.open_saves import OpenSaves, Save
-from perfscope.hooks.timers.written_files import size_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import time
-from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_path
 
@@ -15,14 +14,6 @@ _TEXT_ENDINGS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".md", ".yaml", 
 _MOST_ENTRIES = 2000
 _MOST_NAMED = 500
 _CLOCK_TOLERANCE_S = 2.0  # file systems have clocks of their own
-
-
-def size_of_file(path: Any) -> int | None:
-    """The size of a local file; None where there is none of this path."""
-    try:
-        return os.stat(path).st_size
-    except (OSError, TypeError, ValueError):
-        return None
 
 
 def _normal(path: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.hooks.facts import identity
+from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.reach.launch import add_forwarding, find_obstacles
 from tests.conftest import SCRIPTS, Ended, analysis, environment, profile, step_lines
 from tests.hooks.reach.fake_launcher import calls, install
@@ -109,12 +109,12 @@ def test_deepspeed_by_other_launchers(launcher: str, program: str, flavour: str,
 def test_the_rank_is_in_each_launcher_s_variables(
     variables: dict[str, str], found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*identity._RANK_VARIABLES, *identity._WORLD_VARIABLES):
+    for name in (*launched_rank._RANK_VARIABLES, *launched_rank._WORLD_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-    assert identity.rank_and_world_size() == found
+    assert launched_rank.rank_and_world_size() == found
 
 
 def test_what_keeps_srun_from_passing_variables_on_is_said_before_the_start() -> None:

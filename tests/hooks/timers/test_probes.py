@@ -45,6 +45,7 @@ def probes(device: Device, monkeypatch: pytest.MonkeyPatch) -> DeviceProbes:
     probes = DeviceProbes()
     probes._make_event = lambda: Event(device)  # type: ignore[assignment]
     probes._is_capturing = lambda: device.is_capturing
+    probes._make_probe = DeviceProbe
     probes.next_step = 0
     return probes
 
