@@ -31,6 +31,7 @@ from perfscope.analyzers.replay.graphs import measure
 from perfscope.analyzers.replay.measured import Measured, prepare
 from perfscope.analyzers.replay.outlook import answer_scenario
 from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.constants import MB
 from perfscope.engine.registry import analyzers
 from perfscope.errors import PerfscopeError
 from perfscope.sources.traces.reader import read_trace
@@ -72,14 +73,18 @@ def measure_all(trace: Path, rounds: int) -> dict[str, Any]:
     """All figures, measured in one run."""
     commands = {"analyze": ["analyze", str(trace)], "whatif": ["whatif", str(trace), *_chosen(trace)]}
     seconds: dict[str, list[float]] = {name: [] for name in commands}
+    peaks: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(rounds):
         for name, arguments in commands.items():
-            seconds[name].append(_processor_seconds(arguments))
+            taken, peak_mb = _run(arguments)
+            seconds[name].append(taken)
+            peaks[name].append(peak_mb)
     return {
         "machine": machine(),
         "trace_mb": trace.stat().st_size / 1e6,
         "scenarios": len(_chosen(trace)) // 2,
         "processor_s": {name: statistics.median(values) for name, values in seconds.items()},
+        "peak_mb": {name: max(values) for name, values in peaks.items()},
         "graph": _compare_with_graph(trace, rounds),
         "ranks": [_time_ranks(count, rounds) for count in RANKS],
     }
@@ -108,17 +113,19 @@ def _graphs(trace: Path) -> list[RankGraph]:
     return list(measure(read_trace(trace, needs)) or ())
 
 
-def _processor_seconds(arguments: Sequence[str]) -> float:
-    """User and system time of a command in a process of its own."""
+def _run(arguments: Sequence[str]) -> tuple[float, float]:
+    """User and system time of a command in a process of its own, in seconds, and the most memory it had, in MB."""
     script = (
-        "import os, sys\nfrom perfscope.cli import main\nsys.argv = ['perfscope', *sys.argv[1:]]\n"
+        "import os, resource, sys\nfrom perfscope.cli import main\nsys.argv = ['perfscope', *sys.argv[1:]]\n"
         "try:\n    main()\nfinally:\n    times = os.times()\n    own = times.user + times.system\n"
-        "    print(own + times.children_user + times.children_system, file=sys.stderr)\n"
+        "    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "    print(own + times.children_user + times.children_system, peak, file=sys.stderr)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    return float(done.stderr.strip().splitlines()[-1])
+    taken, peak_kib = done.stderr.strip().splitlines()[-1].split()
+    return float(taken), float(peak_kib) * 1024 / MB
 
 
 def _compare_with_graph(trace: Path, rounds: int) -> dict[str, float]:
@@ -183,7 +190,8 @@ def document(figures: Mapping[str, Any]) -> str:
         "",
         f"`analyze` {seconds['analyze']:.2f} s, `whatif` {seconds['whatif']:.2f} s on a trace of "
         f"{figures['trace_mb']:.1f} MB (gzip); graph {graph['build_s']:.2f} s, a scenario "
-        f"{graph['scenario_s'] * 1e3:.1f} ms; {RANKS[-1]} ranks {by_ranks[RANKS[-1]] * RANKS[-1]:.1f} s.",
+        f"{graph['scenario_s'] * 1e3:.1f} ms; {RANKS[-1]} ranks {by_ranks[RANKS[-1]] * RANKS[-1]:.1f} s. The "
+        f"processes had at most {figures['peak_mb']['analyze']:.0f} and {figures['peak_mb']['whatif']:.0f} MB of memory.",
     ]
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Changes that were really made, beside what ``perfscope whatif`` predicts from traces without them.
 
-``python -m benchmarks.whatif_pairs`` prints the table of reports/what-if.md. A pair has the traces of one training, a
+``python -m benchmarks.whatif_pairs`` prints the tables of reports/what-if.md. A pair has the traces of one training, a
 scenario, and the median of unprofiled steps of the training in which the change was made. Where the unprofiled steps of
 the traced training are known, too, the host is taken as fast as there.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.processes import ROOT
 from perfscope.analyzers.replay.graphs import measure
+from perfscope.analyzers.replay.measured import prepare
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.whatif import answer
@@ -175,6 +176,37 @@ def document(pairs: Sequence[Pair] = PAIRS) -> str:
     return "\n".join(lines)
 
 
+def sets() -> tuple[str, ...]:
+    """Every folder of traces with marked steps, as ``FOLDER`` has it."""
+    own = sorted({path.parent.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.json.gz")})
+    return *own, *_OTHERS
+
+
+#: Real traces that belong to no pair.
+_OTHERS = ("../traces/ddp4", "../traces/single")
+
+
+def document_errors() -> str:
+    """How far the replay of the measured durations is from the measured step, for every set of traces, as a table."""
+    lines = [
+        "| Traces | Ranks | Step (ms) | Replayed (ms) | Error (%) |",
+        "|:-------|------:|----------:|--------------:|----------:|",
+    ]
+    errors = []
+    for traces in sets():
+        graphs = _graphs(traces, with_operators=False)
+        measured = prepare([graph for partial in graphs for graph in partial])
+        errors.append(abs(measured.error))
+        cells = (
+            *(f"`{traces.removeprefix('../')}`", f"{len(measured.job.ranks)}"),
+            *(f"{span.step_ns / NS_PER_MS:.2f}" for span in (measured.steps, measured.exact)),
+            f"{100 * measured.error:+.3f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(f"\nMedian error {100 * statistics.median(errors):.3f} %, largest {100 * max(errors):.2f} %.")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(document(), document(MISSED), sep="\n\n")
+    print(document(), document(MISSED), document_errors(), sep="\n\n")
     print(f"\n{len(PAIRS)} of {len(ALL)} pairs are within 5 %.")
