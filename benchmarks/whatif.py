@@ -173,7 +173,7 @@ def copy_ranks(count: int) -> list[RankGraph]:
 
 def document(figures: Mapping[str, Any]) -> str:
     """The figures as a table."""
-    seconds, graph = figures["processor_s"], figures["graph"]
+    seconds, graph, peak_mb = figures["processor_s"], figures["graph"], figures["peak_mb"]
     by_ranks = {row["ranks"]: row["seconds"] / row["ranks"] for row in figures["ranks"]}
     rows = [
         (
@@ -191,7 +191,7 @@ def document(figures: Mapping[str, Any]) -> str:
         f"`analyze` {seconds['analyze']:.2f} s, `whatif` {seconds['whatif']:.2f} s on a trace of "
         f"{figures['trace_mb']:.1f} MB (gzip); graph {graph['build_s']:.2f} s, a scenario "
         f"{graph['scenario_s'] * 1e3:.1f} ms; {RANKS[-1]} ranks {by_ranks[RANKS[-1]] * RANKS[-1]:.1f} s. The "
-        f"processes had at most {figures['peak_mb']['analyze']:.0f} and {figures['peak_mb']['whatif']:.0f} MB of memory.",
+        f"processes had at most {peak_mb['analyze']:.0f} and {peak_mb['whatif']:.0f} MB of memory.",
     ]
     return "\n".join(lines)
 
