@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perfscope.analyzers.late_ranks.axes import axes_of_groups, split_waits
 from perfscope.analyzers.late_ranks.device_pace import compare_devices, find_slow_devices
-from perfscope.analyzers.late_ranks.lateness import find_lateness
+from perfscope.analyzers.late_ranks.excesses import LateStep, find_late_steps, measure_excesses
+from perfscope.analyzers.late_ranks.lateness import Lateness, find_lateness
 from perfscope.analyzers.late_ranks.parts import split_steps
 from perfscope.analyzers.late_ranks.result import LateRanks
 from perfscope.analyzers.shared.step_selection import last_attempts
@@ -13,6 +14,7 @@ from perfscope.tables.run import Run
 
 _FEWEST_RANKS = 2
 _FEWEST_STEPS = 5
+_MOST_LATE_STEPS = 20
 
 
 def analyze(run: Run) -> LateRanks:
@@ -34,12 +36,17 @@ def analyze(run: Run) -> LateRanks:
     if parts is None and not devices:
         raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
-    lateness = find_lateness(parts, counts_compute=counts_compute) if parts is not None else []
+    lateness: list[Lateness] = []
+    late_steps: tuple[LateStep, ...] = ()
+    if parts is not None:
+        excesses = measure_excesses(parts, counts_compute=counts_compute)
+        lateness = find_lateness(parts, excesses)
+        late_steps = find_late_steps(parts, excesses, _MOST_LATE_STEPS)
     slow = find_slow_devices(devices, tables, {late.rank for late in lateness if late.is_persistent})
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
     axis = _collectives_axis(run)
     waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
-    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits)
+    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits, late_steps)
 
 
 def _collectives_axis(run: Run) -> str | None:

@@ -14,8 +14,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfscope.analyzers.late_ranks.parts import EVIDENCE, Part, StepParts
-from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.analyzers.late_ranks.excesses import Excesses, over_others
+from perfscope.analyzers.late_ranks.parts import Part, StepParts
+from perfscope.tables.columns import Bool, Float64
 
 #: A rank is late in every step from this share of a median step on.
 _PERSISTENT = 0.05
@@ -90,25 +91,14 @@ class Lateness:
     detail: str = ""
 
 
-def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
+def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
     """The late ranks, the most expensive first.
 
     Args:
         parts: The same steps of at least two ranks.
-        counts_compute: Whether a rank's own work may be compared with that of the others; else only evidence counts.
+        excesses: By how much they are later in each.
     """
-    excess: dict[Part, Float64] = {
-        part: _over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
-    }
-    if not parts.times_exchange:
-        excess[Part.BLOCKED] = _without_backward(excess[Part.BLOCKED], parts.parts_ns[Part.BLOCKED])
-    counted = [part for part in excess if counts_compute or part in EVIDENCE]
-    if counts_compute and parts.times_exchange:
-        over = _over_others(parts.own_ns)
-    else:  # a part that is short on this rank does not make up for one that is long
-        over = np.zeros(parts.total_ns.shape)
-        for part in counted:
-            over += np.maximum(excess[part], 0)
+    excess, counted, over = excesses.by_part, excesses.counted, excesses.over_ns
     median_ns = float(np.median(parts.total_ns))
     usual = np.maximum(np.median(over, axis=1), 0)
     usual[usual < _PERSISTENT * median_ns] = 0
@@ -122,33 +112,6 @@ def find_lateness(parts: StepParts, *, counts_compute: bool) -> list[Lateness]:
             entries += _describe_by_cause(parts, excess, counted, row, late, beyond, is_known=usual[row] > 0)
     entries += _find_slow_network(parts, median_ns) if parts.times_exchange else []
     return sorted(entries, key=lambda late: -late.cost_ns)
-
-
-def _over_others(values: Int64) -> Float64:
-    """By how much each rank's value is above the median of the other ranks, by rank and step."""
-    if not values.any():
-        return np.broadcast_to(np.float64(0), values.shape)
-    ranks = len(values)
-    if ranks == 2:  # noqa: PLR2004 - a pair
-        return np.asarray(values - values[::-1], np.float64)
-    ordered = np.sort(values, axis=0)
-    position = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
-    low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    lower = np.where(position <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
-    upper = np.where(position <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
-    return np.asarray(values - (lower + upper) / 2, np.float64)
-
-
-def _without_backward(excess: Float64, blocked_ns: Int64) -> Float64:
-    """What a rank is blocked longer than the others, where that is more than backward passes differ.
-
-    On GPUs another thread launches backward passes, and the one that trains waits for it: that is no sleep. Stages of a
-    pipeline have different ones.
-    """
-    usual = np.median(excess, axis=1)
-    usual_ns = np.median(blocked_ns, axis=1) - usual
-    usual[usual > _RARE * usual_ns] = 0
-    return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
 
 
 def _describe_by_cause(
@@ -184,9 +147,10 @@ def _describe_persistent(
     cost = float(over[late].sum())
     entries: list[Lateness] = []
     remaining = cost
-    for part in sorted(sums, key=lambda part: -sums[part]):
-        share = min(sums[part], remaining)
-        if not entries or share > _PERSISTENT * float(np.median(parts.total_ns)) * int(late.sum()):
+    typical = {part: float(np.median(excess[part][row][late])) for part in counted}
+    for part in sorted(sums, key=lambda part: -typical[part]):
+        share_ns = min(typical[part], remaining / int(late.sum()))  # a few long ones are no part of most steps
+        if not entries or share_ns > _PERSISTENT * float(np.median(parts.total_ns)):
             entry = _describe(parts, excess, counted, row, late, over, part)
             if entry.cause in {named.cause for named in entries}:
                 continue
@@ -209,7 +173,7 @@ def _describe(
     sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
     cost_ns = round(float(over[chosen].sum()))
     cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
-    faults = float(np.median(_over_others(parts.faults)[row][chosen]))
+    faults = float(np.median(over_others(parts.faults)[row][chosen]))
     is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
     if is_kernel and faults > _MANY_FAULTS:
         cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"

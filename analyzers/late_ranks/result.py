@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.late_ranks.device_pace import DevicePace
+from perfscope.analyzers.late_ranks.excesses import LateStep
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.analyzers.late_ranks.parts import Part, StepParts
 from perfscope.constants import NS_PER_MS, NS_PER_S
@@ -54,6 +55,7 @@ class LateRanks:
         has_stages: Whether the ranks are stages of a pipeline.
         collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
         waits_by_axis: Where there are several, the waits of each rank in collectives whose axis is known.
+        late_steps: The steps with the latest ranks.
     """
 
     parts: StepParts | None
@@ -63,6 +65,7 @@ class LateRanks:
     has_stages: bool
     collectives_axis: str | None = None
     waits_by_axis: tuple[dict[str, int], ...] = ()
+    late_steps: tuple[LateStep, ...] = ()
 
     @property
     def compared_ns(self) -> int:
@@ -87,6 +90,16 @@ class LateRanks:
                     "detail": late.detail or None,
                 }
                 for late in self.lateness
+            ],
+            "late_steps": [
+                {
+                    "step": late.step,
+                    "rank": late.rank,
+                    "later_ns": late.later_ns,
+                    "part": str(late.part),
+                    "part_ns": late.part_ns,
+                }
+                for late in self.late_steps
             ],
             "compared_steps": 0 if parts is None else len(parts.step),
             "compared_ns": self.compared_ns,
@@ -134,6 +147,8 @@ class LateRanks:
             sections.append(self._parts_section(self.parts))
         if self.devices:
             sections.append(self._devices_section())
+        if self.late_steps:
+            sections.append(self._late_steps_section())
         return tuple(sections)
 
     def headline(self) -> str:
@@ -168,6 +183,27 @@ class LateRanks:
             for late in self.lateness
         ]
         return Section("Late ranks", columns, tuple(rows), tuple(self._notes()))
+
+    def _late_steps_section(self) -> Section:
+        columns = (
+            Column("Step"),
+            Column("Latest rank"),
+            Column("Later (ms)", 2),
+            Column("Longest in"),
+            Column("By (ms)", 2),
+        )
+        rows = tuple(
+            (
+                late.step,
+                str(late.rank),
+                late.later_ns / NS_PER_MS,
+                _PART_LABELS[late.part].removesuffix(" (ms)"),
+                late.part_ns / NS_PER_MS,
+            )
+            for late in self.late_steps
+        )
+        note = "The steps in which a rank was later than the median of the others by most."
+        return Section("Steps with the latest ranks", columns, rows, (note,))
 
     def _notes(self) -> list[str]:
         notes = [f"{self.headline()}."] if not self.lateness else []

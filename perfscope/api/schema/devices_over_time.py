@@ -33,6 +33,24 @@ class LateRankData(TypedDict):
     detail: str | None
 
 
+class LateStepData(TypedDict):
+    """The rank that was latest in a step.
+
+    Attributes:
+        step: Its number.
+        rank: The rank.
+        later_ns: By how much, beyond the median of the others.
+        part: The part that was longer on it by most.
+        part_ns: By how much.
+    """
+
+    step: int
+    rank: int
+    later_ns: int
+    part: str
+    part_ns: int
+
+
 class HostStepsData(TypedDict):
     """The steps of one rank on its host.
 
@@ -81,6 +99,7 @@ class LateRanksData(TypedDict):
 
     Attributes:
         late: Each late rank and cause, what costs most first.
+        late_steps: The steps in which a rank was later than the others by most.
         compared_steps: How many steps are compared.
         compared_ns: The time of these steps.
         waits_timed: Whether the waits for other ranks were timed; None where nothing is compared.
@@ -89,6 +108,7 @@ class LateRanksData(TypedDict):
     """
 
     late: list[LateRankData]
+    late_steps: list[LateStepData]
     compared_steps: int
     compared_ns: int
     waits_timed: bool | None

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.lateness import Cause, _over_others
+from perfscope.analyzers.late_ranks.excesses import over_others
+from perfscope.analyzers.late_ranks.lateness import Cause
 from perfscope.analyzers.late_ranks.parts import Part, split_steps
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.errors import MissingInput
@@ -128,6 +129,42 @@ def test_several_causes_of_one_rank_are_told_apart_and_cost_at_most_all() -> Non
     assert sum(late.cost_ns for late in result.lateness) <= 21 * STEPS * MS
 
 
+def test_a_few_long_waits_of_a_rank_that_is_always_late_are_not_in_most_steps() -> None:
+    slow = {step: {"data": 60} for step in (9, 14, 22)}
+    result = analyze(make_run(make_steps([{}, {0: {"sleep": 5}, **slow}])))
+    assert {(late.cause, late.is_persistent) for late in result.lateness} == {
+        (Cause.BLOCKED, True),
+        (Cause.DATA, False),
+    }
+    assert [late.examples for late in result.lateness if late.cause is Cause.DATA] == [(9, 14, 22)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_latest_rank_of_each_step_is_that_of_a_slow_search(ranks: int) -> None:
+    source = random.Random(8)
+    changes: list[dict[int, dict[str, Any]]] = [
+        {
+            source.randrange(3, STEPS): {source.choice(["data", "sleep", "garbage"]): source.randrange(10, 90)}
+            for _ in range(9)
+        }
+        for _ in range(ranks)
+    ]
+    result = analyze(make_run(make_steps(changes)))
+    assert result.parts is not None
+    own = result.parts.own_ns
+    expected = {}
+    for column, step in enumerate(result.parts.step.tolist()):
+        over = [own[row, column] - median(np.delete(own[:, column], row).tolist()) for row in range(ranks)]
+        if max(over) > 0.05 * float(np.median(result.parts.total_ns)):
+            expected[step] = (over.index(max(over)), round(max(over)))
+    worst = sorted(expected, key=lambda step: -expected[step][1])[:20]
+    assert len(worst) >= 8
+    assert {late.step: (late.rank, late.later_ns) for late in result.late_steps} == {
+        step: expected[step] for step in worst
+    }
+    assert [late.step for late in result.late_steps] == sorted(worst)
+
+
 def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
     tables = make_steps([{}, {}])
     slow = [7, 19, 31]
@@ -208,7 +245,7 @@ def test_the_excess_over_the_other_ranks_is_that_of_their_median(ranks: int) -> 
     values = np.asarray(
         [[random.Random(rank * 100 + step).randint(0, 9) for step in range(50)] for rank in range(ranks)]
     )
-    ours = _over_others(values)
+    ours = over_others(values)
     for rank in range(ranks):
         for step in range(50):
             assert ours[rank, step] == values[rank, step] - median(np.delete(values[:, step], rank).tolist())
