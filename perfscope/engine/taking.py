@@ -7,7 +7,6 @@ its run was collected without it, its partials are all that there is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial as bind
 from typing import TypeAlias
 
@@ -19,6 +18,7 @@ from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import FETCH
 from perfscope.engine.measuring import MeasuredTrace, Task, measure, read_events, task_for_some
 from perfscope.engine.partials import LoadedPartials, load, paths_of
+from perfscope.engine.reading import read_each
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError
@@ -27,11 +27,6 @@ from perfscope.sources.partials.stored import Missing, Refused
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
 from perfscope.units import format_count
 from perfscope.wire.traces import file_name, partials_path
-
-#: Traces are hashed in threads, which hold no lock meanwhile.
-_READERS = 8
-#: How many files of partials are read ahead.
-_AHEAD = 256
 
 _Read: TypeAlias = "LoadedPartials | Refused"
 
@@ -120,10 +115,7 @@ def _read_each(
     """The partials of each trace, or why they are not taken."""
     # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
     is_ruled = task.rank_rule != RANK_IN_FILE_NAME
-    with ThreadPoolExecutor(_READERS) as readers:
-        for begin in range(0, len(files), _AHEAD):
-            batch = files[begin : begin + _AHEAD]
-            yield from zip(batch, readers.map(bind(_read, taking=taking, is_ruled=is_ruled), batch), strict=True)
+    return zip(files, read_each(bind(_read, taking=taking, is_ruled=is_ruled), files), strict=True)
 
 
 def _read(files: TraceFiles, taking: Taking, *, is_ruled: bool) -> LoadedPartials | Refused:

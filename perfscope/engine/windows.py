@@ -7,13 +7,13 @@ every process has one, else of the windows with operators: those of all ranks ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
 from perfscope import wire
+from perfscope.engine.reading import read_each
 from perfscope.report import Json
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.stores.location import is_url
@@ -22,13 +22,7 @@ from perfscope.units import format_ranges
 from perfscope.wire.traces import TraceMetadata, partials_path
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from perfscope.tables.run import Run
-
-#: Loaded by name where there are several traces.
-_POOLS = "concurrent.futures"
-_READERS = 8
 
 
 class TraceFiles(Struct, frozen=True):
@@ -186,15 +180,13 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
         windows.append(_Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light))
     if len(traces) == 1:
         return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
-    pool: ThreadPoolExecutor = import_module(_POOLS).ThreadPoolExecutor(_READERS)
-    with pool as readers:  # a URL is asked for, and answers after a while
-        for path, metadata in zip(unrecorded, readers.map(_read_metadata, unrecorded), strict=True):
-            if metadata is None or metadata.pid is None:
-                windows.append(_Window(None, path, 0, path, is_light=False))
-                continue
-            process = f"{metadata.host} {metadata.pid}"
-            is_light = metadata.activities == wire.LIGHT
-            windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
+    for path, metadata in zip(unrecorded, read_each(_read_metadata, unrecorded), strict=True):
+        if metadata is None or metadata.pid is None:
+            windows.append(_Window(None, path, 0, path, is_light=False))
+            continue
+        process = f"{metadata.host} {metadata.pid}"
+        is_light = metadata.activities == wire.LIGHT
+        windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
     return windows
 
 

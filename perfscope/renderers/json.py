@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
+
+import msgspec
 
 from perfscope.report import Report
 
-_INDENT = "  "
-_JOINED_AT_ONCE = 4096
-_PLAIN_TYPES = frozenset({int, float, str, bool, type(None)})
+_INDENT = 2
+#: So deep stand the entries of ranks: what is below is written at once, what is above member by member, because the
+#: whole text several times would take several times the memory of the answer.
+_MEMBERS_TO_DEPTH = 4
 
 
 def render(report: Report) -> str:
@@ -21,49 +23,39 @@ def render(report: Report) -> str:
         ValueError: A number is NaN or infinite, which is a defect of the analyzer that made it.
     """
     document = {**report.data, "warnings": list(report.warnings)}
-    pieces = _pieces(document, "\n")
-    # Joined all at once, the texts of a million values take many times the memory of the answer.
-    blocks = iter(lambda: "".join(islice(pieces, _JOINED_AT_ONCE)), "")
-    return "".join([*blocks, "\n"])
+    return "".join([*_pieces(document, 0), "\n"])
 
 
-def _pieces(value: object, newline: str) -> Iterator[str]:
-    """What ``json.dumps(value, indent=2)`` returns, with each list and object of plain values at once."""
-    inner = newline + _INDENT
-    if isinstance(value, dict) and value:
-        if _PLAIN_TYPES.issuperset(map(type, value.values())):
-            yield "{" + inner + _encode(value, inner)[1:-1] + newline + "}"
-            return
-        before = "{" + inner
+def _pieces(value: object, depth: int) -> Iterator[str]:
+    """What ``json.dumps(value, indent=2)`` returns, of a value that is so deep."""
+    newline = "\n" + " " * (_INDENT * depth)
+    if depth < _MEMBERS_TO_DEPTH and isinstance(value, dict) and value:
+        before = "{"
         for key, member in value.items():
-            yield before + (_key(key) if isinstance(key, str) else _encode({key: 0}, inner)[1:-2])
-            yield from _pieces(member, inner)
-            before = "," + inner
+            yield f"{before}{newline}  {_key(key) if isinstance(key, str) else json.dumps({key: 0})[1:-2]}"
+            yield from _pieces(member, depth + 1)
+            before = ","
         yield newline + "}"
-    elif isinstance(value, (list, tuple)) and value:
-        if _PLAIN_TYPES.issuperset(map(type, value)):
-            yield "[" + inner + _encode(value, inner)[1:-1] + newline + "]"
-            return
-        before = "[" + inner
+    elif depth < _MEMBERS_TO_DEPTH and isinstance(value, (list, tuple)) and value:
+        before = "["
         for member in value:
-            yield before
-            yield from _pieces(member, inner)
-            before = "," + inner
+            yield f"{before}{newline}  "
+            yield from _pieces(member, depth + 1)
+            before = ","
         yield newline + "]"
     else:
-        yield _encode(value, inner)
+        yield _indented(json.dumps(value, allow_nan=False)).replace("\n", newline)
+
+
+def _indented(text: str) -> str:
+    """JSON in one line over many lines: no text in it holds a line's end."""
+    try:
+        return msgspec.json.format(text, indent=_INDENT)
+    except msgspec.DecodeError:  # half a pair of surrogates, as of a file's name that is no UTF-8
+        return json.dumps(json.loads(text), indent=_INDENT)
 
 
 @cache
 def _key(key: str) -> str:
     """A key with its colon; a job of many ranks has the same ones again and again."""
     return json.dumps(key) + ": "
-
-
-def _encode(value: object, newline: str) -> str:
-    return _encoder(newline).encode(value)
-
-
-@cache
-def _encoder(newline: str) -> json.JSONEncoder:
-    return json.JSONEncoder(allow_nan=False, separators=("," + newline, ": "))
