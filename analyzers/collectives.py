@@ -24,6 +24,7 @@ from perfscope.analyzers.communication.calls import GroupCalls, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, by_group, measure_device
 from perfscope.analyzers.shared.doubt import Checked
+from perfscope.analyzers.shared.medians import median_of
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
@@ -252,7 +253,7 @@ def _operation(
         calls=calls,
         duration=duration,
         wait=wait if len(transfer) and ranks_seen > 1 else None,
-        transfer=float(np.median(transfer)) if len(transfer) else None,
+        transfer=median_of(transfer) if len(transfer) else None,
         covered=covered_ns,
         hidden=hidden_ns,
         link=link,

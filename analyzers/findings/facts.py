@@ -39,9 +39,9 @@ class Facts:
         """What a pointer leads to, such as ``/steps/median_s``; None where it leads to nothing."""
         value: Json = self._results
         for part in pointer.split("/")[1:]:
-            if isinstance(value, Mapping):
+            if isinstance(value, (dict, Mapping)):  # a dictionary is told faster than any mapping
                 value = value.get(part)
-            elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdigit():
+            elif isinstance(value, (list, tuple, Sequence)) and not isinstance(value, str) and part.isdigit():
                 value = value[int(part)] if int(part) < len(value) else None
             else:
                 return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.shared.medians import median_of
 from perfscope.tables.columns import Float64, Int64
 
 #: How much later than the others the last rank leaves, as a share of the transfer, at most.
@@ -48,8 +49,8 @@ def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Off
     """
     kinds = _choose(difference_ns, lead_ns, transfer_ns)
     differences = difference_ns[kinds.rows] - kinds.skew
-    offset_ns = float(np.median(differences))
-    residual_ns = float(np.median(np.abs(differences - offset_ns))) + kinds.uncertainty
+    offset_ns = median_of(differences)
+    residual_ns = median_of(np.abs(differences - offset_ns)) + kinds.uncertainty
     return Offset(offset_ns, residual_ns, kinds.rows, differences)
 
 
@@ -79,11 +80,11 @@ def _choose(difference: Int64, lead: Int64, transfer: Int64) -> _Chosen:
     is_last, is_first = lead > largest, lead < -largest
     if min(is_last.sum(), is_first.sum()) >= _FEWEST_OF_A_KIND:
         rows = np.flatnonzero(is_last | is_first)
-        skew = float(np.median(difference[is_last]) - np.median(difference[is_first])) / 2
+        skew = (median_of(difference[is_last]) - median_of(difference[is_first])) / 2
         return _Chosen(rows, np.where(is_last[rows], skew, -skew))
     together = np.flatnonzero(~is_last & ~is_first)
     if len(together) >= max(is_last.sum(), is_first.sum()):
         return _Chosen(together, np.zeros(len(together)))
     count = max((len(transfer) + 1) // 2, min(len(transfer), _FEWEST_SHORTEST))
     shortest = np.argsort(transfer, kind="stable")[:count]
-    return _Chosen(shortest, np.zeros(len(shortest)), float(np.median(largest[shortest])))
+    return _Chosen(shortest, np.zeros(len(shortest)), median_of(largest[shortest]))

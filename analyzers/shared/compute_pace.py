@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 from zlib import adler32, crc32
 
 import numpy as np
@@ -41,6 +42,9 @@ _FEWEST_RANKS = 2
 _OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
 #: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
 _RESIZED = 0.1
+
+#: Columns of kernels: calls and median duration, both of all and of those alone.
+_InSteps: TypeAlias = tuple[Int64, Float64, Int64, Float64]
 
 
 class KernelMedians(Struct, frozen=True, eq=False):
@@ -183,13 +187,16 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
         common = medians.keys if common is None else np.intersect1d(common, medians.keys, assume_unique=True)
     if not steps or common is None or not len(common):
         return None
-    every = [_of_steps(medians, steps, common) for medians in kernels.values()]
+    in_steps = [_of_steps(medians, steps) for medians in kernels.values()]
+    every = [
+        _of_kernels(of_rank, medians.keys, common) for of_rank, medians in zip(in_steps, kernels.values(), strict=True)
+    ]
     calls, times, alone, times_alone = (np.stack(columns) for columns in zip(*every, strict=True))
     # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
     ran_everywhere = (calls > 0).all(axis=0) & (calls == calls[0]).all(axis=0)
     if not ran_everywhere.any():
         return None
-    is_resized = _differ_in_size(list(kernels.values()), steps)
+    is_resized = _differ_in_size(list(kernels.values()), in_steps)
     if is_resized:
         first = next(iter(kernels.values()))
         ran_everywhere &= first.of_parameters[np.searchsorted(first.keys, common)]
@@ -201,9 +208,9 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
     time = (calls * compared)[:, chosen].sum(axis=1)
     paces = time.min() / time if time.all() else None
     if is_resized:
-        work = _times(list(kernels.values()), steps) * (1.0 if paces is None else paces)
+        work = _times(list(kernels.values()), in_steps, steps) * (1.0 if paces is None else paces)
     else:
-        work = _work(list(kernels.values()), steps)
+        work = _work(list(kernels.values()), in_steps, steps)
     if not work.all() or (paces is None and not is_resized):
         return None
     by_rank = {
@@ -214,12 +221,11 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
     return Comparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
 
 
-def _differ_in_size(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> bool:
+def _differ_in_size(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps]) -> bool:
     """Whether kernels that all ranks launch equally often have other grids on some of them."""
     launches: list[dict[int, dict[int, int]]] = []
     times: list[dict[int, float]] = []
-    for medians in kernels:
-        calls, median_ns, *_ = _of_steps(medians, steps, medians.keys)
+    for medians, (calls, median_ns, *_) in zip(kernels, in_steps, strict=True):
         grids: dict[int, dict[int, int]] = {}
         time: dict[int, float] = {}
         for key, name, count, ns in zip(medians.keys.tolist(), medians.names.tolist(), calls, median_ns, strict=True):
@@ -292,17 +298,24 @@ def _medians(group: Int64, duration_ns: Int64, shape: tuple[int, int]) -> tuple[
     return calls.reshape(shape), medians.reshape(shape)
 
 
-def _of_steps(medians: KernelMedians, steps: Sequence[int], keys: Int64) -> tuple[Int64, Float64, Int64, Float64]:
-    """Of some kernels over some steps: the calls and the median of the steps' medians; the same of those alone."""
+def _of_steps(medians: KernelMedians, steps: Sequence[int]) -> _InSteps:
+    """Of all kernels over some steps: the calls and the median of the steps' medians; the same of those alone."""
     rows = [medians.steps.index(step) for step in steps]
-    columns = np.searchsorted(medians.keys, keys)
-    at = np.ix_(np.array(rows), columns)
     return (
-        medians.calls[at].sum(axis=0),
-        _median_of_present(medians.median_ns[at]),
-        medians.calls_alone[at].sum(axis=0),
-        _median_of_present(medians.median_alone_ns[at]),
+        medians.calls[rows].sum(axis=0),
+        _median_of_present(medians.median_ns[rows]),
+        medians.calls_alone[rows].sum(axis=0),
+        _median_of_present(medians.median_alone_ns[rows]),
     )
+
+
+def _of_kernels(in_steps: _InSteps, keys: Int64, common: Int64) -> _InSteps:
+    """The columns of some kernels."""
+    if len(keys) == len(common):
+        return in_steps
+    columns = np.searchsorted(keys, common)
+    calls, times, alone, times_alone = in_steps
+    return calls[columns], times[columns], alone[columns], times_alone[columns]
 
 
 def _median_of_present(values: Int64) -> Float64:
@@ -315,26 +328,24 @@ def _median_of_present(values: Int64) -> Float64:
     return np.where(present > 0, (low + high) / 2, 0.0)
 
 
-def _times(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> Float64:
+def _times(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
     """The time of each rank's kernels, by their medians."""
     times = np.zeros(len(kernels))
-    for row, medians in enumerate(kernels):
-        calls, median_ns, *_ = _of_steps(medians, steps, medians.keys)
+    for row, (medians, (calls, median_ns, *_)) in enumerate(zip(kernels, in_steps, strict=True)):
         others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
         times[row] = float((calls * median_ns).sum() + others)
     return times
 
 
-def _work(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> Float64:
+def _work(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
     """Each rank's work: every kernel counts with the least median of all ranks."""
-    every = [_of_steps(medians, steps, medians.keys) for medians in kernels]
     keys, inverse = np.unique(np.concatenate([medians.keys for medians in kernels]), return_inverse=True)
     least = np.full(len(keys), np.inf)
-    times = np.concatenate([median for _, median, _, _ in every])
+    times = np.concatenate([median for _, median, _, _ in in_steps])
     np.minimum.at(least, inverse[times > 0], times[times > 0])
     least[~np.isfinite(least)] = 0
     work, first = np.zeros(len(kernels)), 0
-    for row, (medians, (calls, *_)) in enumerate(zip(kernels, every, strict=True)):
+    for row, (medians, (calls, *_)) in enumerate(zip(kernels, in_steps, strict=True)):
         others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
         work[row] = (calls * least[inverse[first : first + len(calls)]]).sum() + others
         first += len(calls)

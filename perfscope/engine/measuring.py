@@ -137,7 +137,12 @@ def wanted_events(task: Task) -> tuple[Events, Events]:
 
 def read_events(measured: MeasuredTrace, files: TraceFiles, task: Task) -> Events:
     """The events that were read of a trace that was measured."""
-    needs, needs_without_device = wanted_events(task)
+    return events_of(measured, files, wanted_events(task))
+
+
+def events_of(measured: MeasuredTrace, files: TraceFiles, wanted: tuple[Events, Events]) -> Events:
+    """The events that were read of a trace of which these were wanted: see ``wanted_events``."""
+    needs, needs_without_device = wanted
     has_device = measured.summary is None or measured.summary.device_events > 0
     return needs if has_device or files.operators is not None else needs | needs_without_device
 

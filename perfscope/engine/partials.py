@@ -68,6 +68,8 @@ class LoadedPartials(Struct, frozen=True):
         """Whether reading these kinds of events would give the analyzer's partial that is stored here."""
         if analyzer.name not in self.stored.header.measured:
             return False
+        if self.events == events:
+            return True
         differing = (self.events ^ events) & analyzer.varies_with
         if analyzer.name in self.stored.header.alike_without_grids:
             differing &= ~Events.GRIDS
@@ -170,7 +172,8 @@ def store(
     return content
 
 
-def to_events(names: Sequence[str]) -> Events:
+@cache
+def to_events(names: tuple[str, ...]) -> Events:
     """The kinds of events of these names.
 
     Raises:

@@ -147,7 +147,7 @@ class Analyzer(Struct, frozen=True):
 
     def partial_kind(self) -> object:
         """The type of its partials, or None: what its ``measure`` is annotated to return."""
-        return _kind_of(self._load_measure().__name__, self.kind_module)
+        return _kind_of(self.measure_module or self.module, self.kind_module)
 
     def merger(self) -> Callable[[Partial, Partial], Partial] | None:
         """The function that merges two partials, where the module has one."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import FETCH
-from perfscope.engine.measuring import MeasuredTrace, Task, measure, read_events, task_for_some
+from perfscope.engine.measuring import MeasuredTrace, Task, events_of, measure, task_for_some, wanted_events
 from perfscope.engine.partials import LoadedPartials, load, paths_of
 from perfscope.engine.reading import read_each
 from perfscope.engine.registry import BUILT_IN
@@ -25,6 +25,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.partials.header import Identity, is_still
 from perfscope.sources.partials.stored import Missing, Refused
 from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
+from perfscope.tables.trace import Events
 from perfscope.units import format_count
 from perfscope.wire.traces import file_name, partials_path
 
@@ -79,9 +80,10 @@ def answer_each(
     """
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
     begun: dict[str, MeasuredTrace] = {}
+    wanted = wanted_events(task)
     for trace, read in _read_each(files, task, taking):
         is_absent = any(path in taking.absent for path in paths_of(trace))
-        answer = _answer(trace, read, task) if isinstance(read, LoadedPartials) else read
+        answer = _answer(trace, read, task, wanted) if isinstance(read, LoadedPartials) else read
         if isinstance(answer, Refused):
             if is_absent:
                 line = f"{trace.path} stayed on its host, and {file_name(partials_path(trace.path))} {answer}"
@@ -161,11 +163,13 @@ def _require(identity: Identity, path: str, *, is_absent: bool) -> None:
     raise Refused("is of another trace")
 
 
-def _answer(files: TraceFiles, loaded: LoadedPartials, task: Task) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
+def _answer(
+    files: TraceFiles, loaded: LoadedPartials, task: Task, wanted: tuple[Events, Events]
+) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
     """What partials say of a trace, and the analyzers for which they say nothing."""
     try:
         measured = loaded.of_trace(files)
-        events = read_events(measured, files, task)
+        events = events_of(measured, files, wanted)
         stored = {
             analyzer.name: loaded.partial_of(analyzer, files)
             for analyzer in BUILT_IN

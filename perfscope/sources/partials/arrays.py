@@ -16,6 +16,10 @@ Numbers = npt.NDArray[np.generic]
 
 #: The types of numbers, by the byte that stands for them.
 _TYPES = tuple(map(np.dtype, ("?", "i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8", "<f4", "<f8")))
+#: The same as this machine has them.
+_NATIVE = tuple(kind.newbyteorder("=") for kind in _TYPES)
+#: The unsigned integers by their bytes, for sums that wrap around.
+_UNSIGNED = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
 _PLAIN, _DIFFERENCES = 0, 1
 _MOST_AXES = 4
 _FEWEST_DIFFERENCES = 8
@@ -51,16 +55,16 @@ def unpack_array(block: bytes) -> Numbers:
     if code >= len(_TYPES) or used_filter not in (_PLAIN, _DIFFERENCES) or axes > _MOST_AXES or len(block) < begin:
         raise ValueError("an array has a head that perfscope does not write")
     kind = _TYPES[code]
-    shape = tuple(_LENGTH.unpack_from(block, _HEAD.size + axis * _LENGTH.size)[0] for axis in range(axes))
+    shape = struct.unpack_from(f"<{axes}I", block, _HEAD.size)
     if math.prod(shape) * kind.itemsize != len(block) - begin:
         raise ValueError("an array is longer or shorter than its shape")
     if used_filter == _DIFFERENCES:
         if kind.kind != "i" or axes != 1:
             raise ValueError("only a column of integers is stored as differences")
-        return _from_differences(block[begin:], kind)
+        return _from_differences(block, begin, kind).astype(_NATIVE[code], copy=False)
     if kind.kind == "b" and block[begin:].translate(None, b"\0\1"):
         raise ValueError("a truth value is neither 0 nor 1")
-    return np.frombuffer(block, kind, offset=begin).reshape(shape).astype(kind.newbyteorder("="))
+    return np.frombuffer(block, kind, offset=begin).astype(_NATIVE[code]).reshape(shape)
 
 
 def _to_differences(column: Numbers) -> bytes:
@@ -71,8 +75,8 @@ def _to_differences(column: Numbers) -> bytes:
     return np.frombuffer(differences.tobytes(), np.uint8).reshape(-1, column.itemsize).T.tobytes()
 
 
-def _from_differences(content: bytes, kind: np.dtype[np.generic]) -> Numbers:
-    by_place = np.frombuffer(content, np.uint8).reshape(kind.itemsize, -1)
-    differences = np.frombuffer(by_place.T.tobytes(), np.dtype(f"<u{kind.itemsize}"))
-    integers = np.cumsum(differences, dtype=differences.dtype)
-    return integers.view(kind).astype(kind.newbyteorder("="))
+def _from_differences(block: bytes, begin: int, kind: np.dtype[np.generic]) -> Numbers:
+    unsigned = _UNSIGNED[kind.itemsize]
+    by_place = np.frombuffer(block, np.uint8, offset=begin).reshape(kind.itemsize, -1)
+    differences = np.frombuffer(by_place.tobytes("F"), unsigned)
+    return np.add.accumulate(differences, dtype=unsigned).view(kind)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
+from isal import isal_zlib
 from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
@@ -25,6 +26,8 @@ _LARGEST_SECTION = 8 * MIB
 _LARGEST_IN_ALL = 32 * MIB
 _MOST_SECTIONS = 64
 _LEVEL = 6
+#: What inflates twice as fast as the standard library.
+_INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 
 _HEADER = msgspec.json.Decoder(Header)
 _TEXT = msgspec.msgpack.Encoder()
@@ -80,9 +83,11 @@ class StoredPartials(Struct, frozen=True):
         try:
             content = _inflate(self.sections[name], section.unpacked)
             for place, path in enumerate(paths):
-                content = content.replace(_TEXT.encode(_mark(place)), _TEXT.encode(path))
+                mark = _TEXT.encode(_mark(place))
+                if mark in content:
+                    content = content.replace(mark, _TEXT.encode(path))
             return unpack_value(content, kind)
-        except (ValueError, zlib.error) as error:
+        except (ValueError, _INFLATE_ERROR) as error:
             raise Refused(f"is damaged: {name or 'its trace'}: {error}") from None
 
 
@@ -186,10 +191,10 @@ def _inflate(packed: bytes, size: int) -> bytes:
 
     Raises:
         ValueError: It is more, or less.
-        zlib.error: It cannot be inflated.
+        isal.isal_zlib.error: It cannot be inflated.
     """
-    stream = zlib.decompressobj()
-    content = stream.decompress(packed, size + 1)
+    stream = isal_zlib.decompressobj()
+    content: bytes = stream.decompress(packed, size + 1)
     if len(content) != size or not stream.eof or stream.unused_data:
         raise ValueError("it does not inflate to the size that is stated")
     return content
