@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from perfscope.tables.columns import Float64, Int64
 
-
-def median_of(values: Int64 | Float64) -> float:
+def median_of(values: npt.NDArray[np.integer | np.floating]) -> float:
     """What ``numpy.median`` gives of at least one number, none of which is NaN."""
     ordered = np.sort(values)
     return (float(ordered[(len(ordered) - 1) // 2]) + float(ordered[len(ordered) // 2])) / 2

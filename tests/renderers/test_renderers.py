@@ -80,7 +80,7 @@ def test_json_is_what_the_standard_library_writes(data: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["\udc80.json", "\ud83d", "\ud83d\ude00", '\u2028\n\\"'])
 def test_json_of_a_name_that_is_no_utf_8_is_what_the_standard_library_writes(text: str) -> None:
-    data = {"results": {"a": {"ranks": [{"trace": text, text: [{"deep": [text]}]}]}}}
+    data: dict[str, Any] = {"results": {"a": {"ranks": [{"trace": text, text: [{"deep": [text]}]}]}}}
     expected = json.dumps({**data, "warnings": []}, indent=2) + "\n"
     assert render(Report("t", data, ()), Format.JSON) == expected
 
