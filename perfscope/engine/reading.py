@@ -28,22 +28,22 @@ _Answer = TypeVar("_Answer")
 
 def read_each(read: Callable[[_Item], _Answer], items: Sequence[_Item]) -> Iterator[_Answer]:
     """What ``read`` gives for each item, in their order; it may be called in threads, for some items ahead."""
-    for place in range(0, len(items), _TRIED):
+    for begin in range(0, len(items), _TRIED):
         seconds = []
-        for item in items[place : place + _TRIED]:
+        for item in items[begin : begin + _TRIED]:
             began = time.perf_counter()
             answer = read(item)
             seconds.append(time.perf_counter() - began)
             yield answer
         if sorted(seconds)[len(seconds) // 2] > _AT_HAND_S:
-            yield from _read_in_threads(read, items[place + _TRIED :])
+            yield from _read_in_threads(read, items[begin + _TRIED :])
             return
 
 
 def _read_in_threads(read: Callable[[_Item], _Answer], items: Sequence[_Item]) -> Iterator[_Answer]:
     if not items:
         return
-    batches = (items[place : place + _AHEAD] for place in range(0, len(items), _AHEAD))
+    batches = (items[begin : begin + _AHEAD] for begin in range(0, len(items), _AHEAD))
     pool: ThreadPoolExecutor = import_module(_POOLS).ThreadPoolExecutor(_READERS)
     with pool as readers:
         yield from chain.from_iterable(readers.map(read, batch) for batch in batches)
