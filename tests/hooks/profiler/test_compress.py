@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import random
 import shutil
 import subprocess
+import sys
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from isal import igzip
+from isal import igzip, isal_zlib
 
 from perfscope.hooks.profiler import compress
 from perfscope.wire import trace_parts
 
+LIBRARIES = [zlib, isal_zlib]
 _TRACE = Path("fixtures/traces/single/rank0.pt.trace.json.gz")
 
 
@@ -24,11 +28,11 @@ def text() -> bytes:
     return gzip.decompress(_TRACE.read_bytes())
 
 
-def compressed(folder: Path, text: bytes, part_bytes: int) -> Path:
+def compressed(folder: Path, text: bytes, part_bytes: int, library: ModuleType = zlib) -> Path:
     plain, path = folder / "t.json", folder / "t.json.gz"
     plain.write_bytes(text)
     with plain.open("rb") as source, path.open("wb") as target:
-        compress.write_parts(source, target, part_bytes)
+        compress.write_parts(source, target, part_bytes, library)
     return path
 
 
@@ -51,9 +55,12 @@ def as_browsers_do(path: Path) -> bytes:
     return text
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("part_bytes", [997, 65536, 1 << 20, 1 << 30])
-def test_every_reader_inflates_what_was_compressed(tmp_path: Path, text: bytes, part_bytes: int) -> None:
-    path = compressed(tmp_path, text, part_bytes)
+def test_every_reader_inflates_what_was_compressed(
+    tmp_path: Path, text: bytes, part_bytes: int, library: ModuleType
+) -> None:
+    path = compressed(tmp_path, text, part_bytes, library)
     assert as_browsers_do(path) == text
     assert as_python_does(path) == text
     assert as_isal_does(path) == text
@@ -61,16 +68,18 @@ def test_every_reader_inflates_what_was_compressed(tmp_path: Path, text: bytes, 
         assert subprocess.run(["gunzip", "-c", str(path)], capture_output=True, check=True).stdout == text
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("text", [b"", b"{", b"[]"])
-def test_files_that_hardly_hold_anything_are_compressed(tmp_path: Path, text: bytes) -> None:
-    path = compressed(tmp_path, text, 1 << 20)
+def test_files_that_hardly_hold_anything_are_compressed(tmp_path: Path, text: bytes, library: ModuleType) -> None:
+    path = compressed(tmp_path, text, 1 << 20, library)
     assert as_browsers_do(path) == text
     assert as_python_does(path) == text
 
 
-def test_the_index_says_where_each_part_is(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_index_says_where_each_part_is(tmp_path: Path, text: bytes, library: ModuleType) -> None:
     part_bytes = 700_001
-    written = compressed(tmp_path, text, part_bytes).read_bytes()
+    written = compressed(tmp_path, text, part_bytes, library).read_bytes()
     header = len(trace_parts.GZIP_HEADER)
     extra, subfield, room = trace_parts.EXTRA_FIELD.unpack_from(written, header)
     begin = header + trace_parts.EXTRA_FIELD.size
@@ -88,6 +97,7 @@ def test_the_index_says_where_each_part_is(tmp_path: Path, text: bytes) -> None:
 
 
 def test_what_runs_by_itself_writes_what_the_reader_expects() -> None:
+    assert compress._END_OF_STREAM == trace_parts.END_OF_STREAM
     assert (compress._SUBFIELD, compress._INDEX.format, compress._PART.format) == (
         trace_parts.SUBFIELD,
         trace_parts.INDEX.format,
@@ -130,3 +140,28 @@ def test_a_trace_is_replaced_by_its_compressed_file_at_once(tmp_path: Path, text
     compress.compress(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["rank0.pt.trace.json.gz"]
     assert as_python_does(tmp_path / "rank0.pt.trace.json.gz") == text
+
+
+def test_the_library_that_is_installed_beside_perfscope_deflates(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.path[:]
+    monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compress._list_folders()))
+    assert compress.load_quick_library() is isal_zlib
+    monkeypatch.setattr(compress, "_QUICK_LIBRARY", "perfscope_has_no_such_library")
+    assert compress.load_quick_library() is zlib
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_a_compressor_takes_the_quick_library_where_it_is_there(
+    tmp_path: Path, text: bytes, monkeypatch: pytest.MonkeyPatch, has_it: bool
+) -> None:
+    plain = tmp_path / "vm_1.1.pt.trace.json"
+    plain.write_bytes(text)
+    if has_it:
+        monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compress._list_folders()))
+    monkeypatch.setattr(compress, "become_idle", lambda: None)
+    monkeypatch.setattr(compress, "start_measuring", lambda traces: None)
+    compress.main([str(plain)])
+    written = plain.with_name(f"{plain.name}.gz").read_bytes()
+    expected = compressed(tmp_path, text, compress._PART_BYTES, isal_zlib if has_it else zlib).read_bytes()
+    assert written == expected
