@@ -82,8 +82,8 @@ class StoredPartials(Struct, frozen=True):
             raise Refused(f"holds nothing of {name}")
         try:
             content = _inflate(self.sections[name], section.unpacked)
-            for place, path in enumerate(paths):
-                mark = _TEXT.encode(_mark(place))
+            for number, path in enumerate(paths):
+                mark = _TEXT.encode(_mark(number))
                 if mark in content:
                     content = content.replace(mark, _TEXT.encode(path))
             return unpack_value(content, kind)
@@ -98,8 +98,8 @@ def pack_section(name: str, value: object, kind: object, paths: Sequence[str]) -
         Unstorable: It would not come back as it is.
     """
     content = pack_value(value, kind)
-    for place, path in enumerate(paths):
-        content = content.replace(_TEXT.encode(path), _TEXT.encode(_mark(place)))
+    for number, path in enumerate(paths):
+        content = content.replace(_TEXT.encode(path), _TEXT.encode(_mark(number)))
     if any(path.encode() in content for path in paths):
         raise Unstorable("it holds a trace's path in a sentence")
     if len(content) > _LARGEST_SECTION:
@@ -200,6 +200,6 @@ def _inflate(packed: bytes, size: int) -> bytes:
     return content
 
 
-def _mark(place: int) -> str:
+def _mark(number: int) -> str:
     """What stands for the path of a trace: no path holds a zero."""
-    return f"\0trace {place}\0"
+    return f"\0trace {number}\0"
