@@ -59,6 +59,22 @@ def test_a_real_data_parallel_trace_is_owned_as_the_plain_walk_says(rank: int) -
     assert measurement.modules_ns / measurement.total_ns > 0.7
 
 
+def test_a_stage_of_a_pipeline_is_attributed_as_a_walk_over_its_trace_does() -> None:
+    path = FIXTURES / "modules" / "pipeline" / "rank1.json.gz"
+    events = events_of(path)
+    main = next(event["tid"] for event in events if event["name"].startswith("ProfilerStep#"))
+    assert totals(measured(path)) == walk(events, {1: main}, "Part")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_stage_of_a_pipeline_has_its_modules_and_all_of_its_time_an_owner(rank: int) -> None:
+    measurement = measured(FIXTURES / "modules" / "pipeline" / f"rank{rank}.json.gz")
+    assert measurement.owned is not None
+    assert measurement.owned >= 0.95
+    names = {module.path for module in measurement.modules}
+    assert ("logits" in names, "tokens" in names) == (rank == 1, rank == 0)
+
+
 def mark(path: str, start: int, end: int, **more: Any) -> Event:
     return span("user_annotation", f"nn.Module: {path}", start, end, **more)
 
