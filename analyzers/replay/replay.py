@@ -154,8 +154,19 @@ def _lags(graph: RankGraph, latency_ns: int) -> Int64:
     launch_ns = graph.call_start_ns[graph.launch[launched]] + latency_ns
     earliest_ns[launched] = np.maximum(earliest_ns[launched], launch_ns)
     np.maximum.at(earliest_ns, graph.wait_target, graph.end_ns[graph.wait_source])
-    lag_ns = np.clip(graph.start_ns - np.maximum(earliest_ns, graph.start_ns - LONGEST_LAG_NS), 0, LONGEST_LAG_NS)
+    longest_ns = _longest_lags(graph)
+    lag_ns = np.clip(graph.start_ns - np.maximum(earliest_ns, graph.start_ns - longest_ns), 0, longest_ns)
     return np.asarray(np.where(launched, lag_ns, 0))
+
+
+def _longest_lags(graph: RankGraph) -> Int64:
+    """For each event how long it may take to begin: those of a CUDA graph until the host has handed over all of it."""
+    longest_ns = np.full(len(graph.start_ns), LONGEST_LAG_NS, np.int64)
+    launched = graph.launch[graph.launch != ABSENT]
+    in_graph = np.bincount(launched, minlength=len(graph.call_start_ns))[launched] > 1
+    handing_ns = (graph.call_end_ns - graph.call_start_ns)[launched]
+    longest_ns[graph.launch != ABSENT] += np.where(in_graph, handing_ns, 0)
+    return longest_ns
 
 
 class Replay:
