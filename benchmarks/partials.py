@@ -176,14 +176,18 @@ def _commands(name: str, paths: Sequence[Path]) -> list[list[str]]:
     """The processes of a host."""
     python = [sys.executable, "-I", "-S"]
     script = str(Path(compress.__file__).resolve())
+    load = f"import os, runpy, sys; module = runpy.run_path({script!r}); "
+    folders = compress._list_folders()  # noqa: SLF001 - as the training process has them
     if name == "compress":
-        return [[*python, script, str(path)] for path in paths]
-    if name == "before":
-        code = f"import runpy, sys; module = runpy.run_path({script!r}); "
-        code += f"module['compress'].__globals__['_LEVEL'] = {LEVEL_BEFORE}; module['compress'](sys.argv[1])"
+        code = load + f"os.environ['PERFSCOPE_MODULES'] = {os.pathsep.join(folders)!r}; "
+        code += "module['main'].__globals__['start_measuring'] = lambda traces: None; module['main'](sys.argv[1:])"
         return [[*python, "-c", code, str(path)] for path in paths]
-    code = f"import sys; sys.path[:] = {compress._list_folders()!r}; "  # noqa: SLF001 - as the compressor starts it
-    code += "from perfscope.engine.partials_at_capture import main; main(sys.argv[1:])"
+    if name == "before":
+        code = load + f"module['compress'].__globals__['_LEVEL'] = {LEVEL_BEFORE}; module['compress'](sys.argv[1])"
+        return [[*python, "-c", code, str(path)] for path in paths]
+    code = load.replace("import ", "import gc, ") + "module['become_idle'](); gc.disable(); "
+    code += f"os.environ.update(OPENBLAS_NUM_THREADS='1', OMP_NUM_THREADS='1'); sys.path[:] = {folders!r}; "
+    code += "from perfscope.engine.partials_at_capture import main; gc.freeze(); gc.enable(); main(sys.argv[1:])"
     return [[*python, "-c", code, *map(str, paths)]]
 
 
@@ -200,7 +204,7 @@ def _training(folder: Path) -> dict[str, Any]:
         for name in ("alone", "measured") if turn % 2 else ("measured", "alone"):
             behind = None
             if name == "measured":
-                behind = subprocess.Popen(["nice", "-n", "19", *_commands("measure", paths)[0]])
+                behind = subprocess.Popen(_commands("measure", paths)[0], start_new_session=True)
             spin = [sys.executable, "-c", SPIN.format(seconds=TURN_S)]
             spinning = [subprocess.Popen(spin, stdout=subprocess.PIPE, text=True) for _ in range(ranks)]
             steps[name].append(sum(int(process.communicate()[0].split()[1]) for process in spinning))

@@ -10,7 +10,6 @@ import fcntl
 import math
 import os
 import resource
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,8 @@ LONGEST_S = 600
 _LONGEST_CPU_S = 300
 _LARGEST_MEMORY = 16 * GIB
 _LOCK_EVERY_S = 0.2
+#: Where all jobs of a host find the same lock, whatever folder for temporary files each of them has.
+_TEMPORARY = "/tmp"
 _BY_NAME = {analyzer.name: analyzer for analyzer in BUILT_IN}
 
 
@@ -150,7 +151,7 @@ def limit_resources() -> None:
 @contextmanager
 def alone_on_host(until: float) -> Iterator[bool]:
     """Wait for the user's other processes of this host that measure traces; False where time is over before."""
-    path = Path(tempfile.gettempdir()) / f"perfscope-measuring-{os.getuid()}.lock"
+    path = Path(_TEMPORARY) / f"perfscope-measuring-{os.getuid()}.lock"
     lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield _locked(lock, until)

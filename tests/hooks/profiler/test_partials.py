@@ -42,7 +42,7 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock and a queue of its own, and no limits for the process of the tests."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(compress, "_TEMPORARY", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(partials_at_capture, "_TEMPORARY", str(tmp_path / "tmp"))
     monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
 
 
