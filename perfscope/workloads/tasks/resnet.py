@@ -1,4 +1,8 @@
-"""ResNet-50 (He et al. 2015) for images of any size, as a list of layers that a pipeline can cut anywhere."""
+"""ResNet-50 (He et al. 2015) for images of any size, as a list of layers that a pipeline can cut anywhere.
+
+Each block begins as the identity (Goyal et al. 2017, arXiv 1706.02677, section 5.1), so that the loss falls from the
+first steps on, and no rounding grows from layer to layer where a batch norm sees a few values.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class Bottleneck(nn.Module):
             nn.ReLU(),
             *_convolve(width, _EXPANSION * width, 1),
         )
+        nn.init.zeros_(self.convolutions[-1].weight)
         changes_shape = stride > 1 or channels != _EXPANSION * width
         skip = _convolve(channels, _EXPANSION * width, 1, stride) if changes_shape else ()
         self.skip = nn.Sequential(*skip)
