@@ -27,6 +27,9 @@ def assemble_log(log: JobLogBuilder, formats: Sequence[OpenFormat], path: Path) 
     mixture = log.mixture_of(source)
     if mixture is not None:
         log.add_remark("mixed-jobs", f"{mixture}: no figure is of one job")
+    if series.unnumbered_ranks > 1:
+        text = f"{series.unnumbered_ranks} ranks print records without a number; those of one of them are counted"
+        log.add_remark("unnumbered-ranks", text)
     iterations = series.iterations()
     return JobLog(
         path=str(path),

@@ -76,6 +76,7 @@ class IterationSeries:
         self._disturbance = 0
         self._gaps: Counter[int] = Counter()
         self._turns: dict[bytes | None, Turns] = {}
+        self._unnumbered: dict[bytes, int] = {}
         self._compared_copies = 0
         self._unlike_copies = 0
         self._columns = RecordColumns()
@@ -89,6 +90,7 @@ class IterationSeries:
         """A process begins to train; several ranks may print that."""
         self._restarting = len(self) > 0
         self._numbers.clear()
+        self._unnumbered.clear()
         self._suspected = None
 
     def on_disturbance(self, kind: Disturbance) -> None:
@@ -117,6 +119,9 @@ class IterationSeries:
             if not self._restarting and self._is_copy(number, label):
                 self._on_copy(record, number)
                 return False
+        elif label is not None and self._is_of_another_rank(label):
+            self.copies += 1
+            return False
         begins = self._on_number(number, label)
         if self.is_full:
             self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
@@ -144,6 +149,11 @@ class IterationSeries:
         counts = Counter(int(number) for number in iterations[-RECENT:])
         self._numbers[label] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
+
+    @property
+    def unnumbered_ranks(self) -> int:
+        """How many labels are in front of records without a number."""
+        return len(self._unnumbered)
 
     @property
     def mixture(self) -> str | None:
@@ -209,6 +219,11 @@ class IterationSeries:
     def folded(self) -> FoldedRecords | None:
         """The folded records; None where there are none."""
         return self._folded.table(self.iterations_per_record, self.last) if self._folded.records else None
+
+    def _is_of_another_rank(self, label: bytes) -> bool:
+        """Whether a record without a number is that of another rank: the n-th of its label, where another has n."""
+        count = self._unnumbered[label] = self._unnumbered.get(label, 0) + 1
+        return any(other != label and other_count >= count for other, other_count in self._unnumbered.items())
 
     def _is_copy(self, number: int, label: bytes | None) -> bool:
         """Whether a record repeats that of another process; adds its number to those of its label."""

@@ -42,7 +42,7 @@ def _on_all_timers(state: FormatState, line: LineMatch) -> None:
         times = [time for time in (cells.get(part) for part in parts) if time is not None]
         if len(times) == len(parts) and sum(times) > 0:
             wall_ns = round(sum(times) * NS_PER_MS) if min(times) >= 0 else None
-            log.series_of(SOURCE).add(Record(wall_ns=wall_ns))
+            log.series_of(SOURCE).add(Record(wall_ns=wall_ns), line.label)
 
 
 def _on_timer(state: FormatState, line: LineMatch) -> None:

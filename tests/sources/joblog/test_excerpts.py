@@ -16,8 +16,6 @@ from perfscope.sources.joblog.registry import FORMATS
 PUBLISHED = load(EXCERPTS)
 OF_OTHERS = load(FOREIGN)
 FEWEST = 46
-#: Their lines are tested with lines of this project's own runs and with lines written by hand.
-WITHOUT_EXCERPT = {"gluon-nlp"}
 #: Formats whose logs bear the name of one of several programs.
 NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory"}
 
@@ -42,7 +40,7 @@ def test_nineteen_of_twenty_figures_that_are_there_are_right_and_none_is_wrong()
 
 def test_every_framework_has_an_excerpt() -> None:
     frameworks = {excerpt.expect["framework"] for excerpt in PUBLISHED}
-    claimed = {log_format.framework for log_format in FORMATS if log_format.framework} - WITHOUT_EXCERPT
+    claimed = {log_format.framework for log_format in FORMATS if log_format.framework}
     assert {NAMED.get(framework, framework) for framework in claimed} <= frameworks
 
 

@@ -168,3 +168,29 @@ def test_whatever_the_order_of_ranks_each_attempt_is_counted_once(ranks: int, la
             first = draw.randint(first + 1, last - 5)
         assert series.iterations().iteration.tolist() == expected, (seed, skew, gap)
         assert series.attempt == 2
+
+
+@pytest.mark.parametrize("order", ["by step", "by rank"])
+def test_unnumbered_records_of_two_labelled_ranks_are_those_of_one(order: str) -> None:
+    series, lines = IterationSeries(), [(step, rank) for step in range(6) for rank in (0, 1)]
+    if order == "by rank":
+        lines.sort(key=lambda line: line[1])
+    for step, rank in lines:
+        series.add(Record(wall_ns=(step + 1) * 10**9), b"[rank%d]:" % rank)
+    assert (len(series), series.copies, series.unnumbered_ranks) == (6, 6, 2)
+    assert series.median_ns() == 3_500_000_000
+
+
+def test_a_rank_that_prints_more_unnumbered_records_than_the_others_goes_on_alone() -> None:
+    series = IterationSeries()
+    for label, count in ((b"[rank0]:", 3), (b"[rank1]:", 5)):
+        for _ in range(count):
+            series.add(Record(wall_ns=10**9), label)
+    assert (len(series), series.copies) == (5, 3)
+
+
+def test_unnumbered_records_without_labels_are_all_counted() -> None:
+    series = IterationSeries()
+    for _ in range(4):
+        series.add(Record(wall_ns=10**9))
+    assert (len(series), series.copies) == (4, 0)

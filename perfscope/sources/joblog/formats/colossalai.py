@@ -44,7 +44,7 @@ def _on_end(state: FormatState, line: LineMatch) -> None:
     record = Record(samples_per_s=parse_number(line[1]), tflops_per_gpu=parse_number(line[2]))
     record.tflops_resolution = parse_resolution(line[2])
     state.log.tflops_label = state.log.tflops_label or "TFLOPS per GPU"
-    state.log.series_of(END).add(record)
+    state.log.series_of(END).add(record, line.label)
     state.log.set_fact("unnumbered_runs", 1, "records")
 
 

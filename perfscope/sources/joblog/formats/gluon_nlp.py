@@ -3,6 +3,11 @@
     INFO:root:03:21:22 [step 100]  mlm_loss=7.4  throughput=19.3K tks/s  lr=0.0000500 time=0.21, latency=212.6 ms/batch
 
 The time of a step is the median of its ranks' latencies, a mean over the log interval; the number of ranks is counted.
+In 2019 one process drove all GPUs of a host, and its lines state the seconds of the whole interval alone::
+
+    INFO:root:[step 249]  mlm_loss=9.24962  ...  throughput=122.0K tks/s  lr=0.0000025 time=163.24
+
+Steps count from 0, and its throughput is that of the job. The interval is stated by the script's arguments.
 """
 
 from __future__ import annotations
@@ -13,13 +18,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from perfscope.constants import KILO, NS_PER_MS
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.constants import KILO, NS_PER_MS, NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
 
 SOURCE = "latency, the median of the ranks"
+INTERVAL = "gluon-nlp's time / log_interval"
 
 _MOST_OPEN_STEPS = 8
 _THROUGHPUT = re.compile(rb"throughput=([\d.]+)K tks/s")
@@ -34,8 +41,9 @@ class _RankStep(NamedTuple):
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """Steps that not all ranks have printed yet, and the largest number of ranks of a step."""
+    """The log interval, steps that not all ranks have printed yet, and the largest number of ranks of a step."""
 
+    interval: int | None = None
     open_steps: OrderedDict[int, list[_RankStep]] = field(default_factory=OrderedDict)
     ranks: int = 0
 
@@ -51,6 +59,30 @@ def _on_step(state: _State, line: LineMatch) -> None:
     )
     if len(state.open_steps) > _MOST_OPEN_STEPS:
         _add_oldest_step(state)
+
+
+def _on_arguments(state: _State, line: LineMatch) -> None:
+    state.interval = int(line["interval"])
+    state.log.set_count("train_iterations", line["steps"], "arguments")
+
+
+def _on_interval(state: _State, line: LineMatch) -> None:
+    seconds, speed = parse_number(line["seconds"]), parse_number(line["speed"])
+    if seconds is None or seconds <= 0:
+        state.log.unreadable += 1
+        return
+    series = state.log.series_of(INTERVAL)
+    series.clock_runs_on, series.stated_interval = True, state.interval
+    record = Record(int(line["step"]) + 1, loss=parse_number(line["loss"]))
+    record.tokens_per_s = None if speed is None else speed * KILO
+    if state.interval:
+        record.wall_ns = round(seconds / state.interval * NS_PER_S)
+        record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) / state.interval * NS_PER_S), 1)
+    series.add(record, line.label)
+
+
+def _on_save(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.SAVE)
 
 
 def _add_oldest_step(state: _State) -> None:
@@ -83,7 +115,28 @@ FORMAT = Format(
             _on_step,
             begin=(b"[step ",),
         ),
+        Rule(
+            b"K tks/s",
+            re.compile(
+                rb"\[step (?P<step>\d{1,12})\]\s+mlm_loss=(?P<loss>[^\s,]{1,20})[^\n]{0,300}?\s"
+                rb"throughput=(?P<speed>[\d.]{1,20})K tks/s\s+lr=\S{1,20} time=(?P<seconds>[\d.]{1,20})(?=\s*$)",
+                re.MULTILINE,
+            ),
+            _on_interval,
+            begin=(b"[step ",),
+        ),
+        Rule(
+            b", log_interval=",
+            re.compile(
+                rb"Namespace\(accumulate=[^\n]{0,900}?, log_interval=(?P<interval>[1-9]\d{0,8}), [^\n]{0,300}?"
+                rb"num_steps=(?P<steps>\d{1,12})"
+            ),
+            _on_arguments,
+            begin=(b"Namespace(accumulate=",),
+            identifies=False,
+        ),
+        Rule(b"] Saving checkpoints to", re.compile(rb"\[step \d+\] Saving checkpoints"), _on_save, identifies=False),
     ),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(StepTimeSource(SOURCE), StepTimeSource(INTERVAL)),
     close=_close,
 )

@@ -12,7 +12,7 @@ run is ``run_stop`` less ``run_start``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number
@@ -36,9 +36,9 @@ _STAT = re.compile(rb'"(\w{1,40})": ([\d.eE+-]{1,40})(?=[,}])')
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The last throughput, which some benchmarks log twice, and the time of the start."""
+    """The last throughput of each rank, which some benchmarks log twice."""
 
-    last: bytes | None = None
+    last: dict[bytes | None, bytes] = field(default_factory=dict)
 
 
 def _on_setting(state: FormatState, line: LineMatch) -> None:
@@ -53,18 +53,17 @@ def _on_stats(state: _State, line: LineMatch) -> None:
         seconds = stats.get(b"time")
     loss = stats.get(b"reduced_train_loss", stats.get(b"loss"))
     if seconds is not None and seconds > 0:
-        state.log.series_of(STEP).add(Record(wall_ns=round(seconds * NS_PER_S), loss=loss))
+        state.log.series_of(STEP).add(Record(wall_ns=round(seconds * NS_PER_S), loss=loss), line.label)
     name = next((name for name in _SPEEDS if stats.get(name)), None)
     if name is not None:
-        state.last = texts[name]
-        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=stats[name], loss=loss))
+        state.last[line.label] = texts[name]
+        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=stats[name], loss=loss), line.label)
 
 
 def _on_throughput(state: _State, line: LineMatch) -> None:
     """The same figure once more where it follows the tracked statistics."""
-    last, state.last = state.last, None
-    if line[1] != last:
-        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=parse_number(line[1])))
+    if line[1] != state.last.pop(line.label, None):
+        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=parse_number(line[1])), line.label)
 
 
 def _on_stop(state: FormatState, line: LineMatch) -> None:
