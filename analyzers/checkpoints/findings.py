@@ -61,7 +61,7 @@ def check_sizes(
         elif ratio > _BLOATED:
             findings.append(Finding("bloated", _bloated(share, parameters)))
         elif ratio > 1 + _TOLERANCE:
-            findings.append(Finding("larger", f"The {share.part} take {_per_parameter(share, parameters)}."))
+            findings.append(Finding("larger", f"{_takes(share)} {_per_parameter(share, parameters)}."))
     if not any(share.part in {"optimizer", "weights and optimizer"} for share in shares):
         findings.append(
             Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
@@ -70,11 +70,12 @@ def check_sizes(
 
 
 def _left_wide(checkpoint: Checkpoint, share: Share) -> int:
-    """What quantized weights take beyond a byte a parameter: embeddings and norms that were left as they are."""
-    if share.part != "weights" or share.expected != 1:
+    """What is in more than a byte of quantized weights and moments: scales, and small tensors left as they are."""
+    role = {("weights", 1): Role.WEIGHTS, ("optimizer", 2): Role.MOMENTS}.get((share.part, share.expected))
+    if role is None:
         return 0
-    elements = count_by_size(checkpoint, Role.WEIGHTS)
-    return sum((size - 1) * elements.get(size, 0) for size in _WIDE)
+    elements, left = count_by_size(checkpoint, role), 1 if role is Role.WEIGHTS else 0  # scales are no moments
+    return sum((size - left) * elements.get(size, 0) for size in _WIDE)
 
 
 def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:
@@ -101,9 +102,13 @@ def _bloated(share: Share, parameters: int) -> str:
     assert share.expected is not None
     ratio = share.size_bytes / parameters / share.expected
     return (
-        f"The {share.part} take {_per_parameter(share, parameters)} ({ratio:.1f} times as many): views saved with "
+        f"{_takes(share)} {_per_parameter(share, parameters)} ({ratio:.1f} times as many): views saved with "
         "their full storage (fix: save tensor.clone()), or state saved twice."
     )
+
+
+def _takes(share: Share) -> str:
+    return f"The {share.part} {'takes' if share.part == 'optimizer' else 'take'}"
 
 
 def _per_parameter(share: Share, parameters: int) -> str:

@@ -35,6 +35,9 @@ _ASSUMED_BYTES = {"weights": 2, "optimizer": 12, "both": 14}
 _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
 
 
+_EXACT = 0.01
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Bytes of one part of the checkpoint.
@@ -154,10 +157,11 @@ def _expect(
     if count_elements(checkpoint, Role.MOMENTS):
         masters = 4 if count_elements(checkpoint, Role.MASTER) else 0
         moments = count_by_size(checkpoint, Role.MOMENTS)
-        kinds = max(
-            1, round(count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS)))
+        ratio = count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS))
+        most = 3 if abs(ratio - 3) < _EXACT else 2  # AMSGrad keeps the largest second moment, too
+        return weights, masters + min(most, max(1, round(ratio))) * max(
+            moments, key=lambda size: moments[size], default=4
         )
-        return weights, masters + min(2, kinds) * max(moments, key=lambda size: moments[size], default=4)
     optimizer = 12 if sums.get("optimizer") or sums.get("both") else 0
     return weights, optimizer
 

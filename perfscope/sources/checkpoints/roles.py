@@ -32,6 +32,8 @@ _BUFFERS = frozenset({
     "relative_position_index", "freqs_cis", "mask", "tril", "triu", "pe", "betas", "alphas_cumprod",
     "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "posterior_variance",
 })  # fmt: skip
+#: What Lightning keeps of its trainer beside the state of the model: scores of callbacks, progress, schedulers.
+_TRAINER_STATES = frozenset({"callbacks", "loops", "lr_schedulers"})
 #: How a sharded tensor lies on the ranks; it is saved beside each shard.
 _LAYOUTS = frozenset({"_spec", "_rank_map"})
 _MASTERS_IN_OPTIMIZER = frozenset({"param", "master", "params"})
@@ -63,7 +65,9 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
     counts_steps = bool(path) and path[-1].rpartition(".")[2] == "step"
     name = ".".join(path)
     is_weight = dtype.startswith(_FLOATS) or bool(_QUANTISED.fullmatch(name))
-    if in_optimizer or counts_steps or rng or "lr_scheduler" in parts or not is_weight or _SCALES.fullmatch(name):
+    is_state_of_trainer = bool(path) and path[0] in _TRAINER_STATES and not parts & _AVERAGES
+    is_no_model = in_optimizer or is_state_of_trainer or counts_steps or rng or "lr_scheduler" in parts
+    if is_no_model or not is_weight or _SCALES.fullmatch(name):
         return Role.OTHER
     if path and (path[-1] in buffers or path[-1].rpartition(".")[2] in _BUFFERS):
         return Role.BUFFERS

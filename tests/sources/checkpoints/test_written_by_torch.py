@@ -40,6 +40,46 @@ class TestWrittenByTorch:
         tensors = {tuple(t.path): t for t in read_torch_file(tmp_path / "step.pt").tensors}
         assert tensors["model", "weight"].shape == tuple(torch.load(tmp_path / "step.pt")["model"]["weight"].shape)
 
+    def test_what_lightning_keeps_of_its_callbacks_is_no_weight(self, tmp_path: Path) -> None:
+        import torch
+
+        model, optimizer = trained()
+        callback = "ModelCheckpoint{'monitor': None, 'mode': 'min', 'every_n_epochs': 1}"
+        state = {
+            "state_dict": model.state_dict(),
+            "callbacks": {callback: {"kth_value": torch.tensor(float("inf")), "best_k_models": {}}},
+            "optimizer_states": [optimizer.state_dict()],
+            "lr_schedulers": [{"base_lrs": torch.ones(2)}],
+        }
+        torch.save(state, tmp_path / "epoch=0-step=4.ckpt")
+        sizes = sizes_of(tmp_path / "epoch=0-step=4.ckpt")
+        assert (sizes.parameters, parts(sizes)["weights"], parts(sizes)["optimizer"]) == (24, 96, 192)
+
+    def test_three_moments_of_amsgrad_are_not_too_many(self, tmp_path: Path) -> None:
+        import torch
+
+        model = torch.nn.Linear(7, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+        model(torch.ones(2, 7)).sum().backward()
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "step.pt")
+        sizes = sizes_of(tmp_path / "step.pt")
+        assert parts(sizes)["optimizer"] == 3 * 4 * 24
+        assert kinds(sizes) == set()
+
+    def test_scales_of_moments_of_eight_bits_are_not_too_many(self, tmp_path: Path) -> None:
+        """As torchao's AdamW8bit saves them: codes, a scale for each block, and small tensors in full."""
+        import torch
+
+        moments = [
+            {"codes": torch.zeros(64, 96, dtype=torch.uint8), "scale": torch.ones(24), "qmap": torch.ones(256)}
+            for _ in range(2)
+        ]
+        state = {0: {"step": torch.tensor(1.0), "exp_avg": moments[0], "exp_avg_sq": moments[1]}}
+        weights = {"weight": torch.ones(64, 96)}
+        torch.save({"model": weights, "optimizer": {"state": state, "param_groups": []}}, tmp_path / "step.pt")
+        assert kinds(sizes_of(tmp_path / "step.pt")) == set()
+
     def test_a_view_that_drags_its_storage_along(self, tmp_path: Path) -> None:
         import torch
 
