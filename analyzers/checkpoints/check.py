@@ -165,8 +165,10 @@ def check_checkpoint(
     parameters, origin = count_parameters(checkpoint, sums, parameters)
     shares = compute_shares(checkpoint, sums, per_parameter)
     read = "contents" if any(file.contents for file in checkpoint.files) else "names"
+    # Bytes of a file that cannot be read belong to parameters that were not counted.
+    judged = None if read == "contents" and any(file.unread for file in checkpoint.files) else parameters
     findings = (
-        *check_sizes(checkpoint, shares, parameters, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
+        *check_sizes(checkpoint, shares, judged, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
         *check_files(checkpoint),
         *check_newest(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),

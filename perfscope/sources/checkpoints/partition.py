@@ -21,7 +21,7 @@ _PART = re.compile(
 )
 _GENERIC = re.compile(r".*\.(?:pt|pth|ckpt|safetensors)")
 _OWN_NAMES = re.compile(
-    r"(?:model|adapter_model|diffusion_pytorch_model)(?:[-.].*)?\.safetensors|model_optim_rng\.pt|model_rng\.pt"
+    r"(?:shard-\d+-)?(?:model|adapter_model|diffusion_pytorch_model)(?:[-.].*)?\.safetensors|model_optim_rng\.pt|model_rng\.pt"
 )
 _MOST_NAMED = 3
 

@@ -17,9 +17,10 @@ from perfscope.sources.checkpoints.pickle_damage import PickleDamage
 
 #: More would take many seconds; a checkpoint of 100,000 tensors has about six million.
 LARGEST_OPCODE_COUNT = 20_000_000
-#: A million opcodes of a checkpoint take four bytes each; a crafted pickle repeats single bytes.
-_BATCH = 1_000_000
-_FEWEST_BYTES_OF_BATCH = 1_500_000
+#: Opcodes of a checkpoint take four bytes each, those of a list of small numbers two; a crafted pickle repeats shorter
+#: ones, which nest or repeat values, and takes long.
+_BATCH = 250_000
+_FEWEST_BYTES_OF_BATCH = 440_000
 _LONGEST_NAME = 1000
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _STOP = ord(".")
@@ -84,7 +85,7 @@ class _Machine:
                     return
                 table[code](self)
             if self.position - begin < _FEWEST_BYTES_OF_BATCH:
-                raise PickleDamage(f"repeats opcodes of one byte {_BATCH:,} times: no checkpoint does, it is not read")
+                raise PickleDamage(f"repeats short opcodes {_BATCH:,} times: no checkpoint does, it is not read")
         raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
 
     def pop(self) -> object:

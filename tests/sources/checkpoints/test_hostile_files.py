@@ -18,7 +18,7 @@ from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
-from tests.sources.checkpoints.checkpoint_files import FIXTURES, write_safetensors
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, sizes_of, write_safetensors
 
 
 class Calls:
@@ -174,3 +174,44 @@ def test_nothing_of_ours_loads_a_pickle() -> None:
         for path in (root / folder).rglob("*.py"):
             assert not [name for name in forbidden if name in path.read_text()], path
     assert pickle.loads(pickle.dumps(1)) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02]q\x00" + b"h\x00a" * 300_000 + b".",
+        b"\x80\x02" + b"}K\x01" * 300_000 + b"s" * 299_999 + b".",
+        b"\x80\x02)" + b"\x85" * 600_000 + b".",
+    ],
+    ids=["a list of itself", "dictionaries in each other", "tuples in each other"],
+)
+def test_short_opcodes_that_repeat_are_not_replayed_to_their_end(tmp_path: Path, content: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+    [text] = read_checkpoint(tmp_path / "model.pt").damage
+    assert "repeats short opcodes 250,000 times" in text
+
+
+def test_a_long_list_of_small_numbers_is_read(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"w": torch.zeros(3), "order": list(range(256)) * 2000}, tmp_path / "model.pt")
+    assert read_checkpoint(tmp_path / "model.pt").damage == ()
+
+
+def test_the_bytes_of_a_shard_that_cannot_be_read_are_not_held_against_the_others(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-00001-of-00002.safetensors", {"a": ("F32", [10])})
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(struct.pack("<Q", 5000) + b"{" * 5000)
+    sizes = sizes_of(tmp_path)
+    assert "damage" in kinds(sizes)
+    assert not kinds(sizes) & {"bloated", "larger"}
+
+
+def test_shards_that_torch_writes_as_safetensors_are_one_checkpoint(tmp_path: Path) -> None:
+    """By ``HuggingFaceStorageWriter(save_distributed=True)``: a file a rank, each with its part of every tensor."""
+    for rank in (1, 2):
+        write_safetensors(
+            tmp_path / f"shard-{rank:05d}-model-00001-of-00001.safetensors", {"emb.weight": ("F32", [rank + 3, 5])}
+        )
+    sizes = sizes_of(tmp_path)
+    assert (len(sizes.checkpoint.files), sizes.parameters) == (2, 45)
