@@ -71,9 +71,9 @@ def check_sizes(
 
 def _left_wide(checkpoint: Checkpoint, share: Share) -> int:
     """What is in more than a byte of quantized weights and moments: scales, and small tensors left as they are."""
-    role = {("weights", 1): Role.WEIGHTS, ("optimizer", 2): Role.MOMENTS}.get((share.part, share.expected))
-    if role is None:
+    if (share.part, share.expected) not in (("weights", 1), ("optimizer", 2)):
         return 0
+    role = Role.WEIGHTS if share.part == "weights" else Role.MOMENTS
     elements, left = count_by_size(checkpoint, role), 1 if role is Role.WEIGHTS else 0  # scales are no moments
     return sum((size - left) * elements.get(size, 0) for size in _WIDE)
 
