@@ -61,6 +61,20 @@ FAULTS = {
     **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
 }
 
+_MENDED = {
+    "first": (
+        "DeepSpeed's forward passes (up to ZeRO-2) were not compared, although they hold no exchange. A device that",
+        "waits for a sleeping host takes longer for the optimizer, which was read as a slow device. On GPUs another",
+        "thread launches backward passes, and the thread that trains waits for it, which was read as sleep.",
+    ),
+    "second": (
+        "Rules of before the first run would have named a device in `fsdp2.clean` as well: the optimizer took 5.1 ms",
+        "on one rank, which waited for its host, and 0.8 ms on the other. DeepSpeed's device waits for its host in",
+        "every step: forward passes of 7.06 to 7.14 ms, beside launches of 5.5 to 8.3 ms, were left out with those",
+        "that follow the launches. For four more trainings there was no time, and no third run.",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -133,39 +147,34 @@ def count_right(answers: list[Answer]) -> tuple[int, int, int, int]:
 
 def describe_gpus() -> list[str]:
     """The part of the report on GPUs."""
-    before = json.loads((GPU_RUNS["first"] / "before.json").read_text())
-    wrong = [row for row in before if not row["right"]]
-    runs = {name: judge_folder(folder) for name, folder in GPU_RUNS.items() if folder.is_dir()}
     lines = [
         "",
         "## On GPUs",
         "",
-        "Two H200 with NCCL (torch 2.11), a GPT of 100 million parameters in bf16, up to 300 steps. At first answers",
-        f"were right in {sum(row['right'] for row in before)} of {len(before)} trainings. Wrong were:",
-        "",
-        *[
-            f"- `{row['case']}`: {row['first'][0]}, rank {row['first'][1]}, {row['first'][3] / NS_PER_MS:.0f} ms."
-            for row in wrong
-        ],
-        "",
-        "Why: DeepSpeed's forward passes (up to ZeRO-2) were not compared, although they hold no exchange. A device",
-        "that waits for a sleeping host takes longer for the optimizer, which was read as a slow device. On GPUs",
-        "another thread launches backward passes, and the thread that trains waits for it, which was read as sleep.",
-        "",
-        "The rules were mended after these records had been seen, so that what they answer now tests nothing:",
-        "",
-        *to_table(runs["first"]),
+        "Two H200 with NCCL (torch 2.11), a GPT of 100 million parameters in bf16, up to 300 steps. Each run showed",
+        "rules that were wrong on GPUs and were mended after its records had been seen: what they answer now, in the",
+        "tables, tests nothing.",
     ]
-    if "second" in runs:
-        right, injected, calm, clean = count_right(runs["second"])
+    for name, folder in GPU_RUNS.items():
+        before = json.loads((folder / "before.json").read_text())
+        injected = [row for row in before if ".clean" not in row["case"]]
+        clean = [row for row in before if ".clean" in row["case"]]
+        wrong = [
+            f"- `{row['case']}`: {row['first'][0]}, rank {row['first'][1]}, {row['first'][3] / NS_PER_MS:.0f} ms"
+            for row in before
+            if not row["right"]
+        ]
+        right, calm = (sum(row["right"] for row in rows) for rows in (injected, clean))
         lines += [
             "",
-            "These runs were made after the rules:",
+            f"In the {name} run rank and cause were right in {right} of {len(injected)} trainings, and nothing was named",
+            f"in {calm} of {len(clean)} clean ones. Wrong were:",
             "",
-            *to_table(runs["second"]),
+            *wrong,
             "",
-            f"- Rank and cause are right in {right} of {injected} runs ({right / max(injected, 1):.0%}).",
-            f"- In {calm} of {clean} clean runs nothing is named but contention and what it does to the exchange.",
+            *_MENDED[name],
+            "",
+            *to_table(judge_folder(folder)),
         ]
     return lines
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
-from perfscope.tables.columns import present
+from perfscope.tables.columns import Float64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
@@ -25,8 +25,10 @@ _FEWEST_PROBES = 5
 _SLOW = 1.05
 #: Stages of a pipeline update different tensors, and their times are compared by parameter.
 _SLOW_STAGE = 1.25
-#: A device that took longer than the launches by this ratio did not wait for them.
-_BEYOND_LAUNCHES = 1.5
+#: Times that spread by this share are steady,
+_STEADY = 0.02
+#: ... and launches that spread more by this ratio are not what they follow.
+_BEYOND_LAUNCHES = 4
 #: A clock that is lower by this ratio is lower.
 _LOWER_CLOCK = 0.98
 #: From this stage of ZeRO on a forward pass gathers parameters.
@@ -88,22 +90,21 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         return ()
     clocks = _median_clocks(run)
     medians = {table.rank: _medians(table) for table in timed}
-    parameters = {model.rank: model.trainable for model in run.models} if has_stages else {}
+    sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
+    limit = _SLOW_STAGE if has_stages else _SLOW
     paces = []
     for table in timed:
         rank = table.rank
         forward_ns, backward_ns, update_ns = medians[rank]
-        peers = [values for peer, values in medians.items() if peer != rank]
+        peers = {peer: values for peer, values in medians.items() if peer != rank}
         relative_forward, relative_update = None, None
         if _is_replica(run, rank, has_stages=has_stages):
-            alone_ns = _device_median([(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes])
-            relative_forward = _ratio(alone_ns, [values[0] for values in peers])
-        alone_ns = _device_median([(probe.update_ns, probe.update_launch_ns) for probe in table.probes])
-        if not has_stages:
-            relative_update = _ratio(alone_ns, [values[2] for values in peers])
-        elif all(parameters.get(peer) for peer in medians):
-            peers_ns = [values[2] / parameters[peer] for peer, values in medians.items() if peer != rank]
-            relative_update = _ratio(None if alone_ns is None else alone_ns / parameters[rank], peers_ns)
+            times = [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes]
+            relative_forward = _relative(times, [values[0] for values in peers.values() if values[0]], limit)
+        if all(sizes.get(peer) for peer in medians):
+            times = [(probe.update_ns, probe.update_launch_ns) for probe in table.probes]
+            peers_ns = [values[2] * sizes[rank] / sizes[peer] for peer, values in peers.items() if values[2]]
+            relative_update = _relative(times, peers_ns, limit)
         paces.append(
             DevicePace(
                 rank=rank,
@@ -114,7 +115,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 relative_forward=relative_forward,
                 relative_update=relative_update,
                 clock_mhz=clocks.get(rank),
-                limit=_SLOW_STAGE if has_stages else _SLOW,
+                limit=limit,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
             )
         )
@@ -131,14 +132,33 @@ def _is_replica(run: Run, rank: int, *, has_stages: bool) -> bool:
     return setup is not None and (setup.ddp is not None or (type(stage) is int and stage < _FIRST_SHARDED_STAGE))
 
 
-def _device_median(times: Sequence[tuple[int | None, int | None]]) -> int | None:
-    """The median of times on a device, each with how long the host launched it; absent where it waited for the host."""
-    alone = [
-        time_ns
-        for time_ns, launch_ns in times
-        if time_ns is not None and (launch_ns is None or time_ns >= _BEYOND_LAUNCHES * launch_ns)
-    ]
-    return round(median(alone)) if len(alone) >= max(_FEWEST_PROBES, len(times) / 2) else None
+def _relative(times: Sequence[tuple[int | None, int | None]], peers: Sequence[float], limit: float) -> float | None:
+    """A rank's median time over that of the others; absent where the host may be what took so long.
+
+    Args:
+        times: Of each probe, the time on the device, and for how long of it the device may have waited for the host.
+        peers: The medians of the other ranks.
+        limit: What is less is not told from the launches.
+    """
+    known = [(time_ns, launch_ns or 0) for time_ns, launch_ns in times if time_ns is not None]
+    if len(known) < _FEWEST_PROBES or not peers:
+        return None
+    ahead = [time_ns for time_ns, launch_ns in known if not launch_ns]
+    usual_ns = median(peers)
+    if len(ahead) >= max(_FEWEST_PROBES, len(known) / 2):
+        return median(ahead) / usual_ns
+    own_ns, launches_ns = np.array(known, np.float64).T
+    if _does_not_follow(own_ns, launches_ns):
+        return float(np.median(own_ns)) / usual_ns
+    least = float(np.median(own_ns - launches_ns)) / usual_ns
+    return least if least >= limit else None
+
+
+def _does_not_follow(own_ns: Float64, launches_ns: Float64) -> bool:
+    """Whether times are steady although the launches are not: what waits for the host varies as the host does."""
+    spread_ns, launches_spread_ns = (np.ptp(np.percentile(values, (10, 90))) for values in (own_ns, launches_ns))
+    is_steady = spread_ns <= _STEADY * np.median(own_ns)
+    return bool(is_steady and launches_spread_ns >= _BEYOND_LAUNCHES * max(spread_ns, 1))
 
 
 def find_slow_devices(
@@ -195,11 +215,6 @@ def _medians(table: Steps) -> tuple[int | None, int, int]:
         round(median(probe.backward_ns for probe in table.probes)),
         round(median(probe.update_ns for probe in table.probes)),
     )
-
-
-def _ratio(own: float | None, peers: Sequence[float | None]) -> float | None:
-    values = [value for value in peers if value]
-    return own / median(values) if own and values else None
 
 
 def _work(table: Steps) -> float | None:

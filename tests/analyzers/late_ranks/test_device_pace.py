@@ -52,11 +52,28 @@ def test_forward_passes_up_to_zero_2_hold_no_exchange() -> None:
     assert answers(probed([*map(dict, ranks)], ZERO_3)) == [(0, Cause.DEVICE)], "only the optimizer is compared"
 
 
-@pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (1.9, [(1, Cause.DEVICE)]), (3.5, [])])
+@pytest.mark.parametrize(
+    ("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (2.9, [(1, Cause.DEVICE)]), (3, []), (4, [])]
+)
 def test_a_device_that_may_have_waited_for_the_host_is_not_slow(
     launch: float, expected: list[tuple[int, Cause]]
 ) -> None:
     assert answers(probed([{"forward": None}, {"forward": None, "update": 4, "launch": launch}])) == expected
+
+
+@pytest.mark.parametrize(("follows", "expected"), [(False, [(1, Cause.DEVICE)]), (True, [])])
+def test_times_that_are_steady_while_launches_are_not_are_those_of_the_device(
+    follows: bool, expected: list[tuple[int, Cause]]
+) -> None:
+    """A loop that reads its loss in each step leaves the device idle before the forward pass."""
+    run = probed([{}, {}], ZERO_1)
+    launches = (8.3, 8.2, 7.8, 6.0, 5.5, 6.9, 7.4)
+    slow = tuple(
+        probe(step, 0.1 + launch if follows else 7 + step / 500)._replace(forward_launch_ns=round(launch * MS))
+        for step, launch in enumerate(launches)
+    )
+    steps = (run.steps[0], dataclasses.replace(run.steps[1], probes=slow))
+    assert answers(replace(run, steps=steps)) == expected
 
 
 def test_of_old_records_nothing_is_said_of_the_device_of_a_late_host() -> None:
