@@ -167,8 +167,8 @@ def describe_gpus() -> list[str]:
         right, calm = (sum(row["right"] for row in rows) for rows in (injected, clean))
         lines += [
             "",
-            f"In the {name} run rank and cause were right in {right} of {len(injected)} trainings, and nothing was named",
-            f"in {calm} of {len(clean)} clean ones. Wrong were:",
+            f"In the {name} run rank and cause were right in {right} of {len(injected)} trainings, and nothing was",
+            f"named in {calm} of {len(clean)} clean ones. Wrong were:",
             "",
             *wrong,
             "",

@@ -140,14 +140,14 @@ def _relative(times: Sequence[tuple[int | None, int | None]], peers: Sequence[fl
         peers: The medians of the other ranks.
         limit: What is less is not told from the launches.
     """
-    known = [(time_ns, launch_ns or 0) for time_ns, launch_ns in times if time_ns is not None]
-    if len(known) < _FEWEST_PROBES or not peers:
+    probed = [(time_ns, launch_ns or 0) for time_ns, launch_ns in times if time_ns is not None]
+    if len(probed) < _FEWEST_PROBES or not peers:
         return None
-    ahead = [time_ns for time_ns, launch_ns in known if not launch_ns]
+    ahead = [time_ns for time_ns, launch_ns in probed if not launch_ns]
     usual_ns = median(peers)
-    if len(ahead) >= max(_FEWEST_PROBES, len(known) / 2):
+    if len(ahead) >= max(_FEWEST_PROBES, len(probed) / 2):
         return median(ahead) / usual_ns
-    own_ns, launches_ns = np.array(known, np.float64).T
+    own_ns, launches_ns = np.array(probed, np.float64).T
     if _does_not_follow(own_ns, launches_ns):
         return float(np.median(own_ns)) / usual_ns
     least = float(np.median(own_ns - launches_ns)) / usual_ns
