@@ -23,6 +23,10 @@ _Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
 #: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
 _FEWEST_STEPS = 16
+#: So many probes come as often as that and as turns allow; later ones, which add to medians of many, once in so many
+#: turns: reading the events of one costs the thread beside training about as much as recording them costs the step.
+_FIRST_PROBES = 24
+_LATER_TURNS = 4
 #: Probes that the device has not reached yet; beyond that the oldest is given up.
 _MOST_PENDING = 8
 #: Passes of one step that are timed; with more of them the step is left out.
@@ -103,6 +107,10 @@ class DeviceProbes:
         self._is_capturing: Callable[[], bool] = bool
         self._make_probe: Callable[..., DeviceProbe] | None = None
         self._moments: _Moments | None = None
+        self._count = 0
+        self._last_step = 0
+        #: Steps between two of the first probes.
+        self._distance = _FEWEST_STEPS
         self._pending: deque[_Moments] = deque()
         #: Events that were read, to be recorded again; the thread that reads adds them.
         self._unused: deque[CudaEvent] = deque(maxlen=_MOST_UNUSED)
@@ -122,7 +130,11 @@ class DeviceProbes:
     @_never_fails
     def start(self, step: int) -> None:
         """A step is about to begin that will be probed."""
-        self.next_step = step + _FEWEST_STEPS
+        if 0 < self._count < _FIRST_PROBES:
+            self._distance = max(step - self._last_step, _FEWEST_STEPS)
+        self._count, self._last_step = self._count + 1, step
+        is_early = self._count < _FIRST_PROBES
+        self.next_step = step + (_FEWEST_STEPS if is_early else _LATER_TURNS * self._distance)
         event = self._mark()
         if event is not None:
             self._moments = _Moments(event)

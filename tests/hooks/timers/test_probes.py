@@ -151,6 +151,17 @@ def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: 
     assert read == [DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0) for step in range(0, 100, 20)]
 
 
+def test_later_probes_come_once_in_four_turns(probes: DeviceProbes) -> None:
+    turns, probed = range(0, 2400, 20), list[int]()
+    for step in turns:  # a turn of the thread each 20 steps
+        if step >= probes.next_step:
+            probes.start(step)
+            probes.finish(step + 1)
+            probed.append(step)
+    assert probed[:24] == list(turns[:24])
+    assert probed[24:] == list(range(460 + 80, 2400, 80))
+
+
 def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(probes: DeviceProbes) -> None:
     probes._make_event = lambda: 1 // 0  # type: ignore[assignment]
     probes.start(4)
