@@ -6,17 +6,12 @@ from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
 from perfscope.analyzers.findings.memory import free_memory
 from perfscope.analyzers.findings.options import DEEPSPEED, MEGATRON, TORCH, TRAINER, option
-from perfscope.analyzers.findings.training import Training
+from perfscope.analyzers.findings.training import LEAST_OWN_LIMIT, POWER_CAP, Training
 from perfscope.constants import US_PER_MS
 from perfscope.report import percent
 
-_POWER_CAP = "software power cap"
-#: A limit that is lower than the GPU's own was set by somebody.
-_OWN_LIMIT = 0.97
 #: Fewer throttled steps are an accident.
 _FEWEST_STEPS = 0.1
-#: In so many steps a limit is no accident, and with so much less of the clock it is worth a line.
-_MOSTLY, _WORTH_A_LINE = 0.5, 0.1
 _FREE = 0.5
 #: What a step pays once, however large its batch is, as a share of it.
 _LARGEST_FIXED = 0.2
@@ -40,13 +35,13 @@ def _throttled(training: Training, row: str) -> Cause | None:
     facts = training.facts
     gpu = _same_gpu(training, row)
     limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
-    is_limited = bool(limit) and limit < _OWN_LIMIT * own
+    is_limited = bool(limit) and limit < LEAST_OWN_LIMIT * own
     covered = facts.amount(f"{row}/known_steps")
     reasons = [
         (facts.text(f"{cause}/cause"), f"{cause}/steps")
         for cause in facts.rows(f"{row}/causes")
         if len(facts.rows(f"{cause}/steps")) >= _FEWEST_STEPS * covered
-        and (facts.text(f"{cause}/cause") != _POWER_CAP or is_limited)
+        and (facts.text(f"{cause}/cause") != POWER_CAP or is_limited)
     ]
     clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
     if not reasons or not clock or clock >= highest:
@@ -71,27 +66,13 @@ def _throttled(training: Training, row: str) -> Cause | None:
 
 def describe_own_limit(training: Training) -> str:
     """That a GPU reaches its own power limit, which no setting raises; empty where none does in most steps."""
-    facts = training.facts
-    slowest, text = 1.0, ""
-    for row in facts.rows("/throttling"):
-        gpu = _same_gpu(training, row)
-        limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
-        clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
-        covered = facts.amount(f"{row}/known_steps")
-        steps = sum(
-            len(facts.rows(f"{cause}/steps"))
-            for cause in facts.rows(f"{row}/causes")
-            if facts.text(f"{cause}/cause") == _POWER_CAP
-        )
-        if not limit or limit < _OWN_LIMIT * own or not highest or not covered or steps < _MOSTLY * covered:
-            continue
-        if 0 < clock / highest < min(slowest, 1 - _WORTH_A_LINE):
-            slowest = clock / highest
-            text = (
-                f"A GPU's own power limit of {limit:.0f} W holds its clock at {clock:.0f} of {highest:.0f} MHz in "
-                f"{percent(min(steps / covered, 1.0)):.0f} % of the steps, which no setting regains."
-            )
-    return text
+    limit = training.own_limit
+    if limit is None:
+        return ""
+    return (
+        f"A GPU's own power limit of {limit.limit_w:.0f} W holds its clock at {limit.clock_mhz:.0f} of "
+        f"{limit.highest_mhz:.0f} MHz in {percent(limit.share):.0f} % of the steps, which no setting regains."
+    )
 
 
 def _same_gpu(training: Training, row: str) -> str:

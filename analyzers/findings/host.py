@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
 from perfscope.analyzers.findings.memory import free_memory
-from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
+from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, fetches_in_turn, option
 from perfscope.analyzers.findings.training import RankStep, Training
 from perfscope.constants import US_PER_MS
 from perfscope.report import percent
@@ -30,13 +30,11 @@ def find_synchronisations(training: Training) -> Cause | None:
     if row is None:
         return None
     cost_us = facts.amount(f"{row}/synchronisation/regained_us") + training.exposed_copies_us(_TO_HOST)
-    callers = [
-        caller
-        for caller in facts.rows(f"{row}/callers")
-        if facts.text(f"{caller}/kind") == "synchronisation" and facts.amount(f"{caller}/regained_us")
-    ]
+    callers = _waiting_callers(training, row)
     if not callers:
         return None
+    if fetches_in_turn(training):
+        cost_us = sum(facts.amount(f"{caller}/regained_us") for caller in callers)
     evidence = []
     for caller in callers[:_MOST_NAMED]:
         who = facts.text(f"{caller}/operator") or "a call outside of operators"
@@ -82,6 +80,18 @@ def find_synchronisations(training: Training) -> Cause | None:
         )
     ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
     return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
+
+
+def _waiting_callers(training: Training, row: str) -> list[str]:
+    """Who waits for the device and loses time by it; without the engine's own waits for parameters that it fetches."""
+    facts, is_of_engine = training.facts, fetches_in_turn(training)
+    return [
+        caller
+        for caller in facts.rows(f"{row}/callers")
+        if facts.text(f"{caller}/kind") == "synchronisation"
+        and facts.amount(f"{caller}/regained_us")
+        and (facts.text(f"{caller}/operator") or not is_of_engine)
+    ]
 
 
 def _also(training: Training, rows: str, name: str, cost_us: float) -> tuple[int, ...]:

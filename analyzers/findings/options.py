@@ -37,3 +37,9 @@ def frameworks_of(training: Training) -> tuple[str, ...]:
 def option(training: Training, by_framework: Mapping[str, str]) -> str:
     """The text for the outermost framework that has one."""
     return next((by_framework[name] for name in frameworks_of(training) if name in by_framework), "")
+
+
+def fetches_in_turn(training: Training) -> bool:
+    """Whether ZeRO 3 fetches parameters between the products: its host then waits for them outside of operators."""
+    facts, engine = training.facts, "/setup/ranks/0/engine/zero_optimization"
+    return facts.number(f"{engine}.stage") == _SHARDED and facts.value(f"{engine}.overlap_comm") is False

@@ -62,7 +62,8 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         low, high = cause.interval_us
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
         high = high if cause.basis is Basis.REPLAY else max(min(high, limit), _BEYOND * cost_us)
-        cause = replace(cause, interval_us=(min(low, cost_us), max(min(high, whole_us), cost_us)))
+        low = 0.0 if training.is_power_limited and accounts[-1] is Account.SLACK else min(low, cost_us)
+        cause = replace(cause, interval_us=(low, max(min(high, whole_us), cost_us)))
         findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))
     return tuple(sorted(findings, key=lambda finding: (-finding.cost_us, finding.id)))
 

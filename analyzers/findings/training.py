@@ -20,6 +20,12 @@ _HOST_CAUSES = (
     "launch_latency",
 )  # fmt: skip
 
+POWER_CAP = "software power cap"
+#: A limit that is lower than the GPU's own was set by somebody.
+LEAST_OWN_LIMIT = 0.97
+#: In so many steps a limit is no accident, and with a clock that is so much lower it is worth a line.
+_MOSTLY, _LOWERED_CLOCK = 0.5, 0.9
+
 
 class RankStep(Struct, frozen=True):
     """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
@@ -48,6 +54,15 @@ class RankStep(Struct, frozen=True):
     def waits_for_host(self) -> float:
         """Idle time while the host was late."""
         return sum(self.host.values())
+
+
+class OwnLimit(Struct, frozen=True):
+    """A GPU's own power limit, in watts, the clock to which it holds the GPU down, and in which share of the steps."""
+
+    limit_w: float
+    clock_mhz: float
+    highest_mhz: float
+    share: float
 
 
 class Training:
@@ -110,6 +125,34 @@ class Training:
     def is_undisturbed(self) -> bool:
         """Whether the profiled steps are known not to be slowed, or to be corrected for it."""
         return self.facts.number("/steps/median_s") is not None or self.facts.text("/breakdown/window") == "light"
+
+    @cached_property
+    def own_limit(self) -> OwnLimit | None:
+        """The GPU whose own power limit holds its clock down most, in most steps; None where it does on none."""
+        limits = [limit for limit in self._own_limits if limit is not None]
+        return min(limits, key=lambda limit: limit.clock_mhz / limit.highest_mhz, default=None)
+
+    @property
+    def is_power_limited(self) -> bool:
+        """Whether pauses may cost a step nothing: GPUs at their own limit save power in them, and compute faster."""
+        return bool(self._own_limits) and None not in self._own_limits
+
+    @cached_property
+    def _own_limits(self) -> list[OwnLimit | None]:
+        return [self._own_limit(row) for row in self.facts.rows("/throttling")]
+
+    def _own_limit(self, row: str) -> OwnLimit | None:
+        facts, uuid = self.facts, self.facts.text(f"{row}/uuid")
+        gpu = next((gpu for gpu in facts.rows("/gpus") if facts.text(f"{gpu}/uuid") == uuid), "")
+        limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
+        clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
+        causes = [cause for cause in facts.rows(f"{row}/causes") if facts.text(f"{cause}/cause") == POWER_CAP]
+        steps, covered = sum(len(facts.rows(f"{cause}/steps")) for cause in causes), facts.amount(f"{row}/known_steps")
+        if not limit or limit < LEAST_OWN_LIMIT * own or not covered or steps < _MOSTLY * covered:
+            return None
+        if not 0 < clock < _LOWERED_CLOCK * highest:
+            return None
+        return OwnLimit(limit, clock, highest, min(steps / covered, 1.0))
 
     @cached_property
     def pipeline(self) -> str:

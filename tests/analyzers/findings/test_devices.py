@@ -68,3 +68,15 @@ def test_a_limit_that_somebody_set_is_a_finding_and_not_its_own() -> None:
 @pytest.mark.parametrize("changes", [{"clock_mhz": 1900.0}, {"throttled": 20}, {"throttled": 0}])
 def test_a_limit_that_is_hardly_reached_is_not_said(changes: dict[str, Any]) -> None:
     assert describe_own_limit(training(**changes)) == ""
+
+
+def test_pauses_may_cost_nothing_only_where_all_gpus_are_at_their_limit() -> None:
+    assert training().is_power_limited
+    faster = results()
+    faster["gpus"].append({**faster["gpus"][0], "uuid": "B"})
+    faster["throttling"].append({**faster["throttling"][0], "uuid": "B", "hit_mhz": 1950.0})
+    several = Training(Facts(faster))
+    assert several.own_limit is not None
+    assert several.own_limit.clock_mhz == 1500.0
+    assert not several.is_power_limited
+    assert not Training(Facts({})).is_power_limited

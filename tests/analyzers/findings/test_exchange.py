@@ -9,6 +9,7 @@ import pytest
 from perfscope.analyzers.findings.exchange import find_exposed_communication, find_unused_parameter_search
 from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.finding import Confidence
+from perfscope.analyzers.findings.host import find_synchronisations
 from perfscope.analyzers.findings.training import Training
 
 STEP_US = 10_000.0
@@ -81,3 +82,23 @@ def test_settings_that_keep_communication_from_being_hidden_are_evidence(
     assert cause is not None
     assert [evidence.text.partition(" is ")[0] for evidence in cause.evidence[1:]] == texts
     assert find_exposed_communication(training({"engine": {}})).evidence == cause.evidence[:1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("overlaps", "cost_us"), [(True, 700.0), (False, 40.0)])
+def test_the_waits_of_zero_for_what_it_fetches_are_no_synchronisation_of_the_script(
+    overlaps: bool, cost_us: float
+) -> None:
+    """Without overlap DeepSpeed's host waits for each fetch outside of operators: 46 times a step in place of six."""
+    waits: dict[str, Any] = {"kind": "synchronisation", "calls": 46.0, "blocked_us": 900.0}
+    callers: list[Any] = [
+        {**waits, "operator": None, "regained_us": 660.0},
+        {**waits, "operator": "aten::item", "calls": 1.0, "regained_us": 40.0},
+    ]
+    calls: Any = {"ranks": [{"rank": 0, "synchronisation": {"regained_us": 700.0}, "callers": callers}]}
+    engine: Any = {"zero_optimization.stage": 3, "zero_optimization.overlap_comm": overlaps}
+    cause = find_synchronisations(
+        Training(Facts({"calls": calls, "setup": {"ranks": [{"engine": engine}]}, "steps": {"median_s": 0.01}}))
+    )
+    assert cause is not None
+    assert cause.cost_us == cost_us
+    assert len(cause.evidence) == (2 if overlaps else 1)
