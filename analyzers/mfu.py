@@ -200,7 +200,8 @@ def _count_operations(
         recomputed = products + recomputed_scores(model, step.seq_len) / 2
         if counted is not None and counted.is_covered:
             masked = (scores_and_values(model, step.seq_len) + recomputed_scores(model, step.seq_len)) / 2
-            recomputed = max(0.0, counted.flops_per_token - masked - headline.flops_per_token)
+            ran = counted.flops_per_token - counted.skipped_flops_per_token - masked
+            recomputed = max(0.0, ran - headline.flops_per_token)
     return CountedOperations(headline.mfu, headline.mfu * recomputed / headline.flops_per_token, step.step_ns)
 
 

@@ -33,6 +33,7 @@ class CountedCalls(Struct, frozen=True):
         counted_ns: The part of it in what is counted.
         recorded_flops: Operations recorded as graphs, once each.
         replayed_flops: Operations of the launches of these graphs.
+        skipped_flops: Operations of calls that launched no kernel, of a trace in which others did.
         other_replays: Launches of graphs whose operations the trace does not contain.
         other_replays_ns: Device time of the kernels that multiply in them.
     """
@@ -44,6 +45,7 @@ class CountedCalls(Struct, frozen=True):
     counted_ns: int
     recorded_flops: int
     replayed_flops: int
+    skipped_flops: int
     other_replays: int
     other_replays_ns: int
 
@@ -88,6 +90,7 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
         counted_ns=counted_ns,
         recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
         replayed_flops=int(flops[counts & launches.is_recorded].sum()),
+        skipped_flops=int(flops[counts & ~launches.is_recorded & (total_ns == 0)].sum()) if counted_ns else 0,
         other_replays=launches.other_replays,
         other_replays_ns=launches.other_replays_ns,
     )

@@ -4,8 +4,9 @@ An active tensor core does the same number of operations in each cycle, by their
 datasheet's peak is the share of the peak that tensor cores were busy for. It counts what ran: recomputation,
 padding of tiles and of the vocabulary too, and no product that ran elsewhere. (OFU, arXiv 2605.20799.)
 
-Operations and counters are those of the same windows. A tensor core is active for more cycles than the datasheet's rate
-needs: how many operations an active cycle does was measured with products of known size (``tensor_rate`` of a GPU).
+Operations and counters are those of the same windows. While a GPU is at its power limit, active cycles at the clock
+that NVML states amount to more than the operations that ran; below the limit they do not. How much was measured with
+products of known size (``capped_rate`` of a GPU).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Run
 
 _PPM = 1_000_000
+#: NVML's bit for a clock that the power limit reduces (``nvmlClocksThrottleReasonSwPowerCap``).
+_POWER_LIMIT = 0x4
 #: So much of a window of the counters lies in steady-state steps.
 _COVERED = 0.95
 #: A difference in points that is worth an explanation.
@@ -57,6 +60,7 @@ class CountedActivity:
         tensor_activity: Share of cycles in which tensor cores were active.
         sm_activity, sm_occupancy: Shares of multiprocessors and of their warps; None where not reported.
         clock_mhz: Mean clock meanwhile; None where not sampled.
+        power_capped: Share of the samples meanwhile at which the power limit reduced the clock; None where not sampled.
         utilisation: Share of the dense peak; None where the peak's clock is unknown.
     """
 
@@ -68,6 +72,7 @@ class CountedActivity:
     sm_activity: float | None
     sm_occupancy: float | None
     clock_mhz: float | None
+    power_capped: float | None
     utilisation: float | None
 
     def data(self) -> Json:
@@ -81,6 +86,7 @@ class CountedActivity:
             "sm_activity": self.sm_activity,
             "sm_occupancy": self.sm_occupancy,
             "clock_mhz": self.clock_mhz,
+            "power_capped": self.power_capped,
             "utilisation": self.utilisation,
         }
 
@@ -95,7 +101,8 @@ class CounterCheck:
         counted: The share of the peak by operations that ran, recomputation included (HFU), in the same windows where
             there are any; None where unknown.
         recomputed: What recomputation has of it.
-        tensor_rate: Operations of an active cycle, as a share of the datasheet's; None where that was not measured.
+        capped_rate: At the power limit, operations as a share of what active cycles amount to; None where that was not
+            measured.
         reason: Why there is none; empty where there is one.
     """
 
@@ -103,7 +110,7 @@ class CounterCheck:
     utilisation: float | None = None
     counted: float | None = None
     recomputed: float = 0.0
-    tensor_rate: float | None = None
+    capped_rate: float | None = None
     reason: str = ""
 
     @property
@@ -112,16 +119,18 @@ class CounterCheck:
         return None if self.utilisation is None or self.counted is None else self.utilisation - self.counted
 
     @property
-    def by_cycles(self) -> float | None:
-        """What active cycles that do fewer operations than the datasheet's have of the difference."""
-        if self.tensor_rate is None or self.difference is None or self.counted is None:
+    def by_power_limit(self) -> float | None:
+        """What the power limit has of the difference."""
+        capped = [gpu.power_capped for gpu in self.gpus]
+        if self.capped_rate is None or self.difference is None or self.counted is None or None in capped:
             return None
-        return self.counted / self.tensor_rate - self.counted
+        share = sum(each or 0.0 for each in capped) / len(capped)
+        return share * (self.counted / self.capped_rate - self.counted)
 
     @property
     def unexplained(self) -> float | None:
         """What is left of the difference."""
-        return None if self.difference is None else self.difference - (self.by_cycles or 0.0)
+        return None if self.difference is None else self.difference - (self.by_power_limit or 0.0)
 
     def data(self) -> Json:
         """Its value in JSON."""
@@ -130,7 +139,7 @@ class CounterCheck:
             "counted": self.counted,
             "recomputed": self.recomputed if self.counted is not None else None,
             "difference": self.difference,
-            "by_cycles": self.by_cycles,
+            "by_power_limit": self.by_power_limit,
             "unexplained": self.unexplained,
             "reason": self.reason or None,
             "gpus": [gpu.data() for gpu in self.gpus],
@@ -172,10 +181,11 @@ class CounterCheck:
             return notes
         recomputed = f", {100 * self.recomputed:.1f} points of it recomputed" if self.recomputed else ""
         notes.append(f"By operations it is {percent(self.counted):.2f} % in the same windows{recomputed}.")
-        if self.by_cycles is not None and self.tensor_rate is not None:
+        if self.by_power_limit and self.capped_rate is not None:
             notes.append(
-                f"An active cycle does {percent(self.tensor_rate):.0f} % of the datasheet's operations, as products of "
-                f"known size show: {100 * self.by_cycles:.1f} points of the difference."
+                f"{100 * self.by_power_limit:.1f} points of the difference come from the power limit: while it reduces "
+                f"the clock, this GPU does {percent(self.capped_rate):.0f} % of the operations that active cycles at "
+                "the stated clock amount to, as products of known size show."
             )
         points = f"{abs(100 * left):.1f} points"
         if abs(left) <= AGREEMENT:
@@ -188,8 +198,8 @@ class CounterCheck:
         else:
             notes.append(
                 f"Counters are {points} below that: operations were counted that did not run, as the last product "
-                "of a layer that torch's checkpoint leaves out, or not on tensor cores of this type (products in fp8 "
-                "take half the cycles, in fp32 other units)."
+                "of a layer that torch's checkpoint leaves out (only --shapes shows it), or not on tensor cores of "
+                "this type (products in fp8 take half the cycles, in fp32 other units)."
             )
         return notes
 
@@ -217,9 +227,9 @@ def check_by_counters(run: Run, gpu: Gpu | None, operations: CountedOperations |
     stated = [share for share in shares if share is not None]
     reason = "" if clock is not None else "the clock of the datasheet's peak is unknown for this GPU"
     mean = sum(stated) / len(stated) if stated and len(stated) == len(shares) else None
-    rate = None if gpu is None else gpu.tensor_rate
+    rate = None if gpu is None else gpu.capped_rate
     if operations is None:
-        return CounterCheck(tuple(activities), mean, tensor_rate=rate, reason=reason)
+        return CounterCheck(tuple(activities), mean, capped_rate=rate, reason=reason)
     steps, duration_ns = (sum(getattr(each, name) for each in activities) for name in ("steps", "duration_ns"))
     pace = steps * operations.step_ns / duration_ns
     recomputed = pace * operations.recomputed
@@ -258,7 +268,7 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
 
     tensor = mean("tensor_activity_ppm")
     assert tensor is not None
-    clock = _mean_clock(used, from_ns[covered], to_ns[covered])
+    clock, capped = _mean_clock(used, from_ns[covered], to_ns[covered])
     return CountedActivity(
         ranks=used.ranks,
         windows=len(rows),
@@ -268,6 +278,7 @@ def _measure(used: UsedGpu, begins: Int64, ends: Int64, peak_clock_mhz: float | 
         sm_activity=mean("sm_activity_ppm"),
         sm_occupancy=mean("sm_occupancy_ppm"),
         clock_mhz=clock,
+        power_capped=capped,
         utilisation=tensor * clock / peak_clock_mhz if clock and peak_clock_mhz else None,
     )
 
@@ -280,9 +291,14 @@ def _overlaps(from_ns: Int64, to_ns: Int64, begins: Int64, ends: Int64) -> Int64
     return overlaps
 
 
-def _mean_clock(used: UsedGpu, from_ns: Int64, to_ns: Int64) -> float | None:
+def _mean_clock(used: UsedGpu, from_ns: Int64, to_ns: Int64) -> tuple[float | None, float | None]:
+    """The mean clock in some windows, and the share of samples at which the power limit reduced it."""
     samples = used.samples
     between = (samples.t_ns[:, None] >= from_ns) & (samples.t_ns[:, None] <= to_ns)
     inside = between.any(axis=1)
     clocks = samples.sm_clock_mhz[inside & present(samples.sm_clock_mhz)]
-    return float(clocks.mean()) if len(clocks) else None
+    reasons = samples.throttle[inside & present(samples.throttle)]
+    return (
+        float(clocks.mean()) if len(clocks) else None,
+        float((reasons & _POWER_LIMIT != 0).mean()) if len(reasons) else None,
+    )

@@ -36,6 +36,8 @@ class CrossCheck:
         ranks: How many ranks were counted.
         explanation: Why they differ by more than 2 %, and what could not be counted.
         is_covered: Whether enough was counted to compare it.
+        skipped_flops_per_token: What of the count was begun and launched no kernel: the last product of what torch's
+            checkpoint recomputes.
     """
 
     flops_per_token: float
@@ -44,6 +46,7 @@ class CrossCheck:
     ranks: int
     explanation: tuple[str, ...]
     is_covered: bool = True
+    skipped_flops_per_token: float = 0.0
 
     @property
     def difference(self) -> float | None:
@@ -58,6 +61,7 @@ class CrossCheck:
             "formula_flops_per_token": self.formula_flops_per_token,
             "difference": self.difference,
             "recomputed": None if checkpointing is None else str(checkpointing),
+            "skipped_flops_per_token": self.skipped_flops_per_token,
             "ranks": self.ranks,
             "explanation": list(self.explanation),
         }
@@ -101,7 +105,8 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
         lines.append(f"{missing} products state no shapes and are not counted.")
     if formula is not None and abs(per_token / formula - 1) > TOLERANCE:
         lines.extend(_explain(step, counted, per_token, formula))
-    return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines), is_covered)
+    skipped = sum(rank.skipped_flops for rank in counted) / len(counted) * processes / step.tokens
+    return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines), is_covered, skipped)
 
 
 def _largest_repeats(all_repeats: Sequence[Repeats]) -> Repeats:

@@ -3,7 +3,8 @@
 How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``.
 Layers that ran forward more often than backward, and did so in between their backward passes, were recomputed; the
 share of them that was recomputed follows from the two counts. The last product of a layer, which PyTorch begins to
-recompute and then skips because it is not needed, is in the trace and is counted. What multiplies and is not counted is
+recompute and then skips because it is not needed, is in the trace and is counted; ``skipped_flops`` states it. What
+multiplies and is not counted is
 listed with its share of the time of all kernels that multiply; below ``ENOUGH`` of that time the rate of operations
 would say little, and is withheld.
 """
@@ -103,6 +104,7 @@ class Operations(Struct, frozen=True):
         covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
         recorded_flops: Operations that were recorded as graphs while the trace was, once each; they ran with a launch.
         replayed_flops: Operations of the launches of these graphs in the whole trace; ``flops_per_step`` has its part.
+        skipped_flops: Operations of a step in ``flops_per_step`` that were begun and launched no kernel.
         other_replays: Launches of graphs whose operations the trace does not contain.
         other_replays_share: Their share of the time of kernels that multiply.
     """
@@ -121,6 +123,7 @@ class Operations(Struct, frozen=True):
     covered: float | None = None
     recorded_flops: int = 0
     replayed_flops: int = 0
+    skipped_flops: float = 0.0
     other_replays: int = 0
     other_replays_share: float | None = None
 
@@ -180,6 +183,7 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         covered=_share(counted.counted_ns, counted.multiplying_ns),
         recorded_flops=counted.recorded_flops,
         replayed_flops=counted.replayed_flops,
+        skipped_flops=counted.skipped_flops / in_a_step,
         other_replays=counted.other_replays,
         other_replays_share=_share(counted.other_replays_ns, counted.multiplying_ns),
     )

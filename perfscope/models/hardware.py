@@ -53,8 +53,8 @@ class Gpu(NamedTuple):
         link: Its fastest link; absent where none is listed.
         memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
         tensor_clock_mhz: The clock at which the dense peaks are stated; absent where it is not known.
-        tensor_rate: Operations of a cycle in which tensor cores are active by NVML's counters, as a share of the
-            datasheet's; absent where it was not measured.
+        capped_rate: At the power limit, operations as a share of what the activity of tensor cores by NVML's counters
+            and its clock amount to; absent where it was not measured.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Gpu(NamedTuple):
     link: Link | None = None
     memory_tb_s: float | None = None
     tensor_clock_mhz: float | None = None
-    tensor_rate: float | None = None
+    capped_rate: float | None = None
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -111,7 +111,7 @@ class _Entry(TypedDict):
     memory_tb_s: NotRequired[float]
     power_w: int
     tensor_clock_mhz: NotRequired[float]
-    tensor_rate: NotRequired[float]
+    capped_rate: NotRequired[float]
     link: NotRequired[_LinkEntry]
     link_source: NotRequired[str]
 
@@ -154,7 +154,7 @@ def _parse_entry(text: str) -> Gpu:
         else None,
         memory_tb_s=entry.get("memory_tb_s"),
         tensor_clock_mhz=entry.get("tensor_clock_mhz"),
-        tensor_rate=entry.get("tensor_rate"),
+        capped_rate=entry.get("capped_rate"),
     )
 
 

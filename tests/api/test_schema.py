@@ -139,7 +139,7 @@ def test_memory_is_what_its_type_says(name: str, tmp_path: Path) -> None:
 
 
 def test_counters_and_devices_are_what_their_types_say() -> None:
-    activity = CountedActivity((0, 1), 12, 30.5, 12_000_000_000, 0.5, None, 0.25, 1980.0, None)
+    activity = CountedActivity((0, 1), 12, 30.5, 12_000_000_000, 0.5, None, 0.25, 1980.0, 1.0, None)
     check = CounterCheck((activity,), 0.4, 0.5, 0.1, 0.9).data()
     assert not list(differences(as_json(check), CounterCheckData, "by_counters"))
     regain = Regain("gil=free", 5e6, 1e6, (1e5, 2e6), 1e4, 0.02, ("the host is as fast",))

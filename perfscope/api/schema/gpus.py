@@ -209,6 +209,8 @@ class CrossCheckData(TypedDict):
         formula_flops_per_token: The formula's; None without dimensions.
         difference: ``flops_per_token / formula_flops_per_token - 1``.
         recomputed: What the trace shows to be recomputed.
+        skipped_flops_per_token: What of the count was begun and launched no kernel: the last product of what torch's
+            checkpoint recomputes.
         ranks: How many ranks were counted.
         explanation: Why they differ by more than 2 %, and what could not be counted.
     """
@@ -217,6 +219,7 @@ class CrossCheckData(TypedDict):
     formula_flops_per_token: float | None
     difference: float | None
     recomputed: str | None
+    skipped_flops_per_token: float
     ranks: int
     explanation: list[str]
 
@@ -233,6 +236,7 @@ class CountedActivityData(TypedDict):
         sm_activity: Share of multiprocessors that were active; None where not reported.
         sm_occupancy: Share of their warps; None where not reported.
         clock_mhz: Mean clock meanwhile; None where not sampled.
+        power_capped: Share of the samples at which the power limit reduced the clock; None where not sampled.
         utilisation: Share of the dense peak; None where the clock of the peak is unknown.
     """
 
@@ -244,6 +248,7 @@ class CountedActivityData(TypedDict):
     sm_activity: float | None
     sm_occupancy: float | None
     clock_mhz: float | None
+    power_capped: float | None
     utilisation: float | None
 
 
@@ -255,8 +260,8 @@ class CounterCheckData(TypedDict):
         counted: The share of the peak by operations that ran, in the same windows; None where unknown.
         recomputed: What recomputation has of it; None where it is unknown.
         difference: By how much the counters are above the operations; None where one is unknown.
-        by_cycles: What of that comes from active cycles that do fewer operations than the datasheet's; None where that
-            was not measured for this GPU.
+        by_power_limit: What of that comes from the power limit, at which cycles amount to more than the operations;
+            None where that was not measured for this GPU.
         unexplained: What is left of the difference; None where there is none.
         reason: Why there is none; None where there is one.
         gpus: Each GPU.
@@ -266,7 +271,7 @@ class CounterCheckData(TypedDict):
     counted: float | None
     recomputed: float | None
     difference: float | None
-    by_cycles: float | None
+    by_power_limit: float | None
     unexplained: float | None
     reason: str | None
     gpus: list[CountedActivityData]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers import mfu
 from perfscope.analyzers.flops.counter_check import CounterCheck
+from perfscope.engine import run as engine
 from perfscope.models.hardware import lookup_gpu
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.stated import Stated
@@ -24,8 +25,11 @@ PEAK_CLOCK_MHZ = 989.4e12 / (132 * 4096) / 1e6
 WINDOW_NS = 200_000_000
 
 
-def sampled(folder: Path, activity: Callable[[int], int | None]) -> CounterCheck:
-    """The check of a real run, to whose samples GPM's are added: an activity in millionths, None for none."""
+def sampled(folder: Path, activity: Callable[[int], int | None], *, throttle: int = 4) -> CounterCheck:
+    """The check of a real run, to whose samples GPM's are added: an activity in millionths, None for none.
+
+    Its clock is reduced for the reasons ``throttle``: 4 is the power limit.
+    """
     run = folder / "run"
     shutil.copytree(RUN, run)
     for path in (run / "nvml").glob("*.jsonl"):
@@ -33,7 +37,7 @@ def sampled(folder: Path, activity: Callable[[int], int | None]) -> CounterCheck
         for line in lines[1:]:
             ppm = activity(line["t_ns"])
             for gpu in line.get("gpus", ()) if ppm is not None else ():
-                gpu |= {"tensor_activity_ppm": ppm, "sm_activity_ppm": 900_000}
+                gpu |= {"tensor_activity_ppm": ppm, "sm_activity_ppm": 900_000, "throttle": throttle}
                 gpu |= {"gpm_from_ns": line["t_ns"] - WINDOW_NS, "gpm_to_ns": line["t_ns"], "sm_clock_mhz": 1525}
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return analyze(run).by_counters
@@ -73,9 +77,13 @@ def test_counters_that_agree_and_counters_that_do_not_are_told_apart(tmp_path: P
     assert counted is not None
     gpu = lookup_gpu("h200-sxm")
     assert gpu is not None
-    assert gpu.tensor_rate is not None
-    same = round(1e6 * counted / gpu.tensor_rate * 1830 / 1525)
+    assert gpu.capped_rate is not None
+    same = round(1e6 * counted / gpu.capped_rate * 1830 / 1525)
     assert "agree within" in text(sampled(tmp_path / "same", lambda _: same))
+    ran = round(1e6 * counted * 1830 / 1525)
+    below = sampled(tmp_path / "below", lambda _: ran, throttle=0)
+    assert below.by_power_limit == 0
+    assert "agree within" in text(below)
     assert "padding of tiles" in text(sampled(tmp_path / "more", lambda _: same + 100_000))
     assert "did not run" in text(sampled(tmp_path / "less", lambda _: same - 100_000))
 
@@ -102,14 +110,14 @@ def test_counters_of_a_real_training_agree_with_operations_of_the_same_windows()
     check = utilisation.by_counters
     assert check.utilisation is not None
     assert check.counted is not None
-    assert check.by_cycles is not None
+    assert check.by_power_limit is not None
     assert check.unexplained is not None
     assert [(gpu.ranks, gpu.windows) for gpu in check.gpus] == [((0,), 6)]
     (gpu,) = check.gpus
     assert utilisation.headline.mfu is not None
     assert 0.9 < check.counted / utilisation.headline.mfu < 1
     assert abs(check.unexplained) <= 0.02
-    assert check.difference == pytest.approx(check.by_cycles + check.unexplained)
+    assert check.difference == pytest.approx(check.by_power_limit + check.unexplained)
     assert gpu.steps == pytest.approx(gpu.duration_ns / 155e6, rel=0.02)
     assert "agree within" in text(check)
 
@@ -131,16 +139,32 @@ def test_what_was_recomputed_counts_as_what_ran() -> None:
     assert "points of it recomputed" in text(again)
 
 
-def test_the_rate_of_active_cycles_is_what_products_of_known_size_show() -> None:
+def test_the_rate_at_the_power_limit_is_what_products_of_known_size_show_and_below_it_there_is_none() -> None:
     phases = json.loads((ROOT / "fixtures" / "flops" / "gpm.json").read_text())
     gpu = lookup_gpu("h200-sxm")
     assert gpu is not None
-    assert gpu.tensor_rate is not None
-    rates: dict[str, list[float]] = {}
+    assert gpu.capped_rate is not None
+    rates: dict[tuple[bool, str], list[float]] = {}
     for phase in phases:
         activity = sum(share * mhz for share, mhz in phase["windows"]) / len(phase["windows"])  # in MHz
         rate = phase["tflops"] / (gpu.dense_tflops[phase["dtype"]] * activity / PEAK_CLOCK_MHZ)
-        rates.setdefault(phase["dtype"], []).append(rate)
-    assert [len(rates[dtype]) for dtype in ("bf16", "tf32", "fp8")] == [4, 1, 1]
-    assert rates["bf16"] == pytest.approx([gpu.tensor_rate] * 4, abs=0.02)
-    assert rates["tf32"] + rates["fp8"] == pytest.approx([gpu.tensor_rate] * 2, abs=0.07)
+        rates.setdefault((phase["is_capped"], phase["dtype"]), []).append(rate)
+    assert rates[True, "bf16"] == pytest.approx([gpu.capped_rate] * 4, abs=0.02)
+    assert rates[True, "tf32"] + rates[True, "fp8"] == pytest.approx([gpu.capped_rate] * 2, abs=0.07)
+    below = rates[False, "bf16"] + rates[False, "fp8"]
+    assert len(below) == 7
+    assert below == pytest.approx([1.0] * 7, abs=0.08)
+
+
+def test_the_last_product_of_a_checkpoint_did_not_run_where_the_trace_shows_no_kernel_of_it() -> None:
+    run = ROOT / "fixtures" / "runs" / "h200_gpm_recomputed"
+    result = engine.analyze([run], engine.Plan(only=frozenset({"mfu"}))).results["mfu"]
+    assert isinstance(result, mfu.Utilisation)
+    check = result.by_counters
+    assert result.counted is not None
+    # of each of twelve layers the product of four times the hidden size with the hidden size
+    assert result.counted.skipped_flops_per_token == pytest.approx(12 * 2 * 4 * 2048**2 * 2048 / 2049, rel=0.001)
+    assert check.unexplained is not None
+    assert abs(check.unexplained) <= 0.02
+    assert check.counted is not None
+    assert check.recomputed / (check.counted - check.recomputed) == pytest.approx(0.2, abs=0.01)
