@@ -52,7 +52,7 @@ class RecordLog:
         return "".join(map(self.line, range(first, first + records)))
 
     def _figure(self, name: str, text: str, number: int) -> str:
-        if name in {"step", "samples"}:
+        if name in {"step", "samples", "counted", "iter"}:
             scale = int(self.parts[1 + 2 * self.columns.index("samples")]) if name == "samples" else 1
             return str(number * max(scale, 1))
         if name == "percent":
@@ -100,7 +100,7 @@ def _log_of(path: Path) -> RecordLog | None:
             for line in filter(kind.is_record, kind.rule.find(text)):
                 if len(list(kind.rule.find(line.full_line))) > 1:
                     continue
-                shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp)
+                shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp, lines=kind.lines)
                 match = shape and shape.pattern.match((line.text + b"\n").decode("latin-1"), line.line)
                 if shape and match:
                     return RecordLog(path.stem, str(log_format.framework), kind, tuple(_parts(match)), shape.columns)

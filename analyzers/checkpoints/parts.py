@@ -153,7 +153,7 @@ def _expect(
     dtypes = count_by_size(checkpoint, Role.WEIGHTS)
     weights = max(dtypes, key=lambda size: dtypes[size], default=2)
     if checkpoint.layout in _WITHOUT_WEIGHTS:
-        return 0, 12
+        return weights if dtypes else 0, 12
     if count_elements(checkpoint, Role.MOMENTS):
         masters = 4 if count_elements(checkpoint, Role.MASTER) else 0
         moments = count_by_size(checkpoint, Role.MOMENTS)

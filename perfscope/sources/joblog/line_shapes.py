@@ -148,20 +148,25 @@ class Column:
         return cell.span(1) if cell else (-1, -1)
 
 
-def learn_shape(line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bool) -> Shape | None:
+def learn_shape(line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bool, lines: int = 1) -> Shape | None:
     """The shape of a record.
 
     Args:
         line: The match of the rule.
         columns: The figures that are needed.
         has_stamp: Its date is needed, too.
+        lines: How many lines it has.
 
     Returns:
         None where the record is too long, lacks a figure, or has a number directly beside one.
     """
     text, begin = line.text, line.line
-    end = text.find(b"\n", line.match.end())
-    end = len(text) if end < 0 else end
+    end = line.match.end() - 1
+    for _ in range(lines):
+        end = text.find(b"\n", end + 1)
+        if end < 0:
+            end = len(text)
+            break
     spans = sorted((*column.span(line, name, end), name) for name, column in columns.items())
     spans = [span for span in spans if span[0] >= 0 or not columns[span[2]].is_optional]
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):

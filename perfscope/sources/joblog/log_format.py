@@ -71,8 +71,7 @@ class BulkReading(Generic[State]):
     """The fast path of a format whose logs grow to gigabytes.
 
     Attributes:
-        sources: The sources that it adds to; the fast path begins when the first has as many records as are kept, and
-            none of the others has fewer.
+        sources: The sources that it adds to; the fast path begins when each that has records has as many as are kept.
         split: Splits a block into plain lines and the rest.
         add: Adds the plain lines of a block from one row up to another.
     """

@@ -87,11 +87,11 @@ class ProgressBars:
             points.disturbed.append(self._disturbance)
             self._disturbance = 0
 
-    def on_losses(self) -> None:
+    def on_losses(self, times: int = 1) -> None:
         """The trainer prints its losses: the bar shown last is the bar of the training."""
         total = self._current
         if total is not None:
-            (self._late_votes if self.is_complete(total) else self._votes)[total] += 1
+            (self._late_votes if self.is_complete(total) else self._votes)[total] += times
 
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; the clock of its bar runs on."""

@@ -64,7 +64,8 @@ class _LogReader:
         """The fast path of the format whose kept records are complete, so that its further records are folded."""
         series = self._log.series
         for bulk in self._bulk:
-            if bulk.sources[0] in series and all(series[name].is_full for name in bulk.sources if name in series):
+            recorded = [series[name] for name in bulk.sources if name in series]
+            if recorded and all(source.is_full for source in recorded):
                 return bulk
         return None
 

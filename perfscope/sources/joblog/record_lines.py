@@ -61,6 +61,7 @@ class LinesOfRecords(Generic[State]):
         constants: The columns that are the same in all records of a job; others are read by the rule.
         has_stamp: The first date of a line is a column, too.
         is_record: Whether a match of the rule is a record.
+        lines: How many lines a record has.
     """
 
     rule: Rule[State]
@@ -70,6 +71,7 @@ class LinesOfRecords(Generic[State]):
     constants: tuple[str, ...] = ()
     has_stamp: bool = False
     is_record: Callable[[LineMatch], bool] = is_record
+    lines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class ShapeSplitter(Generic[State]):
                 begin = text.find(b"\n", offset) + 1 if offset else 0
                 line = next(filter(kind.is_record, kind.rule.find(text[begin:])), None)
                 if line is not None and len(list(kind.rule.find(line.full_line))) == 1:
-                    shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp)
+                    shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp, lines=kind.lines)
                     if shape is not None:
                         yield kind, shape
 
@@ -207,7 +209,7 @@ def read_lines(
     """The fast path of a format that prints a record a line.
 
     Args:
-        source: The source of the step times, or several, of which the first is always there.
+        source: The source of the step times, or several.
         kinds: The kinds of records; a log has one of them.
         epochs_of: The counter of the epochs, where records have a column ``epoch``.
         on_last: Called with the number of the last record that was added.

@@ -9,6 +9,7 @@ Dictionaries are parsed as text, never evaluated.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, floor
 
@@ -38,6 +39,7 @@ _OF_ONE_RUN = {"gbs", "train_iterations"}
 _GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
 _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
+_LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _DICTIONARY_REACH = 500
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
@@ -138,15 +140,20 @@ def _framework_of(state: _State) -> str:
 
 
 def _on_losses(state: _State, line: LineMatch) -> None:
-    """``{'loss': 2.075, 'learning_rate': ..., 'epoch': 0.04}``: the first and the last loss are kept."""
-    values = dict(_KEY.findall(line[0]))
-    loss = parse_number(values.get(b"loss", b""))
-    if b"epoch" in values:
+    """``{'loss': 2.075, ..., 'epoch': 0.04}``, many in a row: the first and the last loss are kept."""
+    losses = _LOSS.findall(line[0])
+    epochs = line[0].count(b"'epoch':")
+    if epochs:
         state.log.frameworks.add(_FRAMEWORK)
-        state.bars.on_losses()
-    if loss is not None:
-        state.first_loss = loss if state.first_loss is None else state.first_loss
-        state.last_loss = loss
+        state.bars.on_losses(epochs)
+    if state.first_loss is None:
+        state.first_loss = _first_number(losses)
+    last_loss = _first_number(reversed(losses))
+    state.last_loss = state.last_loss if last_loss is None else last_loss
+
+
+def _first_number(texts: Iterable[bytes]) -> float | None:
+    return next((value for value in map(parse_number, texts) if value is not None), None)
 
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
@@ -272,9 +279,9 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(b"%|", BAR_LINES, _on_bars, reach=BAR_REACH, identifies=False, at_line_start=True),
     Rule(
         b"'loss':",
-        re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}"),
+        re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}(?:[ \t]*\n\{[^{}\n]*'loss':[^{}\n]*\})*+"),
         _on_losses,
-        reach=_DICTIONARY_REACH,
+        reach=BAR_REACH,
         identifies=False,
         begin=(b"{",),
     ),

@@ -12,10 +12,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "LitGPT's iter time, summed over a step"
@@ -37,20 +42,9 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     number, time_ms = int(line["iter"]), parse_number(line["ms"])
     if state.last == number:
         return  # another rank's copy
-    follows = state.last is not None and number == state.last + 1
-    if state.last is not None and number < state.last:
-        state.log.on_restart()
-    is_whole = follows or number <= 1
-    state.last = number
-    if time_ms is None or time_ms <= 0:
-        state.log.unreadable += 1
-        state.wall_ns = None
-    elif not is_whole:
-        state.wall_ns = None
-    elif state.wall_ns is not None or state.batches == 0:
-        state.wall_ns = (state.wall_ns or 0) + round(time_ms * NS_PER_MS)
-    state.batches += 1
-    state.step = int(line["step"])
+    is_readable = time_ms is not None and time_ms > 0
+    state.log.unreadable += not is_readable
+    _add_batch(state, number, int(line["step"]), round(time_ms * NS_PER_MS) if time_ms and is_readable else None)
     if not line["ends"]:
         return
     loss = _LOSS.search(line[0])
@@ -64,27 +58,73 @@ def _on_batch(state: _State, line: LineMatch) -> None:
     state.wall_ns, state.batches = 0, 0
 
 
+def _add_batch(state: _State, number: int, step: int, wall_ns: int | None) -> None:
+    """Add the time of a micro-batch to that of its step."""
+    follows = state.last is not None and number == state.last + 1
+    if state.last is not None and number < state.last:
+        state.log.on_restart()
+    is_whole = follows or number <= 1
+    state.last, state.step = number, step
+    if wall_ns is None or not is_whole:
+        state.wall_ns = None
+    elif state.wall_ns is not None or state.batches == 0:
+        state.wall_ns = (state.wall_ns or 0) + wall_ns
+    state.batches += 1
+
+
 def _close(state: _State) -> None:
     """Micro-batches alone show that a step began; its time is not known."""
     if SOURCE not in state.log.series and state.step is not None:
         state.log.series_of(SOURCE).add(Record(state.step))
 
 
+_RULE = Rule(
+    b"iter time: ",
+    re.compile(
+        rb"\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
+        rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends> \((?:optimizer\.step|opt\.step|step)\))?",
+        re.IGNORECASE,
+    ),
+    _on_batch,
+    begin=(b"iter ",),
+)
+_COLUMNS = {"iter": STEP, "step": STEP, "ms": Column()}
+
+
+def _ends_step(line: LineMatch) -> bool:
+    return bool(line["ends"])
+
+
+def _measure(cells: Cells) -> Measured:
+    """A step of one micro-batch a line; where one does not follow the other, the rule reads it."""
+    batches, wall_ns = cells.integers("iter"), cells.times_ns("ms", NS_PER_MS)
+    wall_ns[np.diff(batches, prepend=batches[0]) != 1] = 0
+    return Measured(cells.integers("step"), wall_ns, {"iter": batches})
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    """Where other lines stand between, the first record may end a step of several micro-batches."""
+    batches, steps = plain.columns["iter"], np.asarray(plain.iteration, np.int64)
+    if first < last and int(batches[first]) == state.last:
+        first += 1  # another rank's copy
+    if first >= last:
+        return
+    series = state.log.series_of(SOURCE)
+    if state.batches or state.last is None or int(batches[first]) != state.last + 1:
+        _add_batch(state, int(batches[first]), int(steps[first]), int(plain.wall_ns[first]))
+        record = Record(int(steps[first]), state.wall_ns)
+        state.wall_ns, state.batches = 0, 0
+        series.add(record, plain.label)
+        first += 1
+    add_evenly(series, plain, first, last)
+    state.last, state.step = int(batches[last - 1]), int(steps[last - 1])
+
+
 FORMAT = Format(
     framework="litgpt",
     state=_State,
-    rules=(
-        Rule(
-            b"iter time: ",
-            re.compile(
-                rb"\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
-                rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends> \((?:optimizer\.step|opt\.step|step)\))?",
-                re.IGNORECASE,
-            ),
-            _on_batch,
-            begin=(b"iter ",),
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_ends_step), add=_add),
 )

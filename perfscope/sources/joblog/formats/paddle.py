@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import INTEGER, Column
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, TimedSteps, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -108,6 +111,27 @@ _SCRIPT_LINES = tuple(
     )
     for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter=(\d{1,12})/")
 )
+_CELLS = {
+    "step": Column(INTEGER, re.compile(rb"global_step: (\d{1,12})")),
+    "seconds": Column(cell=re.compile(rb"interval_runtime: ([\d.]{1,30})")),
+    "speed": Column(cell=re.compile(rb"interval_steps_per_second: ([\d.]{1,30})")),
+}
+
+
+def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
+    source = SCRIPT if SCRIPT in state.log.series and TRAINER not in state.log.series else TRAINER
+    add_evenly(state.log.series_of(source), plain, first, last)
+
+
+def _measure(cells: Cells) -> Measured:
+    """As ``_on_interval`` measures one."""
+    seconds, speeds = cells.numbers("seconds"), cells.numbers("speed")
+    steps = np.rint(seconds * speeds)
+    is_whole = (steps > 0) & (np.abs(seconds * speeds - steps) <= np.maximum(_HALF * steps, _HALF))
+    divisor = np.where(is_whole, steps, 1.0)
+    wall_s = np.where(is_whole, seconds / divisor, np.divide(1.0, speeds, out=np.zeros_like(speeds), where=speeds > 0))
+    return Measured(cells.integers("step"), times_ns(wall_s, NS_PER_S))
+
 
 FORMAT = Format(
     framework="paddle",
@@ -124,5 +148,5 @@ FORMAT = Format(
         Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
     ),
     sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
-    bulk=read_lines(SCRIPT, *_SCRIPT_LINES),
+    bulk=read_lines((TRAINER, SCRIPT), LinesOfRecords(_TRAINER_RULE, _CELLS, _measure), *_SCRIPT_LINES, add=_add),
 )

@@ -19,4 +19,5 @@ FORMAT = Format(
     ),
     close=steps.conclude,
     role=Role.ENGINE,
+    bulk=steps.BULK,
 )

@@ -9,16 +9,20 @@ the figure is compared with every other source in the log.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.batch import find_global_batch
-from perfscope.sources.joblog.formats.deepspeed.state import DeepSpeedState
+from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import FormatState, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 THROUGHPUT = "batch / SamplesPerSec"
@@ -117,16 +121,57 @@ def _is_confirmed(median_times: dict[str, int]) -> bool:
     return not trusted or any(abs(time - doubtful) <= _ALIKE * doubtful for time in trusted)
 
 
-RULES = (
-    Rule(
-        b"SamplesPerSec=",
-        re.compile(
-            rb"(?:global_step=(?P<new>\d+)|\b(?P<epoch>\d+)/(?P<old>\d+)), "
-            rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]+)"
-            rb"(?:, *CurrSamplesPerSec=(?P<now>[^,\s]+))?"
-        ),
-        _on_throughput,
+_THROUGHPUT_RULE = Rule(
+    b"SamplesPerSec=",
+    re.compile(
+        rb"(?:global_step=(?P<new>\d+)|\b(?P<epoch>\d+)/(?P<old>\d+)), "
+        rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]+)"
+        rb"(?:, *CurrSamplesPerSec=(?P<now>[^,\s]+))?"
     ),
+    _on_throughput,
+)
+_STEP_RULE = Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step)
+_STEP_LINE = {"step": Column(INTEGER, re.compile(rb"\bstep=(\d{1,15}), skipped="))}
+_SPEED_LINE = {
+    "counted": Column(INTEGER, re.compile(rb"(?:global_step=|\b\d{1,9}/)(\d{1,15}), (?:RunningAvg)?SamplesPerSec=")),
+    "now": Column(cell=re.compile(rb"CurrSamplesPerSec=([\d.eE+-]{1,30})")),
+}
+
+
+def _measure_steps(cells: Cells) -> Measured:
+    """The dates are readings of the clock."""
+    columns = {"counted": cells.integers("counted")} if "counted" in cells else {}
+    return Measured(cells.integers("step"), cells.stamps_ns(), columns)
+
+
+def _measure_speeds(cells: Cells) -> Measured:
+    """The lines state no time."""
+    steps = cells.integers("counted")
+    return Measured(steps, np.full_like(steps, -1), {"counted": steps})
+
+
+def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: int) -> None:
+    """Add rows ``first`` to ``last`` of a block's plain lines: of steps, of throughput, or of both in turn."""
+    rows = plain.rows(first, last)
+    if not len(rows.wall_ns):
+        return
+    if "counted" in rows.columns:
+        untimed = replace(rows, iteration=rows.columns["counted"], wall_ns=np.full(last - first, -1))
+        add_evenly(state.log.series_of(THROUGHPUT), untimed, 0, last - first)
+    if int(rows.wall_ns[0]) > 0:
+        state.step_clock.add_many(state.log, rows)
+
+
+BULK = read_lines(
+    (STEPS, THROUGHPUT, PIPELINE),
+    LinesOfRecords(_STEP_RULE, {**_STEP_LINE, **_SPEED_LINE}, _measure_steps, has_stamp=True, lines=2),
+    LinesOfRecords(_STEP_RULE, _STEP_LINE, _measure_steps, has_stamp=True),
+    LinesOfRecords(_THROUGHPUT_RULE, _SPEED_LINE, _measure_speeds),
+    add=add_plain_lines,
+)
+
+RULES = (
+    _THROUGHPUT_RULE,
     Rule(
         b"iter time (s):",
         re.compile(
@@ -136,7 +181,7 @@ RULES = (
         _on_pipeline_step,
         begin=(b"steps: ",),
     ),
-    Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step),
+    _STEP_RULE,
     Rule(b"DeepSpeed info: version=", re.compile(rb"DeepSpeed info: version=([^,\s]+)"), _on_start),
     Rule(b"[launch.py:", re.compile(rb"\[launch\.py:"), ignore_line),
     Rule(b"DeepSpeedEngine", re.compile(rb"DeepSpeedEngine"), ignore_line),
