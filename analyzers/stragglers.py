@@ -17,6 +17,7 @@ each other by the order of their passes, which the pipeline bubble measures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -31,7 +32,8 @@ from perfscope.analyzers.shared.compute_pace import Comparison, Pace
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Cell, Column, Json, Section, long_table
-from perfscope.tables.trace import ABSENT
+from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_bytes, format_ranges
 
 #: The wait that makes a rank a straggler, as a share of the longest window.
@@ -237,25 +239,40 @@ def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -
     wait = matched.wait_ns[:, chosen]
     last = matched.duration_ns[:, chosen].argmin(axis=0)
     caused = wait.sum(axis=0) / (len(matched.ranks) - 1)
-    steps = matched.step[chosen]
     first = next(iter(calls.values()))
+    communication = matched.duration_ns[:, chosen].sum(axis=1).tolist()
+    steps = distinct(matched.step[chosen])
+    caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
+    nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))
     ranks = tuple(
-        RankWait(
-            rank=rank,
-            wait=int(wait[row].sum()),
-            communication=int(matched.duration_ns[row, chosen].sum()),
-            caused=float(caused[last == row].sum()),
-            last_arrivals=int((last == row).sum()),
-            caused_in={
-                step: float(caused[(last == row) & (steps == step)].sum()) for step in np.unique(steps).tolist()
-            },
+        RankWait(rank, waited, communicated, of_row.ns, of_row.calls, caused_in=of_row.in_steps)
+        for rank, waited, communicated, of_row in zip(
+            matched.ranks,
+            wait.sum(axis=1).tolist(),
+            communication,
+            (caused_by.get(row, nothing) for row in range(len(matched.ranks))),
+            strict=True,
         )
-        for row, rank in enumerate(matched.ranks)
     )
     slowest = int(np.argmax([rank.caused for rank in ranks]))
     causes = _causes(matched, chosen, caused, last == slowest)
     return GroupWait(
         key.name, first.description, first.role, int(chosen.sum()), ranks, causes, members.are_stages(calls, first.role)
+    )
+
+
+class _Caused(NamedTuple):
+    """What the last one of some collectives caused: how long others waited, in how many, and in each step."""
+
+    ns: float
+    calls: int
+    in_steps: Mapping[int, float]
+
+
+def _caused_in(caused: Float64, is_last: Bool, step: Int64, steps: Sequence[int]) -> _Caused:
+    of_rank, in_step = caused[is_last], step[is_last]
+    return _Caused(
+        float(of_rank.sum()), len(of_rank), {number: float(of_rank[in_step == number].sum()) for number in steps}
     )
 
 

@@ -223,25 +223,34 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
 
 def _differ_in_size(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps]) -> bool:
     """Whether kernels that all ranks launch equally often have other grids on some of them."""
-    launches: list[dict[int, dict[int, int]]] = []
-    times: list[dict[int, float]] = []
-    for medians, (calls, median_ns, *_) in zip(kernels, in_steps, strict=True):
-        grids: dict[int, dict[int, int]] = {}
-        time: dict[int, float] = {}
-        for key, name, count, ns in zip(medians.keys.tolist(), medians.names.tolist(), calls, median_ns, strict=True):
-            if count:
-                grids.setdefault(name, {})[key] = int(count)
-                time[name] = time.get(name, 0.0) + float(count * ns)
-        launches.append(grids)
-        times.append(time)
+    of_pattern: dict[tuple[bytes, ...], dict[int, dict[int, int]]] = {}  # most ranks launch the same
+    for medians, (calls, *_) in zip(kernels, in_steps, strict=True):
+        pattern = medians.keys.tobytes(), medians.names.tobytes(), calls.tobytes()
+        if pattern not in of_pattern:
+            of_pattern[pattern] = _launches(medians, calls)
+    launches = list(of_pattern.values())
     common = set.intersection(*(set(grids) for grids in launches))
-    resized = [
+    resized = {
         name
         for name in common
         if len({sum(grids[name].values()) for grids in launches}) == 1
         and any(grids[name] != launches[0][name] for grids in launches)
-    ]
-    return all(sum(time[name] for name in resized) >= _RESIZED * sum(time.values()) for time in times)
+    }
+    for medians, (calls, median_ns, *_) in zip(kernels, in_steps, strict=True):
+        time = calls * median_ns
+        is_resized = np.array([name in resized for name in medians.names.tolist()], np.bool_)
+        if time[is_resized].sum() < _RESIZED * time.sum():
+            return False
+    return True
+
+
+def _launches(medians: KernelMedians, calls: Int64) -> dict[int, dict[int, int]]:
+    """How often the kernels of each name were launched with each grid."""
+    grids: dict[int, dict[int, int]] = {}
+    for key, name, count in zip(medians.keys.tolist(), medians.names.tolist(), calls.tolist(), strict=True):
+        if count:
+            grids.setdefault(name, {})[key] = count
+    return grids
 
 
 def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> KernelMedians | None:
@@ -339,7 +348,9 @@ def _times(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps
 
 def _work(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
     """Each rank's work: every kernel counts with the least median of all ranks."""
-    keys, inverse = np.unique(np.concatenate([medians.keys for medians in kernels]), return_inverse=True)
+    every = np.concatenate([medians.keys for medians in kernels])
+    keys = np.array(distinct(every), np.int64)
+    inverse = np.searchsorted(keys, every)
     least = np.full(len(keys), np.inf)
     times = np.concatenate([median for _, median, _, _ in in_steps])
     np.minimum.at(least, inverse[times > 0], times[times > 0])
