@@ -183,6 +183,8 @@ class Capture(TrainingSteps):
     @hook_entry
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
+        if last_error() is not None:  # first of all: a launcher ends this process when it sees that another one failed
+            self._keep_failure()
         self._complete_steps(self._source.finish())
         unused_choice = self._source.describe_unused_choice()
         if unused_choice:
@@ -191,14 +193,19 @@ class Capture(TrainingSteps):
         self._write_passes()
         self._describe_setup()
         self.save_timer.finish()
-        if self.files.claimed_rank() is None and last_error() is not None:
-            call_safely(self.files.claim)  # it failed before its rank was known, as where others never came
-        call_safely(self.watch.finish)
+        if last_error() is None:
+            call_safely(self.watch.finish)
         self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
             self.files.claim().write_event(EndRecord(time.monotonic_ns(), spans or None))
+
+    def _keep_failure(self) -> None:
+        """Keep why the interpreter ends."""
+        if self.files.claimed_rank() is None:
+            call_safely(self.files.claim)  # it failed before its rank was known, as where others never came
+        call_safely(self.watch.finish)
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure: one line, and training goes on without it."""
