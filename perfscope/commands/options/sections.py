@@ -20,9 +20,12 @@ ANALYSIS_SECTIONS = (
     "Device time by step", "Device time, corrected for profiling overhead", "Host time", "Host time by step",
     "Host time outside of operators", "Operators on the host", "Overlap by axis of parallelism",
     "Overlap by process group", "Idle time by cause", "Longest idle gaps", "Calls that hold the host up", "Optimizer",
-    "Kernels", "Operations by shapes", "Collectives", "Stragglers", "Clocks", "Pipeline bubble", "Measured schedule",
-    "Pipeline bubble of every step", "Late ranks", "Steps on the host, by rank", "Roofline of operators",
-    "Operators by category", "Peak memory", "Goodput", "Not computed", WARNINGS,
+    "Kernels", "Kernels by operator", "Operations by shapes", "Collectives", "Stragglers", "Pace of the devices",
+    "Clocks", "Pipeline bubble", "Measured schedule", "Pipeline bubble of every step", "Late ranks",
+    "Steps with the latest ranks",
+    "Steps on the host, by rank", "Roofline of operators", "Operators by category", "Time by module",
+    "Tensor cores by NVML's counters", "Peak memory", "Largest allocations at the peak", "Activations at the peak",
+    "What would lower the peak", "Goodput", "Not computed", WARNINGS,
 )  # fmt: skip
 COMPARISON_SECTIONS = (
     "Figures", "Limits", "Different set-up", "What the change is made of", "What appeared, vanished or changed",
