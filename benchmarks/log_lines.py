@@ -2,14 +2,18 @@
 
 Run: ``python -m benchmarks.log_lines``. Each text is written to a file and read by ``read_log``; the figure is bytes
 over processor time of one process, the best of three. Lines of half records are made of the published excerpts: parts
-of their lines, repeated up to 4 and to 15 KB. Records are the lines of an excerpt, again and again.
+of their lines, repeated up to 4 and to 15 KB. Records are the line of an excerpt with ascending steps and a clock that
+goes on, in 10 MB; where records are read one by one, the lines of the excerpt again and again. The last columns are
+those of a perl one-liner that adds up one number of every line, as people do, over the same text.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import resource
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,11 +22,14 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.log_excerpts import EXCERPTS, ROOT
+from benchmarks.record_logs import record_logs
 from perfscope.constants import MB
 from perfscope.sources.joblog import read_log
 
 SIZE = 10_000_000
 HOSTILE_SIZE = 300_000
+SINGLE_SIZE = 1_500_000
+PERL = r"m|.*[ :=(](\d+\.\d+)| && do {$x+=$1; $c++}; END { print $c ? $x/$c : 0 }"
 LENGTHS = (4_000, 15_000)
 PARTS = 6
 BEST_OF = 3
@@ -56,11 +63,25 @@ def hostile_texts() -> Iterator[bytes]:
                     yield (repeated * (HOSTILE_SIZE // length)).encode()
 
 
-def record_texts() -> Iterator[tuple[str, bytes]]:
-    """The records of each excerpt, one below the other."""
+def record_texts() -> Iterator[tuple[str, bytes, bool]]:
+    """Records of each excerpt, one below the other, and whether many of them are read at once."""
+    at_once = {log.name: log for log in record_logs()}
     for path in sorted(EXCERPTS.glob("*.log")):
-        text = path.read_bytes()
-        yield path.stem, text * (HOSTILE_SIZE // len(text) + 1)
+        log = at_once.get(path.stem)
+        if log is not None:
+            yield path.stem, log.text(SIZE // len(log.line(SIZE))).encode("latin-1"), True
+        else:
+            text = path.read_bytes()
+            yield path.stem, text * (SINGLE_SIZE // len(text) + 1), False
+
+
+def perl_mb_s(path: Path) -> float:
+    """Megabytes a second of a one-liner that adds up the last number with a point of every line."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(["perl", "-lne", PERL, str(path)], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return path.stat().st_size / MB / spent_s
 
 
 def speed_mb_s(path: Path, text: bytes, best_of: int = BEST_OF) -> float:
@@ -80,16 +101,22 @@ def main() -> None:
         path = Path(folder) / "run.log"
         rows = [(name, f"{len(text) / MB:.1f}", f"{speed_mb_s(path, text):.0f}") for name, text in texts()]
         hostile = [speed_mb_s(path, text) for text in hostile_texts()]
-        records = sorted((speed_mb_s(path, text), name) for name, text in record_texts())
+        records = []
+        for name, text, is_at_once in record_texts():
+            speed = speed_mb_s(path, text)
+            records.append((speed, name, is_at_once, perl_mb_s(path)))
     quantiles = statistics.quantiles(hostile, n=10)
     rows.append((f"half records, {len(hostile)} kinds of lines: median", "0.3", f"{quantiles[4]:.0f}"))
     rows.append(("half records: slowest tenth", "0.3", f"{quantiles[0]:.0f}"))
     rows.append(("half records: slowest", "0.3", f"{min(hostile):.1f}"))
-    rows.append(
-        ("records alone: median of the excerpts", "0.3", f"{statistics.median(speed for speed, _ in records):.0f}")
-    )
-    rows.append((f"records alone: slowest, {records[0][1]}", "0.3", f"{records[0][0]:.1f}"))
     print(tabulate(rows, ("Text", "MB", "MB/s"), tablefmt="pipe", disable_numparse=True))
+    print()
+    lines = [
+        (name, "many" if is_at_once else "one by one", f"{speed:.0f}", f"{perl:.0f}", f"{speed / perl:.2f}")
+        for speed, name, is_at_once, perl in sorted(records)
+    ]
+    headings = ("Records of", "Read", "MB/s", "perl (MB/s)", "of perl")
+    print(tabulate(lines, headings, tablefmt="pipe", disable_numparse=True))
 
 
 if __name__ == "__main__":
