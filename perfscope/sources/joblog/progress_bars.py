@@ -33,7 +33,10 @@ _FRONT = (
     rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
 )
 _BAR = re.compile(
-    rb"^" + _FRONT + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1) + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
+    rb"^(?!Epoch )"
+    + _FRONT
+    + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1)
+    + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
     rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<",
     re.MULTILINE,
 )
