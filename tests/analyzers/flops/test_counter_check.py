@@ -106,7 +106,7 @@ def test_without_samples_there_is_a_reason_and_no_section(tmp_path: Path) -> Non
 
 def test_counters_of_a_real_training_agree_with_operations_of_the_same_windows() -> None:
     """Its steps behind the window are 4 % slower than those before, of which the median step is."""
-    utilisation = analyze(ROOT / "fixtures" / "runs" / "h200_gpm")
+    utilisation = analyze(ROOT / "fixtures" / "runs" / "gpm_h200")
     check = utilisation.by_counters
     assert check.utilisation is not None
     assert check.counted is not None
@@ -123,7 +123,7 @@ def test_counters_of_a_real_training_agree_with_operations_of_the_same_windows()
 
 
 def test_what_was_recomputed_counts_as_what_ran() -> None:
-    run = read_run(ROOT / "fixtures" / "runs" / "h200_gpm")
+    run = read_run(ROOT / "fixtures" / "runs" / "gpm_h200")
     stated = Stated(precision="bf16")
     plain = mfu.analyze(replace(run, stated=stated)).by_counters
     models = tuple(dataclasses.replace(model, checkpointing="full") for model in run.models)
@@ -157,7 +157,7 @@ def test_the_rate_at_the_power_limit_is_what_products_of_known_size_show_and_bel
 
 
 def test_the_last_product_of_a_checkpoint_did_not_run_where_the_trace_shows_no_kernel_of_it() -> None:
-    run = ROOT / "fixtures" / "runs" / "h200_gpm_recomputed"
+    run = ROOT / "fixtures" / "runs" / "gpm_h200_recomputed"
     result = engine.analyze([run], engine.Plan(only=frozenset({"mfu"}))).results["mfu"]
     assert isinstance(result, mfu.Utilisation)
     check = result.by_counters
