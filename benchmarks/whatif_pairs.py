@@ -95,6 +95,7 @@ def _pairs(kind: str, traces: str, *scenarios: tuple[str, str]) -> list[Pair]:
 #: Every pair that was measured and whose traces are kept.
 _BUCKETS, _PIPELINES, _CHANGES = "pairs/buckets", "pairs/pipelines", "pairs/changes"
 _TRANSFERS, _DEEPSPEED = "pairs/transfers", "pairs/deepspeed"
+_AXES, _STAGES, _ZERO_3 = "pairs/axes", "pairs/stages", "pairs/zero3"
 ALL: tuple[Pair, ...] = (
     *_pairs("communication", "base", ("communication-free", "base without communication")),
     *_pairs("communication", "no_overlap", ("communication-free", "base without communication")),
@@ -145,6 +146,17 @@ ALL: tuple[Pair, ...] = (
     *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m4", ("microbatches=8", "pipe_m8")),
     *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m4", ("microbatches=16", "pipe_m16")),
     *_pairs("micro-batches", f"{_DEEPSPEED}/pipe_m8", ("microbatches=4", "pipe_m4")),
+    *_pairs("communication of an axis", f"{_AXES}/tensor", ("communication-free=TP", "base")),
+    *_pairs("communication of an axis", f"{_AXES}/tensor_narrow", ("communication-free=TP", "base")),
+    *_pairs("faster communication", f"{_AXES}/tensor_narrow", ("faster-communication=TP:2.129", "tensor")),
+    *_pairs("launches", f"{_AXES}/eager", ("launch-free", "graph")),
+    *_pairs("accumulation", f"{_AXES}/fsdp", ("accumulation=2", "fsdp_acc2")),
+    *_pairs("resharding", f"{_AXES}/fsdp", ("resharding-off", "fsdp_keep")),
+    *_pairs("schedule", f"{_STAGES}/gpipe_m8", ("schedule=1f1b", "1f1b_m8")),
+    *_pairs("schedule", f"{_STAGES}/1f1b_m8", ("schedule=gpipe", "gpipe_m8")),
+    *_pairs("schedule", f"{_STAGES}/1f1b_m8", ("schedule=interleaved:2", "interleaved_m8")),
+    *_pairs("micro-batches", f"{_STAGES}/gpipe_m3", ("microbatches=8", "gpipe_m8")),
+    *_pairs("accumulation", f"{_ZERO_3}/zero3", ("accumulation=2", "zero3_acc2")),
 )
 #: What the model misses by more than 5 %: traces and scenario. The report says what is known about each.
 _MISSED = {
@@ -152,6 +164,8 @@ _MISSED = {
     (f"{_BUCKETS}/acc4", "accumulation=1"),
     (f"{_PIPELINES}/1f1b_m4", "schedule=interleaved:2"),
     (f"{_PIPELINES}/slow_host", "no-stragglers"),
+    (f"{_STAGES}/1f1b_m8", "schedule=interleaved:2"),
+    (f"{_ZERO_3}/zero3", "accumulation=2"),
 }
 MISSED = tuple(pair for pair in ALL if (pair.traces, pair.scenario) in _MISSED)
 PAIRS = tuple(pair for pair in ALL if pair not in MISSED)

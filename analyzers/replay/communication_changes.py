@@ -23,12 +23,15 @@ def free_communication(measured: Measured, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing beside it."""
     rows_of_ranks = choose_communication(measured.job, axis)
     changed = without_communication(measured, rows_of_ranks)
-    hidden_ns = max(_hidden_ns(graph, rows) for graph, rows in zip(measured.job.ranks, rows_of_ranks, strict=True))
     return Changed(
-        changed,
-        (_describe_contention(measured.contention),),
-        doubt_ns=_HIDDEN_DOUBT * hidden_ns / measured.steps.steps,
+        changed, (_describe_contention(measured.contention),), doubt_ns=_doubt_of_hidden(measured, rows_of_ranks)
     )
+
+
+def _doubt_of_hidden(measured: Measured, rows_of_ranks: Sequence[Bool]) -> float:
+    """How far a step may be off for what communication that is taken away cost the kernels beside it."""
+    hidden_ns = max(_hidden_ns(graph, rows) for graph, rows in zip(measured.job.ranks, rows_of_ranks, strict=True))
+    return _HIDDEN_DOUBT * hidden_ns / measured.steps.steps
 
 
 #: Of the time that communication ran beside kernels: how much more or less than was measured these may lose by it.
@@ -72,7 +75,7 @@ def keep_parameters(measured: Measured, _value: str) -> Changed:
     sentences = [_describe_contention(measured.contention), "All parameters fit into the memory of the device."]
     if not any(graph.gather_ns.any() for graph in measured.job.ranks):
         sentences.append(_HOST_KEPT if measured.job.ranks[0].stacks else _HOST_UNREAD)
-    return Changed(changed.with_ranks(ranks), tuple(sentences))
+    return Changed(changed.with_ranks(ranks), tuple(sentences), doubt_ns=_doubt_of_hidden(measured, rows_of_ranks))
 
 
 _HOST_KEPT = "What the host takes to gather stays in the answer: nothing in the traces tells it."

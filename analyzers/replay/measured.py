@@ -52,8 +52,13 @@ class Measured(Struct, frozen=True):
 
     @property
     def relief_ns(self) -> float:
-        """What a step is shorter without the profiler's cost on the host."""
-        return self.exact.step_ns - self.replayed.step_ns
+        """What a step is shorter without the profiler's cost on the host: by its replay, and beyond it as measured."""
+        return self.exact.step_ns - self.replayed.step_ns + self.unexplained_ns
+
+    @property
+    def unexplained_ns(self) -> float:
+        """What the replay without the profiler's cost is longer than a step that nobody profiled; 0 where not known."""
+        return 0.0 if self.undisturbed_ns is None else max(self.replayed.step_ns - self.undisturbed_ns, 0.0)
 
     @property
     def uncertain_ns(self) -> float:

@@ -7,7 +7,7 @@ unequal micro-batches) is taken to grow with it. What a step does outside the se
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -93,7 +93,12 @@ def equalize_stages(measured: Measured, ranks: Collection[int | None]) -> Change
         "The passes of a stage take their own time or the median of the other stages, whichever is less: a stage with "
         "more layers counts as slow.",
     )
-    return Changed(measured.times, sentences, added_ns=added_ns, doubt_ns=_DOUBT * abs(added_ns))
+    return _change_passes(measured, sentences, added_ns, _DOUBT * abs(added_ns))
+
+
+def _change_passes(measured: Measured, sentences: Sequence[str], added_ns: float, doubt_ns: float) -> Changed:
+    """A step with other passes: they are simulated, not replayed, and start from the step that nobody profiled."""
+    return Changed(measured.times, tuple(sentences), added_ns=added_ns - measured.unexplained_ns, doubt_ns=doubt_ns)
 
 
 #: How far the simulation of a change of passes may be off, as a share of what it saves.
@@ -143,7 +148,7 @@ def _change(measured: Measured, pipeline: MeasuredPipeline, setup: Setup) -> Cha
     if (now.schedule in _SIMPLE) != (setup.schedule in _SIMPLE):
         sentences.append(_OTHER_TRANSFERS)
         doubt_ns += _DOUBT_OF_TRANSFERS * (pipeline.section_ns + added_ns)
-    return Changed(measured.times, tuple(sentences), added_ns=added_ns, doubt_ns=doubt_ns)
+    return _change_passes(measured, sentences, added_ns, doubt_ns)
 
 
 #: Schedules with one transfer for each pass, which every framework runs alike.
