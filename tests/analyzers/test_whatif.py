@@ -101,7 +101,8 @@ def test_faster_communication_lies_between_measured_and_free() -> None:
 def test_free_launches_help_where_the_host_is_the_limit_and_only_there() -> None:
     bound_by_host, bound_by_device = ask("whatif/fsdp2", "launch-free"), ask("whatif/base", "launch-free")
     assert bound_by_host.outlooks[0].saved_ns > 0.2 * bound_by_host.measured.step_ns
-    assert bound_by_device.outlooks[0].saved_ns < 0.005 * bound_by_device.measured.step_ns
+    # Kernels of a graph follow each other faster: half a microsecond for each of 1,100.
+    assert bound_by_device.outlooks[0].saved_ns < 0.02 * bound_by_device.measured.step_ns
 
 
 def test_a_receiver_still_needs_what_is_sent_where_communication_is_free() -> None:
