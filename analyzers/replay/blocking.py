@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.replay.changes import Changed
 from perfscope.analyzers.replay.communication_changes import exposed_communication, free_communication
-from perfscope.analyzers.replay.host_changes import free_data_loading, free_launches
+from perfscope.analyzers.replay.host_changes import free_data_loading, free_host
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.replay import Replay
 from perfscope.analyzers.replay.steps import span_of_steps
@@ -66,7 +66,7 @@ def measure_blocking(measured: Measured) -> tuple[Blocking, ...]:
     found = []
     if any((graph.work == Work.COMMUNICATION).any() for graph in measured.job.ranks):
         found.append(_communication(measured))
-    found.append(Blocking(LAUNCHES, _saved(measured, free_launches)))
+    found.append(Blocking(LAUNCHES, _saved(measured, free_host)))
     if any(len(graph.host_call) for graph in measured.job.ranks):
         found.append(Blocking(SYNCHRONISATION, _without_synchronisation(measured)))
     with suppress(MissingInput):  # where there is no data loader
