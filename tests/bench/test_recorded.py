@@ -35,6 +35,17 @@ def test_equal_strategies_agree_on_the_loss(folder: str) -> None:
             assert row.losses[:FIRST_STEPS] == pytest.approx(first, rel=ROUNDING), (row.name, rows[0].name)
 
 
+def test_on_cpus_all_steps_agree_and_the_loss_falls() -> None:
+    rows = rows_of("cpu_resnet50")
+    assert len(rows) >= 16
+    by_kind = {(row.variant.facts.equals, row.variant.nproc): row.losses for row in rows}
+    for row in rows:
+        assert row.losses[-1] < row.losses[0] - 0.5, row.name
+        if row.variant.facts.equals is not None:
+            kind = row.variant.facts.equals, row.variant.nproc
+            assert row.losses == pytest.approx(by_kind[kind], rel=ROUNDING), row.name
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_figures_are_possible(folder: str) -> None:
     for row in rows_of(folder):
