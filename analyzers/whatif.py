@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.replay.blocking import Blocking, measure_blocking
 from perfscope.analyzers.replay.contention import Contention
-from perfscope.analyzers.replay.critical_path import PathPart, find_critical_path, shares_by_cause
+from perfscope.analyzers.replay.critical_path import (
+    PathPart,
+    find_critical_path,
+    find_operators_on_path,
+    path_shares,
+    shares_by_cause,
+)
 from perfscope.analyzers.replay.measured import prepare
 from perfscope.analyzers.replay.outlook import Outlook, apply_scenario, write_scenario
 from perfscope.analyzers.replay.rank_graph import RankGraph
@@ -44,6 +50,7 @@ class WhatIf:
         is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
         outlooks: The scenarios, those that save most first.
         path: The critical path of the replay.
+        operators: Its nanoseconds by operator; absent where operators were not read.
         contention: What communication costs the kernels beside it.
         blocking: What each cause costs a step, by a replay without it.
         refused: Scenarios that the traces cannot answer, and why.
@@ -58,6 +65,7 @@ class WhatIf:
     is_overhead_known: bool
     outlooks: tuple[Outlook, ...]
     path: tuple[PathPart, ...]
+    operators: dict[str, int] | None
     contention: tuple[Contention, ...]
     blocking: tuple[Blocking, ...]
     refused: tuple[tuple[str, str], ...]
@@ -80,6 +88,7 @@ class WhatIf:
             "scenarios": [outlook.data(self.replayed.step_ns) for outlook in self.outlooks],
             "refused": [{"name": name, "reason": reason} for name, reason in self.refused],
             "critical_path": [part.data(self.replayed.steps) for part in self.path],
+            "critical_path_shares": path_shares(self.path, self.operators),
             "contention": [item.data() for item in self.contention],
             "blocking": [item.data() for item in self.blocking],
             "notes": list(self.notes),
@@ -266,6 +275,7 @@ def answer(
         is_overhead_known=measured.is_overhead_known,
         outlooks=tuple(outlooks),
         path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
+        operators=find_operators_on_path(measured.job, measured.times, measured.base, measured.replayed),
         contention=measured.contention,
         blocking=measure_blocking(measured),
         refused=tuple(refused),

@@ -8,7 +8,7 @@ is on the path of the rank that arrived last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.replay.job_graph import JobGraph
@@ -64,6 +64,7 @@ class _Walk:
         self._job, self._times, self._replayed, self._span = job, times, replayed, span
         self._time_ns = span.end_ns
         self._parts: Counter[tuple[int, str, str]] = Counter()
+        self.operators: Counter[str] = Counter()
         self._waits = [_sources(graph.wait_target, graph.wait_source) for graph in job.ranks]
         self._host_waits = [_sources(graph.host_call, graph.host_event) for graph in job.ranks]
         self._operation_of: list[dict[int, int]] = [{} for _ in job.ranks]
@@ -122,7 +123,10 @@ class _Walk:
         graph = self._job.ranks[position]
         ready_ns, source = max(self._candidates(position, event), key=lambda candidate: candidate[0])
         lag_ns = int(self._times.ranks[position].lag_ns[event])
+        ended_ns = self._time_ns
         self._add(position, _CAUSES[Work(graph.work[event])], graph.names[graph.name[event]], ready_ns + lag_ns)
+        if graph.stacks and graph.stack[event] != ABSENT:
+            self.operators[graph.stacks[graph.stack[event]][-1]] += ended_ns - self._time_ns
         self._add(position, LAUNCH, "start of the event", ready_ns)
         if source is not None:
             return source
@@ -180,9 +184,39 @@ def find_critical_path(job: JobGraph, times: JobTimes, replayed: Replayed, span:
     return _Walk(job, times, replayed, span).run()
 
 
+def find_operators_on_path(job: JobGraph, times: JobTimes, replayed: Replayed, span: StepSpan) -> dict[str, int] | None:
+    """The nanoseconds of the path in events of each operator, the largest first; None where operators were not read."""
+    if not any(graph.stacks for graph in job.ranks):
+        return None
+    walk = _Walk(job, times, replayed, span)
+    walk.run()
+    return dict(walk.operators.most_common())
+
+
 def shares_by_cause(parts: Sequence[PathPart]) -> dict[str, int]:
     """The nanoseconds of each cause, the largest first."""
-    causes: Counter[str] = Counter()
+    return _sum_by(parts, lambda part: part.cause)
+
+
+def path_shares(parts: Sequence[PathPart], operators: Mapping[str, int] | None) -> dict[str, Json]:
+    """``critical_path_shares`` in JSON: of the whole path, by cause, rank, kernel, collective and operator."""
+    total_ns = max(sum(part.time_ns for part in parts), 1)
+    kernels = [part for part in parts if part.cause in (COMPUTE, COPY)]
+    sums: dict[str, Mapping[str, int] | None] = {
+        "cause": shares_by_cause(parts),
+        "rank": _sum_by(parts, lambda part: str(part.rank)),
+        "kernel": _sum_by(kernels, lambda part: part.name),
+        "collective": _sum_by([part for part in parts if part.cause == COMMUNICATION], lambda part: part.name),
+        "operator": operators,
+    }
+    return {
+        by: None if times is None else {name: time_ns / total_ns for name, time_ns in times.items()}
+        for by, times in sums.items()
+    }
+
+
+def _sum_by(parts: Sequence[PathPart], name_of: Callable[[PathPart], str]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
     for part in parts:
-        causes[part.cause] += part.time_ns
-    return dict(causes.most_common())
+        sums[name_of(part)] += part.time_ns
+    return dict(sums.most_common())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.commands.report_cli import run
@@ -21,6 +23,27 @@ def test_the_json_has_the_step_its_replay_and_the_scenarios(capsys: pytest.Captu
     assert set(document["scenarios"][0]) >= {"name", "step_us", "saved_us", "change", "assumptions", "interval_us"}
     assert set(document["critical_path"][0]) == {"rank", "cause", "name", "us"}
     assert document["contention"][0]["slowdown"] > 0
+
+
+def test_the_critical_path_has_shares_by_cause_rank_kernel_collective_and_operator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changes = BASE.parent / "pairs" / "changes"
+    undisturbed_ms = json.loads((changes / "truth.json").read_text())["norm6"]["median_ms"]
+    chosen = ("--undisturbed", undisturbed_ms, "--scenario", "faster-operator=layer_norm:2")
+    answer = run(capsys, "whatif", changes / "norm6", *chosen, "--format", "json")
+    shares = answer.data["critical_path_shares"]
+    assert set(shares) == {"cause", "rank", "kernel", "collective", "operator"}
+    assert sum(shares["cause"].values()) == pytest.approx(1)
+    assert sum(shares["rank"].values()) == pytest.approx(1)
+    assert sum(shares["kernel"].values()) == pytest.approx(shares["cause"]["compute"] + shares["cause"].get("copy", 0))
+    assert sum(shares["collective"].values()) == pytest.approx(shares["cause"].get("communication", 0))
+    assert shares["operator"]["aten::native_layer_norm"] > 0.02
+    assert (
+        sum(shares["operator"].values()) <= sum(shares["kernel"].values()) + sum(shares["collective"].values()) + 1e-9
+    )
+    without = run(capsys, "whatif", BASE, "--format", "json").data["critical_path_shares"]
+    assert without["operator"] is None
 
 
 def test_the_first_line_names_what_saves_most(capsys: pytest.CaptureFixture[str]) -> None:
