@@ -19,8 +19,8 @@ from perfscope.sources.checkpoints.pickle_damage import PickleDamage
 LARGEST_OPCODE_COUNT = 20_000_000
 #: Opcodes of a checkpoint take four bytes each, those of a list of small numbers two; a crafted pickle repeats shorter
 #: ones, which nest or repeat values, and takes long.
-_BATCH = 250_000
-_FEWEST_BYTES_OF_BATCH = 440_000
+_BATCH = 500_000
+_FEWEST_BYTES_OF_BATCH = 875_000
 _LONGEST_NAME = 1000
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _STOP = ord(".")
@@ -85,7 +85,7 @@ class _Machine:
                     return
                 table[code](self)
             if self.position - begin < _FEWEST_BYTES_OF_BATCH:
-                raise PickleDamage(f"repeats short opcodes {_BATCH:,} times: no checkpoint does, it is not read")
+                raise PickleDamage(f"repeats opcodes of few bytes {_BATCH:,} times: no checkpoint does, it is not read")
         raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
 
     def pop(self) -> object:

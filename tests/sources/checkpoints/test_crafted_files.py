@@ -62,7 +62,7 @@ def long_names() -> bytes:
 
 PICKLES = {
     "nested lists": (b"\x80\x02" + b"]" * 2_000_000 + b"a" * 1_999_999 + b".", "repeats opcodes"),
-    "few nested lists": (b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".", "nested deeper than 200 levels"),
+    "few nested lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "nested deeper than 200 levels"),
     "nested tuples": (b"\x80\x02N" + b"\x85" * MEGABYTES_4 + b".", "repeats opcodes"),
     "nested dicts": (b"\x80\x02" + b"}N" * 1_400_000 + b"}" + b"s" * 1_400_000 + b".", "repeats opcodes"),
     "flat": (b"\x80\x02](" + b"N" * MEGABYTES_4 + b"e.", "repeats opcodes"),

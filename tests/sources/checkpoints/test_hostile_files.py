@@ -189,7 +189,7 @@ def test_short_opcodes_that_repeat_are_not_replayed_to_their_end(tmp_path: Path,
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
         archive.writestr("archive/data.pkl", content)
     [text] = read_checkpoint(tmp_path / "model.pt").damage
-    assert "repeats short opcodes 250,000 times" in text
+    assert "repeats opcodes of few bytes 500,000 times" in text
 
 
 def test_a_long_list_of_small_numbers_is_read(tmp_path: Path) -> None:
