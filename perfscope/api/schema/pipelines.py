@@ -217,6 +217,24 @@ class PathPartData(TypedDict):
     us: float
 
 
+class PathSharesData(TypedDict):
+    """Shares of the critical path.
+
+    Attributes:
+        cause: By what the step waited for.
+        rank: By rank.
+        kernel: By kernel or copy.
+        collective: By kernel of communication.
+        operator: By operator; None where a report reads none.
+    """
+
+    cause: dict[str, float]
+    rank: dict[str, float]
+    kernel: dict[str, float]
+    collective: dict[str, float]
+    operator: dict[str, float] | None
+
+
 class ContentionData(TypedDict):
     """What communication costs the kernels beside it.
 
@@ -267,6 +285,7 @@ class WhatIfData(Windowed):
         scenarios: Those that save most first.
         refused: What cannot be answered.
         critical_path: What the step waited for.
+        critical_path_shares: The same by cause, rank, kernel, collective and operator.
         contention: By class of kernels.
         blocking: By cause.
         notes: What a reader must know.
@@ -281,6 +300,7 @@ class WhatIfData(Windowed):
     scenarios: list[ScenarioData]
     refused: list[RefusedData]
     critical_path: list[PathPartData]
+    critical_path_shares: PathSharesData
     contention: list[ContentionData]
     blocking: list[BlockingData]
     notes: list[str]
