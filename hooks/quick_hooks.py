@@ -47,12 +47,11 @@ class QuietSteps:
         writer: Writes the rows, in a thread of its own.
         is_grad_enabled: Whether torch records gradients.
         tensor_class: ``torch.Tensor``; None before the first such step.
-        counts_forward: The samples of the last step are those that went into the model: batches need not be counted.
         dtype: Of what was counted last, and ``are_ids`` whether that can be token ids.
     """
 
     __slots__ = (
-        "append", "are_ids", "counts_forward", "dtype", "file", "is_grad_enabled", "steps", "tensor_class", "writer"
+        "append", "are_ids", "dtype", "file", "is_grad_enabled", "steps", "tensor_class", "writer"
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,13 +61,12 @@ class QuietSteps:
         self.writer: LateWriter | None = None
         self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
         self.tensor_class: type | None = None
-        self.counts_forward = False
         self.dtype: object = None
         self.are_ids = False
 
     def begin(self, steps: int, files: RankFiles) -> None:
         """The next ones will be like most others, up to so many completed steps."""
-        self.steps, self.counts_forward = steps, False
+        self.steps = steps
         if steps and self.writer is None:
             torch = sys.modules["torch"]
             recorder = files.claim()
@@ -112,15 +110,15 @@ def _make_batch_loaded(capture: Any, slow: Quick) -> Quick:
             facts = capture._facts
             facts.has_loader = True
             facts.data_wait_ns += wait_ns
-            if not quiet.counts_forward:
-                first = batch[0] if type(batch) in _SEQUENCES and batch else batch
-                if type(first) is not quiet.tensor_class:
-                    first = find_loaded(batch)
-                shape = None if first is None else first.shape
-                if shape:
-                    facts.loaded_samples += shape[0]
-                    if len(shape) == _IDS and not first.is_floating_point():
-                        facts.loaded_tokens += shape[0] * shape[1]
+            # Also where what enters the model is counted: where several optimizers take turns, the batches decide.
+            first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+            if type(first) is not quiet.tensor_class:
+                first = find_loaded(batch)
+            shape = None if first is None else first.shape
+            if shape:
+                facts.loaded_samples += shape[0]
+                if len(shape) == _IDS and not first.is_floating_point():
+                    facts.loaded_tokens += shape[0] * shape[1]
         except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
             capture.abandon(describe_failure(error))
         capture.hook_ns += _clock() - began_ns
@@ -292,7 +290,6 @@ def _make_step_end(capture: Any) -> Quick:
         running.first_sign_ns = None
         counts = facts.micro_batches, facts.forward_samples, facts.forward_tokens
         loaded = facts.loaded_samples, facts.loaded_tokens, facts.data_wait_ns if facts.has_loader else None
-        quiet.counts_forward = facts.forward_samples > 0
         facts.micro_batches = facts.forward_samples = facts.forward_tokens = facts.optimizer_steps = 0
         facts.loaded_samples = facts.loaded_tokens = facts.data_wait_ns = 0
         facts.has_loader = facts.has_cleared = False

@@ -124,20 +124,6 @@ def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
         assert record["hook_ns"] > 0
 
 
-def test_batches_are_not_looked_at_while_what_enters_the_model_is_counted(tmp_path: Path) -> None:
-    training = Training(tmp_path, quick=True)
-    for _ in range(5):
-        training.step()
-    assert training.capture._quiet.counts_forward
-    for _ in range(2):  # a model that nothing sees any more: one step is unknown, and then batches are counted
-        training.capture.on_batch_loaded([torch.zeros(3, 4, dtype=torch.long)], 17)
-        training.capture.on_optimizer_step(training.optimizer)
-    *_, before, unknown, counted = training.records()
-    assert (before["samples"], before["tokens"]) == (2, 8)
-    assert "samples" not in unknown
-    assert (counted["samples"], counted["tokens"]) == (3, 12)
-
-
 def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True)
     for number in range(8):
@@ -156,7 +142,6 @@ def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
     training = Training(tmp_path, quick=True)
     for _ in range(3):
         training.step()
-    training.capture._quiet.counts_forward = False
     training.capture.on_batch_loaded(Broken(), 1)
     assert training.capture.dead
     training.step()
