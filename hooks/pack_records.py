@@ -56,7 +56,13 @@ def start_packing(path: str) -> None:
     """Pack a file soon; one that is never packed stays lines of JSON, which all readers accept."""
     _waiting.append(path)
     _children[:] = [child for child in _children if child.poll() is None]
-    if _children:
+    if not _children:
+        pack_waiting()
+
+
+def pack_waiting() -> None:
+    """Pack what waits for another file to be packed, in a process that may outlive this one."""
+    if not _waiting:
         return
     paths, _waiting[:] = _waiting[:], []
     with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfscope import wire
 from perfscope.hooks.late_writer import LateWriter, write_whole
+from perfscope.hooks.pack_records import pack_waiting
 from perfscope.hooks.rotation import RotatedFile
 from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord, requests
 from perfscope.wire.model import ModelRecord
@@ -75,6 +76,7 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         self.late.close()
+        pack_waiting()
 
     def write_pending_step(self, record: StepRecord) -> None:
         """Write a step that may be a part of another one, so that it is not lost where the process is killed.
