@@ -157,13 +157,16 @@ class TrainingSteps(TrainedModel):
 
     def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
         now_ns = time.monotonic_ns()
-        PROBES.discard()
         is_alone = self._source.trains_alone(boundary, emitter)
+        is_pipeline = is_alone and self._facts.pipelined is not None
+        if not is_pipeline:
+            PROBES.discard()
         sizes = _ALONE if is_alone else self._find_steps(boundary, emitter)
         if sizes is None:
             return
         reevaluates = self._facts.reevaluates
         self._add_boundary(now_ns, boundary, stated)
+        has_news = bool(self._peaks)
         if not is_alone and self._source.waits:
             self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
             self._passes.discard_current()
@@ -177,8 +180,19 @@ class TrainingSteps(TrainedModel):
         self._quiet.begin(self._windows.quiet_steps if is_quiet else 0, self.files)
         if self._recording.watches_for_errors:
             self._recording.on_any_step(self.steps + 1)
+        if is_pipeline:
+            self._probe_pipeline(has_news=has_news)
         self._step_started_ns = time.monotonic_ns()
         self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
+
+    def _probe_pipeline(self, *, has_news: bool) -> None:
+        """Begin or end the probe of a pipeline's step, whose passes keep it from the quick hooks."""
+        if self._windows.is_recording:
+            PROBES.discard()
+        elif PROBES.is_on:
+            PROBES.finish(self.steps)
+        elif has_news and self.steps >= PROBES.next_step:
+            PROBES.start(self.steps)
 
     def _add_boundary(self, now_ns: int, boundary: str, stated: StatedStep) -> None:
         """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from perfscope.hooks import training_steps
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.quick_hooks import quick_hooks
 from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.selection import parse_windows
+from perfscope.hooks.timers.probes import DeviceProbes
 from perfscope.wire import StepRecord, to_line
+from perfscope.wire.host import DeviceProbe
 from tests.conftest import SCRIPTS, environment
+from tests.hooks.timers.test_probes import Device, Event
 
 #: Functions of the hooks that one step calls, at most.
 MOST_CALLS = {"plain": 14, "scaler": 18, "ddp": 15, "fsdp2": 14}
@@ -216,6 +220,35 @@ def test_what_the_writing_thread_did_is_in_the_next_quick_step(tmp_path: Path) -
     *_, record, last = training.records()
     assert record["hook_ns"] > 10**12 > last["hook_ns"]
     assert (record["memory_peak_bytes"], last.get("memory_peak_bytes")) == (5, None)
+
+
+def test_steps_of_a_pipeline_are_probed_though_they_are_not_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, probes = Device(), DeviceProbes()
+    monkeypatch.setattr(training_steps, "PROBES", probes)
+    training = Training(tmp_path, quick=True)
+    monkeypatch.setattr(probes, "_make_event", lambda: Event(device))
+    monkeypatch.setattr(probes, "_make_probe", DeviceProbe)
+    probes.next_step = 0
+    writer = training.capture.files.claim().late
+
+    def step(update_ms: float) -> None:
+        training.capture.on_pipeline_batch((torch.zeros(2, 4),), {})
+        if probes.is_on:
+            probes.on_update()
+        device.now_ms += update_ms
+        if probes.is_on:
+            probes.on_update_end()
+        training.capture.on_optimizer_step(training.optimizer)
+
+    for number in range(1, 9):
+        if number == 5:
+            writer._values = {"memory_peak_bytes": 5}
+        step(number)
+    device.passed_ms = device.now_ms
+    probe = probes.read()["probe"]
+    assert (training.slow_ends, probe.step, probe.update_ns) == (8, 6, 6_000_000)
 
 
 def test_a_record_that_cannot_be_written_ends_the_capture_in_a_quick_step(
